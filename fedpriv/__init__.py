@@ -9,13 +9,14 @@
 |---|---|
 | `run` | run a scenario, by name, file or dictionaries, also with records and modules of your own |
 | `load` | read the folder of a run |
-| `statistics`, `StatisticsResults` | counts, quantiles and survival curves of a table |
-| `advise` | recommend row, clip, step and rounds from public facts, and write the scenario with them |
+| `statistics`, `StatisticsResults` | release counts, quantiles and survival curves of a table, with noise |
+| `advise` | recommend algorithm, clip, step and rounds from public facts, as a scenario |
 | `RunResults`, `CellResults`, `Evaluation`, `Privacy` | results of `run` and `load`, frozen |
+| `Drawing` | figure of results, which a notebook shows inline |
 | `add_algorithm`, `add_mechanism`, `add_participation` | register one of your own under a name for scenarios |
 | `add_model`, `add_data` | the same for models and data |
-| `freeze` | restrict training to some layers of a module |
-| `lora`, `merged` | add small trainable matrices to Linear layers, and merge both into one module |
+| `freeze` | copy a module, so that only some of its layers are trained |
+| `lora`, `merged` | add small trainable matrices to Linear layers, and merge them into plain Linear layers |
 | `RunObserver` | receives the events of a run |
 | `InputError`, `RunError`, `FedprivError` | errors that fedpriv raises on purpose |
 

@@ -3,14 +3,16 @@
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 import fedpriv
+from fedpriv.api.run import _describe_loss
 from fedpriv.claims.outcome import CellOutcome
 from fedpriv.scenario.load import Scenario
 from tests.conftest import small_tree
@@ -56,10 +58,37 @@ def test_set_overrides_and_narrows(tmp_path: Path) -> None:
     assert cell.privacy.mu == pytest.approx(8.0)
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, object(), float("nan")])
+@pytest.mark.parametrize("value", [{"a": 1}, object(), float("nan"), None])
 def test_a_value_that_no_scenario_can_hold_is_named(value: object) -> None:
     with pytest.raises(fedpriv.InputError, match=r"set: privacy\.rho = "):
         fedpriv.run(sweep(), set={"privacy.rho": value})
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    """Before: "expected a number", of np.int64(2)."""
+    results = fedpriv.run(small_tree(), set={"federation.rounds": np.int64(2)}, out=tmp_path / "run")
+    assert results[0].rounds == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [({"loss": "huber"}, "loss: is the loss of a module"), ({"classes": 3}, "classes: is")],
+)
+def test_an_argument_that_would_not_be_read_is_refused(
+    tmp_path: Path, arguments: dict[str, Any], reason: str
+) -> None:
+    """Before: ignored in silence."""
+    with pytest.raises(fedpriv.InputError, match=reason):
+        fedpriv.run(small_tree(), **arguments, out=tmp_path / "run")
+
+
+def test_losses_that_close_over_other_values_have_other_names() -> None:
+    """Before: a run could be resumed with another loss, if only such a value was another one."""
+
+    def scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda outputs, label: factor * (outputs - label) ** 2
+
+    assert _describe_loss(scaled(1.0)) == _describe_loss(scaled(1.0)) != _describe_loss(scaled(5.0))
 
 
 def test_an_observer_hears_everything_and_the_end_of_a_failure(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from fedpriv.study.results import read_claims, read_history
 
 @dataclass(frozen=True)
 class Evaluation(MetricsMixin):
-    """Metrics of the test set after one round."""
+    """Metrics on the test records after a round."""
 
     round: int
     """Number of the round, from 1."""
@@ -43,12 +43,13 @@ class Privacy:
 
     `fedpriv.accounting` has the conversions.
 
-    Guarantee: the guarantee holds for neighbouring data sets under `relation` that differ in one `unit`.  `mu`,
-    `zcdp`, `epsilon` (exact) and `epsilon_paper` (ε = μ²/2 + μ√(2 ln(1/δ))) are None if the run adds no noise.
+    Guarantee: `mu`, `zcdp`, and both ε at `delta` hold for neighbouring data sets under `relation` that differ in
+    one `unit`, as long as the noise is secret.  For `noise` = "simulation" they hold for a deployment with the
+    same settings and secret noise.  All four are None if the run adds no noise.
     """
 
     trust: str
-    """Name of the trust setting."""
+    """Name of the trust setting, such as "untrusted"."""
     relation: str
     """Relation of neighbouring data sets, "replace-one" or "zero-out"."""
     unit: str
@@ -58,13 +59,13 @@ class Privacy:
     delta: float
     """δ of both ε."""
     mu: float | None
-    """μ of Gaussian DP, or None without noise, and for a guarantee that no μ describes."""
+    """μ of Gaussian DP, exact or an upper bound, or None without noise or if the guarantee has no μ."""
     zcdp: float | None
-    """Zero-concentrated DP, μ²/2, or None without μ."""
+    """ρ of zero-concentrated DP, μ²/2, or None without μ."""
     epsilon: float | None
-    """Exact ε at δ, or None without noise."""
+    """ε at δ, converted exactly from μ or bounded by the accountant, or None without noise."""
     epsilon_paper: float | None
-    """ε of the papers' formula, or None without μ."""
+    """ε = μ²/2 + μ√(2 ln(1/δ)) of the papers' formula, never below `epsilon`, or None without μ."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,14 @@ class CellResults(MetricsMixin):
     rounds: int
     """Number of rounds."""
     metrics: Mapping[str, float]
-    """Metrics of the final model on the test set: "test_loss", "test_accuracy" (a share), and others.
+    """Metrics of the final model on the test records, by name.
 
-    The others depend on the objective.
+    They include "test_loss", for a classification "test_accuracy" (a share), and others of the objective.
     """
     gradient_evaluations: int
-    """Number of gradients of single records, over all silos."""
+    """Number of gradients, or values, of single records over all silos, expected if records are sampled."""
     bytes_sent: int
-    """Bytes that each silo sends in all rounds."""
+    """Bytes that one silo sends in all rounds, without headers."""
     fraction_clipped: float | None
     """Share of clipped increments, or None if silos do not report it."""
     wall_seconds: float
@@ -108,11 +109,14 @@ class CellResults(MetricsMixin):
     history: tuple[Evaluation, ...]
     """Evaluations after some rounds, in the order of rounds."""
     scenario: Mapping[str, Any]
-    """Resolved scenario as plain data."""
+    """Scenario of this cell alone, as plain data, with its defaults."""
     model_file: Path
     """File of the published model, a NumPy array (d,)."""
     module: nn.Module | None = field(default=None, compare=False)
-    """Untrained module of the calling program, or None if the scenario names a model."""
+    """Copy of the module that was given to `fedpriv.run`, as it was before training.
+
+    None for a model that the scenario names, and for results that `fedpriv.load` read.
+    """
 
     def __repr__(self) -> str:
         point_text = "".join(f"{key}={value!r}, " for key, value in self.point.items())
@@ -144,6 +148,10 @@ class CellResults(MetricsMixin):
 
         The module is a copy of the one that was given to `fedpriv.run`, or the scenario's model.  Softmax
         regression is a Linear layer on the features that the scenario names; `predict` computes these features.
+
+        Raises:
+            InputError: The model cannot be read, or `fedpriv.load` read the results of a program's own module,
+                which this process did not give to `fedpriv.run`.
         """
         module = self.module
         return (
@@ -153,7 +161,7 @@ class CellResults(MetricsMixin):
         )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Load the published parameters by name, as torch saves them."""
+        """Load the published parameters by name, with any buffers, as torch saves them."""
         return dict(self.to_module().state_dict())
 
     def predict(self, records: ArrayLike) -> NDArray[Any]:
@@ -165,7 +173,10 @@ class CellResults(MetricsMixin):
 
         Returns:
             Classes (n,), or values for a regression; (n, …) if records have several labels.  For a loss that is
-            the caller's own function, the model's outputs.
+            the caller's own function, the model's outputs, without their last axis if that has length 1.
+
+        Raises:
+            InputError: The records do not fit the model, or the model cannot be loaded.
         """
         features, trained = (
             ModelInputs.from_cell(self._resolve_cell()).compute_features(to_record_array(records)),
@@ -183,7 +194,7 @@ class CellResults(MetricsMixin):
 
 @dataclass(frozen=True, repr=False)
 class RunResults:
-    """Results of a run's folder: all finished cells, in the order of the scenario."""
+    """Results of a run's folder, with its finished cells in the order of their numbers."""
 
     folder: Path
     name: str
@@ -192,7 +203,7 @@ class RunResults:
     complete: bool
     cells: tuple[CellResults, ...]
     differs: tuple[int, ...] = ()
-    """Cells whose stored claim differs from the claim of their releases.  `cells` has the latter."""
+    """Numbers of cells whose stored claim differs from the claim of their releases, which `cells` has."""
 
     def __repr__(self) -> str:
         state = ("DIFFERS, " if self.differs else "") + ("complete" if self.complete else "incomplete")
@@ -212,7 +223,7 @@ class RunResults:
         return self.cells[index]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Make a flat dictionary for each cell: swept values, seed, metrics, privacy, cost."""
+        """Make a flat dictionary for each cell with its swept values, seed, metrics, privacy and costs."""
         return [
             {
                 **cell.point,
@@ -240,26 +251,34 @@ class RunResults:
         return pandas.DataFrame(self.rows())
 
     def figures(self) -> dict[str, Drawing]:
-        """Draw the figures of `fedpriv plot`, by name.  A notebook shows each of them inline."""
+        """Draw the figures of `fedpriv plot`, by name.  A notebook shows each of them inline.
+
+        Raises:
+            InputError: The folder has no results or no history, or a damaged audit.
+        """
         return {
             name: Drawing(name, svg) for name, svg in render_svgs(self.folder, read_claims(self.folder)).items()
         }
 
     def table(self, style: Style = "markdown") -> str:
-        """Format measured and published values as a table.
+        """Format measured and published values as tables.
 
         Args:
             style: "markdown", "csv" or "latex".
 
         Raises:
-            InputError: The style is another one.
+            InputError: The style is another one, or the folder has no results any more.
         """
         if style not in STYLES:
             raise InputError(f"style = {style!r}: known styles are {', '.join(STYLES)}")
         return render_tables(read_claims(self.folder), style)
 
     def plot(self) -> list[Path]:
-        """Draw the figures into folder/plots, and return the files."""
+        """Draw the figures into folder/plots as PNG and SVG, and return the files.
+
+        Raises:
+            InputError: No cell is finished, or the folder cannot be read.
+        """
         return plot_run(self.folder)
 
     def report(self, file: str | Path | None = None) -> Path:
@@ -267,6 +286,9 @@ class RunResults:
 
         Args:
             file: Path of the report, or None for folder/report.html.
+
+        Raises:
+            InputError: No cell is finished, or the folder cannot be read.
         """
         return write_report(self.folder, None if file is None else Path(file))
 
@@ -276,10 +298,10 @@ def load_results(path: Path, module: nn.Module | None = None) -> RunResults:
 
     Args:
         path: The folder.
-        module: Module that the run trained, or None for a model of the scenario.
+        module: Copy of the program's module before training, or None for a model that the scenario names.
 
     Raises:
-        InputError: The folder has no results.
+        InputError: The folder has no results or no history, or they cannot be read.
     """
     results = read_claims(path)
     history = group_by(read_history(path), lambda line: line["cell"])

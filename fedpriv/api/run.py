@@ -1,4 +1,4 @@
-"""Run a scenario from Python, with the program's own records and module if given, and load results."""
+"""Run a scenario from Python, also with the program's own records and module, and load results."""
 
 import copy
 import json
@@ -15,7 +15,7 @@ from torch import nn
 from fedpriv.api.results import RunResults, load_results
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.progress import Progress
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.extensions import load_add_on_parts
 from fedpriv.core.files import find_scenario_file
 from fedpriv.data.given import RecordSource, to_record_arrays
@@ -49,18 +49,19 @@ def insert_own_data(
     """Return a scenario whose [data] and [model] name these records and this module.
 
     Records and module are registered in this process under their names, and `tree` is not changed.  Without
-    records the scenario keeps its own data and model.
-    Records and module get names that are digests of their content, so that a run can be resumed only with the same
-    records and module.  If the scenario sets none of `federation.samples`, `batch` and `clients`, all training
-    records are read once an epoch.
+    records the scenario keeps its own data and model, and without a module its own model.  The names are digests
+    of content, that of records under a key of the user, so that only the same records and module resume a run.
+    Of a loss that is a function, the digest has the code and the values that it closes over, but no globals.  If
+    the scenario sets none of `federation.samples`, `batch` and `clients`, all training records are read once an
+    epoch.
 
     Args:
         tree: Scenario as nested dictionaries.
-        train: Training records, or a DataFrame for the scenario's [data.table].
-        test: Test records.
+        train: Training records, or a DataFrame for the scenario's [data.table], or None.
+        test: Test records, or None with a DataFrame and without records.
         model: Module, or None for the scenario's model.
-        classes: Number of classes, 0 for a regression, or None to infer it.
-        loss: Loss of the module.
+        classes: Number of classes, 0 for a regression, or None to infer it from the labels.
+        loss: Loss of the module, or None for its default.
         overrides: Overridden keys of the shipped scenario own-data, whose other settings `fedpriv advise` then
             chooses, or None for another scenario.
 
@@ -115,25 +116,31 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
     """
     if test is not None or model is not None:
         raise InputError(
-            "train: a DataFrame has its test records by data.table, and a model by name; give a module and test "
-            "records with (records, labels): (frame[columns], frame[target])"
+            "train: with a DataFrame, data.table names the test records and the scenario names the model; to give "
+            "test records and a module, give train and test as (frame[columns], frame[target])"
         )
     data = tree.setdefault("data", {})
     if "table" not in data:
         raise InputError(
-            "train: a DataFrame needs [data.table] in the scenario, what is public about its columns, which "
-            "`fedpriv data inspect` writes for a file of it; numbers alone go as (frame[columns], frame[target])"
+            "train: a DataFrame needs [data.table] in the scenario, which describes what is public about its "
+            "columns; `fedpriv data inspect` writes one for a file of it. Or, if all columns are numbers, give "
+            "train and test as (frame[columns], frame[target])"
         )
     data["name"] = register_frame(frame)
     return tree
 
 
 def _describe_loss(loss: LossArgument) -> str:
-    """Describe a loss as text that identifies it: a function by its code, if Python has it."""
+    """Describe a loss as text, a function by its code, its defaults and the values that it closes over.
+
+    A function without Python code is described by its name and address.
+    """
     if loss is None:
         return "squared"
     code = getattr(loss, "__code__", None)
-    return str(loss) if code is None else f"{code.co_code.hex()} {code.co_consts} {code.co_names}"
+    closed_over = [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
+    values = [*(getattr(loss, "__defaults__", None) or ()), *closed_over]
+    return str(loss) if code is None else f"{code.co_code.hex()} {code.co_consts} {code.co_names}{values or ''}"
 
 
 def _digest_arrays(*arrays: NDArray[Any], text: str = "") -> bytes:
@@ -163,7 +170,8 @@ def run(
 ) -> RunResults:
     """Run every cell of a scenario, as `fedpriv run` does, and return the results.
 
-    The results are written into a folder while cells finish, with a table of measured and published values.
+    The results are written into a folder while cells finish, and a table of measured and published values at the
+    end.
 
     Args:
         scenario: Name of a shipped scenario, a file, or a scenario as nested dictionaries.
@@ -172,18 +180,20 @@ def run(
             are tokens; several inputs are a tuple.  Labels are integers for classes, or floats for a regression:
             (n,), or (n, …) if a record has several.  A DataFrame (pandas, polars, Arrow) replaces the table that
             the scenario's [data.table] describes, which also defines the test records.
-        test: Test records of the same form.
+        test: Test records of the same form, given with `train`, except for a DataFrame.
         model: Torch module instead of the scenario's model; its parameters are x_1.  It maps (n, …) to (n,
-            classes), or to (n, 1) for a regression, and to one output for each label if records have several.
-            The module itself is not changed.
-        classes: Number of classes, 0 for a regression; by default one more than the largest label.
+            classes), or to (n, 1) for a regression or the loss "binary", and has outputs for each label if records
+            have several.  The module itself is not changed.  A module needs `train` and `test`.
+        classes: Number of classes, 0 for a regression; by default one more than the largest label if labels are
+            integers, else 0.
         loss: Loss of a module: a name ("cross-entropy", "binary", "squared-error", "absolute-error", "huber",
             "poisson"), {"name": …, "class_weights": […], "label_smoothing": …}, or a function of one record's
             output and label.  By default cross-entropy, or squared error for a regression.
-        set: Values for dotted keys; a swept key is narrowed.
+        set: Values for dotted keys.  A swept key is narrowed, and a list makes another key a swept one.
         engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need one of the
             first two.
-        out: Folder in which results are written during the run; runs/NAME by default.
+        out: Folder in which results are written during the run; by default the first of runs/NAME, runs/NAME-2, …
+            without results, or with `resume` the last one with results.
         resume: Whether to keep the results in `out` and to run only missing cells, including those of new seeds.
         observers: Observers of the run's events.
         progress: Whether to show a progress bar; by default in a notebook and in an interactive session.
@@ -196,12 +206,20 @@ def run(
     """
     overrides = [_format_assignment(key, value) for key, value in (set or {}).items()]
     has_own_inputs = train is not None or test is not None or model is not None
-    if has_own_inputs and engine not in CALLING_PROCESS_ENGINES:
-        raise InputError(
+    refuse(
+        {
+            "loss: is the loss of a module; give model, too, or leave loss out": loss is not None
+            and model is None,
+            "classes: is the number of classes of records; give train and test as records and labels, too": (
+                classes is not None and (train is None or is_data_frame(train))
+            ),
             f"engine = {engine!r}: its processes have no arrays and modules of this program; use "
             f"{' or '.join(map(repr, CALLING_PROCESS_ENGINES))}, or fedpriv.add_data and add_model in a file "
-            "that is imported"
-        )
+            "that is imported": has_own_inputs and engine not in CALLING_PROCESS_ENGINES,
+            "workers, ray: other processes have no arrays and modules of this program; use fedpriv.add_data and "
+            "add_model in a file that is imported": (has_own_inputs and (workers is not None or ray is not None)),
+        }
+    )
     options = RunOptions(
         engine=engine,
         out=None if out is None else Path(out),
@@ -209,11 +227,6 @@ def run(
         workers=None if workers is None and ray is None else Workers(workers, ray),
         overrides=overrides,
     )
-    if has_own_inputs and options.workers is not None:
-        raise InputError(
-            "workers, ray: other processes have no arrays and modules of this program; use fedpriv.add_data and "
-            "add_model in a file that is imported"
-        )
     if has_own_inputs or isinstance(scenario, Mapping):
         tree = scenario if isinstance(scenario, Mapping) else read_toml(find_scenario_file(Path(scenario)))
         source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
@@ -233,8 +246,11 @@ def run(
 def load(folder: str | Path) -> RunResults:
     """Read the results in a run's folder.
 
+    A module that a program gave to `run` is not stored: `model()` has its parameters in any process, but
+    `to_module` and `predict` only in the process of the run.
+
     Raises:
-        InputError: The folder has no results.
+        InputError: The folder has no results or no history, or they cannot be read.
     """
     return load_results(Path(folder))
 
@@ -242,12 +258,16 @@ def load(folder: str | Path) -> RunResults:
 def _format_assignment(key: str, value: Any) -> str:
     """Format KEY=VALUE for `--set`: JSON of numbers, texts, truth values and lists is TOML.
 
+    Numbers may be those of NumPy and torch.
+
     Raises:
-        InputError: The value is none of these.
+        InputError: The value is none of these, or a number that is not finite.
     """
     try:
-        if isinstance(value, Mapping):
-            raise TypeError("a table of keys is no single value")
-        return f"{key}={json.dumps(value, ensure_ascii=False, allow_nan=False)}"
-    except (TypeError, ValueError):
+        if value is None or isinstance(value, Mapping):
+            raise TypeError("nothing and a table of keys are no single value")
+        return (
+            f"{key}={json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda number: number.item())}"
+        )
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         raise InputError(f"set: {key} = {value!r}: expected a number, a text, true or false, or a list") from None

@@ -1,7 +1,7 @@
 """Command line: `fedpriv COMMAND`.
 
-`main` is the script, whose exit code is 0 for success, 1 for a run that failed, and 2 for bad input.  `Progress`
-shows a run, and `expand_option_groups` makes options from a dataclass.
+`main` is the script, whose exit code is 0 for success, 1 for a run that failed, 2 for bad input, and 130 for an
+interrupt.  `Progress` shows a run, and `expand_option_groups` makes options from a dataclass.
 
 Imports: rooms from `show` down.
 """
@@ -74,7 +74,7 @@ def _translate_torch_errors() -> Iterator[None]:
 
 
 def _describe_missing_name(error: ImportError) -> str:
-    """Describe the name that is missing in Flower, or repeat the error if no check finds one."""
+    """Describe the names that are missing in Flower, or repeat the error if no check finds any."""
     try:
         for check_names in load_add_on_parts("Flower").values():
             check_names()
@@ -84,6 +84,9 @@ def _describe_missing_name(error: ImportError) -> str:
 
 
 def _format_path(error: OSError) -> str:
-    """Format the path that could not be used: the target of a rename, not its temporary file."""
+    """Format the path of the error with a colon, or "" without a path.
+
+    For a rename it is the target, not the temporary file.
+    """
     name = error.filename2 or error.filename
     return "" if name is None else f"{name}: "

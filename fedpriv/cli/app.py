@@ -1,6 +1,6 @@
 """Command-line app: the commands with their help, and those of the add-ons.
 
-A command imports its modules when it is called, so that help is fast.
+A command imports the modules that do its work when it is called, so that help is fast.
 """
 
 from pathlib import Path
@@ -22,7 +22,9 @@ from fedpriv.cli.silo import app as silo_app
 from fedpriv.core.errors import InputError, suggestion
 from fedpriv.core.extensions import COMMANDS, find_register, import_files
 
-data_app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True, suggest_commands=False)
+data_app = typer.Typer(
+    help="Download and verify a data set, or split one among silos.", no_args_is_help=True, suggest_commands=False
+)
 
 
 @data_app.command("fetch")
@@ -31,12 +33,13 @@ def data_fetch(
         str,
         typer.Argument(
             metavar="NAME",
-            help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals, dialysis, dialysis-survival, "
-            "dialysis-times, adult or visits.",
+            help="Name of the data set: mnist, fashion-mnist, emnist, cifar10, heart-hospitals, dialysis, "
+            "dialysis-survival, dialysis-times, adult or visits.",
         ),
     ],
     root: Annotated[
-        Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")
+        Path | None,
+        typer.Option(help="Folder of data sets; $FEDPRIV_DATA or a folder of the user's cache by default."),
     ] = None,
 ) -> None:
     """Download a data set, verify it and store it, unless a verified copy is stored already.
@@ -51,11 +54,13 @@ def data_fetch(
 @data_app.command("split")
 def data_split(
     scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="A scenario file; one federation throughout.")
+        Path, typer.Argument(metavar="SCENARIO", help="Scenario whose cells all have the same federation.")
     ],
-    out: Annotated[Path, typer.Option(help="Where the silos' folders go.")],
+    out: Annotated[Path, typer.Option(help="Folder in which a folder for each silo is made.")],
     overrides: Overrides = None,
-    runs: Annotated[int, typer.Option(min=1, help="How many runs of it the silos' budgets allow.")] = 10,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Number of runs of the scenario that the silos' budgets allow.")
+    ] = 10,
 ) -> None:
     """Make a folder for each silo of a demonstration: its shard of the data set, and a policy.
 
@@ -70,7 +75,7 @@ def data_split(
 
 app = typer.Typer(
     name="fedpriv",
-    help="Differentially private federated optimization: simulate, account, deploy.",
+    help="Simulate, account for and deploy differentially private federated optimization.",
     no_args_is_help=True,
     add_completion=False,
     suggest_commands=False,  # click does, once
@@ -104,41 +109,49 @@ def _root(
 def run(
     *,
     scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="A shipped scenario by name, or a file (TOML).")
+        Path, typer.Argument(metavar="SCENARIO", help="Name of a shipped scenario, or a file (TOML).")
     ],
     engine: Annotated[
         str,
-        typer.Option(help="vectorized (fastest), inprocess (the Flower apps in one process), ray or deployment."),
+        typer.Option(
+            help="Engine: vectorized (fastest), inprocess (the Flower apps in one process), ray or deployment."
+        ),
     ] = "vectorized",
     imports: Imports = None,
     overrides: SweepOverrides = None,
-    out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME by default.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the results; the first free one of runs/NAME, runs/NAME-2, … by default."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped, or add seeds.")] = False,
     display: DisplayOptions,
     superlink: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Deployment: a SuperLink that runs, instead of a local federation: unix:SOCKET or HOST:PORT.",
+            help="Engine deployment: address of a running SuperLink, unix:SOCKET or HOST:PORT, which is used "
+            "instead of a local federation.",
         ),
     ] = None,
     root_certificates: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Deployment: whom to trust for the SuperLink's TLS (PEM).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Engine deployment: certificates that vouch for the SuperLink (PEM)."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Run groups of cells in so many processes (extra: ray).")
+        int | None, typer.Option(min=1, help="Run groups of cells in this number of processes (extra: ray).")
     ] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run groups of cells on this Ray cluster (extra: ray).")
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check everything and say what memory it takes; nothing is run."),
+        typer.Option("--dry-run", help="Run nothing, but check everything and print the memory that a run needs."),
     ] = False,
 ) -> None:
-    """Run every cell of a scenario, and write results.json, history.jsonl and table.md as it goes.
+    """Run every cell of a scenario, and write results as cells finish, and table.md at the end.
 
-    Stop it with Ctrl-C whenever you like: finished cells stay, and fedpriv prints the command that resumes it.
+    Stop it with Ctrl-C whenever you like: finished cells stay, and fedpriv prints the command that resumes it,
+    unless --quiet was given.
 
     Examples:
 
@@ -182,11 +195,12 @@ def run(
 @app.command("list")
 def list_(
     what: Annotated[
-        str | None, typer.Argument(metavar="WHAT", help="scenarios, algorithms, mechanisms, data or models.")
+        str | None,
+        typer.Argument(metavar="WHAT", help="One of scenarios, algorithms, mechanisms, data and models, or all."),
     ] = None,
     imports: Imports = None,
 ) -> None:
-    """List what scenarios can name: scenarios, algorithms, mechanisms, data sets, models.
+    """List shipped scenarios, and the algorithms, mechanisms, data and models that they can name.
 
     Example: fedpriv list algorithms
     """
@@ -198,7 +212,7 @@ def list_(
 
 @app.command()
 def show(run_dir: RunDir) -> None:
-    """Show a run on the terminal: its tables, its guarantees, and missing cells.
+    """Show the tables of a run, its missing cells, its seeds, and its guarantees.
 
     Example: fedpriv show runs/quickstart
     """
@@ -209,7 +223,7 @@ def show(run_dir: RunDir) -> None:
 
 @app.command()
 def compare(first: RunDir, second: RunDir) -> None:
-    """Compare two runs seed by seed: where their settings differ, and by how much their figures do.
+    """Print the settings in which two runs differ, and the differences of their metrics, seed by seed.
 
     Example: fedpriv compare runs/quickstart runs/quickstart-2
     """
@@ -221,9 +235,11 @@ def compare(first: RunDir, second: RunDir) -> None:
 @app.command()
 def table(
     run_dir: RunDir,
-    style: Annotated[str, typer.Option("--format", help="markdown, csv or latex.")] = "markdown",
+    style: Annotated[
+        str, typer.Option("--format", help="Format of the tables: markdown, csv or latex.")
+    ] = "markdown",
 ) -> None:
-    """Print measured values beside published ones.
+    """Print the tables of a run, with any published values beside the measured ones.
 
     Example: fedpriv table runs/quickstart --format csv
     """
@@ -239,7 +255,7 @@ def table(
 
 @app.command()
 def coefficients(
-    run_dir: RunDir, as_json: Annotated[bool, typer.Option("--json", help="Plain data in one line.")] = False
+    run_dir: RunDir, as_json: Annotated[bool, typer.Option("--json", help="Print plain data in one line.")] = False
 ) -> None:
     """Print the weights of ridge-statistics or noisy-newton, with intervals for sampling and noise.
 
@@ -254,7 +270,7 @@ def coefficients(
 def plot(run_dir: RunDir) -> None:
     """Draw the report's charts into RUN_DIR/plots.
 
-    They show curves, privacy, clipping, noise by mechanism, and trade-offs.
+    They show metrics by round and by privacy, clipping, the noise of mechanisms, and attacks.
 
     Example: fedpriv plot runs/quickstart
     """
@@ -269,9 +285,9 @@ def plot(run_dir: RunDir) -> None:
 @app.command()
 def report(
     run_dir: RunDir,
-    out: Annotated[Path | None, typer.Option(help="The file; RUN_DIR/report.html by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File of the report; RUN_DIR/report.html by default.")] = None,
 ) -> None:
-    """Write one self-contained HTML file: settings, protection, tables, plots, how to run it again.
+    """Write one self-contained HTML file with tables, charts, protection, settings and the command.
 
     Example: fedpriv report runs/quickstart
     """
@@ -288,7 +304,9 @@ def export(
     form: Annotated[
         str,
         typer.Option(
-            "--as", metavar="FORM", help="dp-accounting (dp-events.json) or ro-crate (ro-crate-metadata.json)."
+            "--as",
+            metavar="FORM",
+            help="Form and file: dp-accounting (dp-events.json) or ro-crate (ro-crate-metadata.json).",
         ),
     ],
 ) -> None:

@@ -1,7 +1,7 @@
 """Commands `fedpriv list`, `show`, `compare` and `coefficients`.
 
-Tables and sentences are as wide as the terminal, and no number is cut.  `coefficients` prints a table of weights
-with intervals that include the noise, for models that were released with second moments.
+Tables and sentences are at most as wide as the terminal, and no number is cut.  `coefficients` prints plain tables
+of weights, with intervals that include the noise, for the models that have them.
 """
 
 import json
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedpriv.data.schema import TableSchema
     from fedpriv.loss.ridge import Coefficient
 
-_PIPED_WIDTH = 160  # width of piped output, which has none of its own
+_PIPED_WIDTH = 160  # least width of piped output, which has none of its own
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 
 
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table as wide as the terminal, or a block for each row if the table does not fit.
+    """Print a table at most as wide as the terminal, or a block for each row if the table does not fit.
 
-    The table fits if every column that may not wrap has its full width, and the others 12 characters.
+    The table fits if every column that may not wrap can have its full width, and each other 12 characters.
 
     Args:
         caption: Caption above the table, or "" for none.
@@ -102,7 +102,7 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
 def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a block of lines for each row, each with a column's name and its value in the row.
 
-    A value that does not fit on the line goes to the next line, and an empty value is left out.
+    A value that does not fit beside its name goes to the next line, and an empty value is left out with its name.
     """
     console = _make_console()
     if caption:
@@ -121,13 +121,15 @@ NamedLines = list[tuple[str, str]]
 
 
 def list_kinds(kind_name: str | None) -> None:
-    """Print the scenarios, algorithms, mechanisms, data sets and models, or one kind of them.
+    """Print the scenarios, algorithms, mechanisms, data sets and models, or those of one kind.
 
     Raises:
         InputError: The kind is unknown, or an extension cannot be imported.
     """
     if kind_name is not None and kind_name not in KINDS:
-        raise InputError(f"fedpriv list {kind_name}: known are {', '.join(KINDS)}{suggestion(kind_name, KINDS)}")
+        raise InputError(
+            f"fedpriv list {kind_name}: known kinds are {', '.join(KINDS)}{suggestion(kind_name, KINDS)}"
+        )
     if kind_name != "scenarios":
         load_extensions()
     for kind in KINDS if kind_name is None else [kind_name]:
@@ -135,7 +137,7 @@ def list_kinds(kind_name: str | None) -> None:
 
 
 def show_run(folder: Path) -> None:
-    """Print a run's results, measurement, guarantees and warnings.
+    """Print a run's tables, warnings, measurement, guarantees and folder.
 
     Raises:
         InputError: The folder has no results.
@@ -170,7 +172,11 @@ def compare_runs(first: Path, second: Path) -> None:
     columns = [
         Column(name, is_numeric=index >= comparison.label_count) for index, name in enumerate(comparison.header)
     ]
-    print_rich("second minus first; ± is the standard error over seeds that both have", columns, comparison.body)
+    print_rich(
+        "Differences are second minus first; ± is their standard error over the seeds that both runs have.",
+        columns,
+        comparison.body,
+    )
 
 
 def _list_scenarios() -> NamedLines:
@@ -245,8 +251,8 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
     The output is a table for each cell, in which a star marks an interval without 0, or one line of JSON.
 
     Raises:
-        InputError: The run has another model than `compute_coefficients` reads.
-        RunError: A claim differs from the releases, after a table was printed.
+        InputError: The folder has no results, or a cell has no coefficients that `compute_coefficients` can read.
+        RunError: A claim differs from the releases, after the coefficients were printed.
     """
     from fedpriv.show.summary import format_value
     from fedpriv.study.results import check_claims, read_claims
@@ -277,8 +283,9 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
             print_table([[f"{point}seed {cell['seed']}", "weight", "95 %"], *lines])
             sys.stdout.write("\n")
         sys.stdout.write(
-            "features are scaled to -1 … 1; intervals have sampling and noise in them, "
-            "of the population's weights under the same penalty; * has no 0 in it\n"
+            "Weights are for features as the model reads them: numbers of a table are scaled to -1 … 1, and then "
+            "by any [data.scale]. Intervals include sampling and noise, and are for the population's weights "
+            "under the same penalty. A star marks an interval without 0.\n"
         )
     check_claims(folder, results)
 
@@ -287,9 +294,9 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
     """Compute the coefficients of a cell of results.json, by feature, with the constant last.
 
     A coefficient is a weight of the regression that the model holds, with a 95 % interval for sampling and noise.
-    The noise is that of the ledger's releases, not of the plan.  Its variance in the mean over silos is
-    Σ_stream std² · Σ_silo share², where a silo's share is its share of all records, and a stream of the server
-    counts with share 1.
+    The noise is that of the ledger's releases in the rounds, not of the plan.  Its variance in the mean over
+    silos is Σ_stream std² · Σ_silo share², where a silo's share is its share of all records, and a stream
+    without silos, such as the server's, counts with share 1.
 
     Args:
         record: Record of the cell.
@@ -301,7 +308,7 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
     import numpy as np
     import torch
 
-    from fedpriv.claims.ledger import stream_from_data
+    from fedpriv.claims.ledger import ROUNDS, stream_from_data
     from fedpriv.loss.objective import View
     from fedpriv.loss.ridge import RIDGE_STATISTICS, MeanStatistics, RidgeStatistics
     from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
@@ -321,10 +328,12 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
         objective = objective.base
     assert isinstance(objective, RidgeStatistics | GradientAndHessian)
     # Noise of the mean over silos, from the ledger.
-    variance, shares = 0.0, [size / sum(sizes) for size in sizes]
-    for stream in map(stream_from_data, record["releases"]):
-        silo_shares = [shares[silo] for silo in stream.silos] or [1.0]
-        variance += sum(share**2 for share in silo_shares) * stream.std**2
+    shares, streams = [size / sum(sizes) for size in sizes], list(map(stream_from_data, record["releases"]))
+    variance = sum(
+        sum(share**2 for share in [shares[silo] for silo in stream.silos] or [1.0]) * stream.std**2
+        for stream in streams
+        if stream.step == ROUNDS  # the model has no noise of a first step, which scales the features
+    )
     model = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
     counted_share = 1.0 if schema is None else schema.counted_share(for_testing=False)
     published = MeanStatistics(

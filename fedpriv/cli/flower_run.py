@@ -1,7 +1,7 @@
 """ServerApp of `flwr run .`, which writes the results folder itself.
 
-Engines submit `fedpriv.server.app:app` instead, with the same rounds.  This app is a separate module
-because it imports Flower.
+The engines ray and deployment submit `fedpriv.server.app:app` instead, with the same rounds.  This app is a
+separate module because it imports Flower.
 """
 
 import json
@@ -26,8 +26,8 @@ def open_run_folder(run_config: Mapping[str, Any]) -> RunObserver:
     The folder is `out`, or for an empty `out` the first free one of runs/NAME, runs/NAME-2, …
 
     Args:
-        run_config: Flower's run configuration.  The keys `scenario`, `set` and `cell` name the cell, and a
-            `run-token` says that the run is fedpriv's own deployment.
+        run_config: Flower's run configuration.  The keys `scenario`, `set` and `cell` name the cell, `out` names
+            the folder, and a `run-token` that is not empty says that the silos are those of a deployment.
 
     Raises:
         InputError: The configuration names no cell, or the folder holds results.

@@ -1,9 +1,9 @@
 """Options that commands share, and the printing of accounting facts.
 
 A dataclass whose fields are options is a group of options: `expand_option_groups` makes a command from a
-function that takes one.  Facts and a guarantee are printed as text or as one JSON object.  Numbers are rounded
-to the safe side: leakage and the quantities that it is computed from up, noise of a run down.  The module
-imports no torch.
+function that takes one.  Facts and a guarantee are printed as text or as one JSON object.  In a text, leakage,
+sensitivity and noise that is needed are rounded up, and a noise multiplier is rounded down.  The module imports no
+torch.
 """
 
 import json
@@ -79,7 +79,9 @@ def _collect_value(parameter: Parameter, values: Mapping[str, Any]) -> Any:
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]
 Imports = Annotated[
     list[Path] | None,
-    typer.Option("--import", metavar="FILE.py", help="Your own algorithms, models and data. Repeatable."),
+    typer.Option(
+        "--import", metavar="FILE.py", help="File with your own algorithms, models and data. Repeatable."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
@@ -88,15 +90,18 @@ SweepOverrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Delta = Annotated[
-    float | None, typer.Option(help="δ, to be given with --epsilon; at which ε is printed.  [default: 1e-5]")
+    float | None,
+    typer.Option(help="δ of --epsilon, and δ at which ε is printed.  [default: 1e-5, without --epsilon]"),
 ]
-Rounds = Annotated[int, typer.Option(min=1, max=10**7, help="T, how many noisy running sums are released.")]
-MechanismOption = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
+Rounds = Annotated[int, typer.Option(min=1, max=10**7, help="Number T of noisy running sums that are released.")]
+MechanismOption = Annotated[
+    str, typer.Option("--mechanism", help="Mechanism of the noise, such as independent, tree or banded.")
+]
 MechanismKeys = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option of the mechanism, such as bands=32. Repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Option of the mechanism, such as bands=32. Repeatable."),
 ]
 
 
@@ -104,10 +109,10 @@ MechanismKeys = Annotated[
 class TargetOptions:
     """Target guarantee, in one of its three forms."""
 
-    mu: Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")] = None
-    zcdp: Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")] = None
+    mu: Annotated[float | None, typer.Option(help="μ of Gaussian DP, which the DP-μ²-FL paper calls ρ.")] = None
+    zcdp: Annotated[float | None, typer.Option(help="ρ of zero-concentrated DP, μ²/2.")] = None
     epsilon: Annotated[
-        float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; give --delta with it.")
+        float | None, typer.Option(help="ε of (ε, δ)-DP, which is converted exactly; give --delta with it.")
     ] = None
     delta: Delta = None
 
@@ -135,22 +140,29 @@ class ParticipationOptions:
     """Unit and neighbours of the protection, and participation of records."""
 
     relation: Annotated[
-        str, typer.Option(help="Neighbouring data sets: replace-one (a record is exchanged) or zero-out.")
+        str,
+        typer.Option(
+            help="Neighbouring data sets: replace-one (a unit is exchanged) or zero-out (it is taken away)."
+        ),
     ] = "replace-one"
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the records.")] = 1
+    epochs: Annotated[int, typer.Option(min=1, help="Number of passes over the records.")] = 1
     sampling: Annotated[
         str,
         typer.Option(
-            help="fixed: the same order every epoch; allocation, balanced or poisson: drawn by silos in secret."
+            help="Participation: fixed (the same order every epoch), or drawn by silos in secret (allocation, "
+            "balanced or poisson)."
         ),
     ] = "fixed"
     groups: Annotated[
-        int, typer.Option(min=1, help="Public groups of records, for secret sampling with correlated noise.")
+        int,
+        typer.Option(min=1, help="Number of public groups of records, for secret sampling with correlated noise."),
     ] = 1
     unit: Annotated[
-        str, typer.Option(help="Whose contribution is clipped and protected: record, user or client.")
+        str, typer.Option(help="Unit that is clipped and protected as a whole: record, user or client.")
     ] = "record"
-    records: Annotated[int, typer.Option(min=1, help="The most records of one user or client in a round.")] = 1
+    records: Annotated[
+        int, typer.Option(min=1, help="Largest number of records of one user or client in a round.")
+    ] = 1
 
     def make_setting(self, rounds: int) -> "AccountingSetting":
         from fedpriv.study.setting import AccountingSetting
@@ -172,42 +184,57 @@ class ParticipationOptions:
 class FederationOptions(ParticipationOptions):
     """Participation of records, equal silos, and the running sums that they release.
 
-    With a number of rounds, they make an `AccountingSetting`.
+    With a number of rounds, they make an `AccountingSetting` (`make_setting`).
     """
 
     decay: Annotated[
-        float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
+        float,
+        typer.Option(
+            help="Factor on the running sum in every round: 1 for prefix sums, 1 - α for momentum, 0 for "
+            "the sum of one round."
+        ),
     ] = 1.0
     clip: Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")] = 1.0
     batch: Annotated[
-        int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")
+        int, typer.Option(min=1, help="Number of records of one silo in one round; releases are of their mean.")
     ] = 1
     silos: Annotated[
-        int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")
+        int,
+        typer.Option(
+            min=1, help="Number M of silos, with equally many records each; the server takes their mean."
+        ),
     ] = 1
     trust: Annotated[
         str,
         typer.Option(
-            help="untrusted: each silo adds noise; trusted: the server does; "
-            "secure-aggregation: each silo a share."
+            help="Trust: untrusted (each silo adds all its noise), secure-aggregation (each adds a share of the "
+            "noise), trusted (the server adds the noise) or curator (one party is server and silos)."
         ),
     ] = "untrusted"
     max_participations: Annotated[
-        int | None, typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…")
+        int | None,
+        typer.Option(min=1, help="Largest number of rounds in which a record takes part, instead of --epochs."),
     ] = None
-    min_separation: Annotated[int, typer.Option(min=1, help="… in any rounds at least so far apart.")] = 1
+    min_separation: Annotated[
+        int,
+        typer.Option(
+            min=1, help="With --max-participations: least distance of two rounds in which a record takes part."
+        ),
+    ] = 1
 
 
 @dataclass(frozen=True)
 class DisplayOptions:
-    """Displays of a run's progress."""
+    """Displays of a run's progress and results."""
 
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print neither progress nor table, only errors and warnings.")
+    ] = False
     as_json: Annotated[
-        bool, typer.Option("--json", help="Progress as JSON lines on stdout instead of the table.")
+        bool, typer.Option("--json", help="Print progress as JSON lines on stdout instead of the table.")
     ] = False
     watch: Annotated[
-        bool, typer.Option("--watch", help="Serve the report's page on this machine while the run goes.")
+        bool, typer.Option("--watch", help="Serve the report's page on this machine during the run.")
     ] = False
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write curves for TensorBoard too (extra: tensorboard).")
@@ -220,14 +247,17 @@ class DisplayOptions:
 PolicyPath = Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's policy file (TOML).")]
 MetricsAddress = Annotated[
     str | None,
-    typer.Option(metavar="PORT|SOCKET", help="Where this machine, and no other, asks for Prometheus figures."),
+    typer.Option(
+        metavar="PORT|SOCKET", help="Port of this machine, or socket, at which Prometheus can read figures."
+    ),
 ]
 
 
 def parse_settings(model: type[M], assignments: Sequence[str], defaults: Mapping[str, Any] | None = None) -> M:
     """Make an object of a pydantic model from KEY=VALUE texts over its `defaults`.
 
-    A value is TOML, as in a scenario file, and counts as a text if it is no TOML.
+    A value is TOML, as in a scenario file, and counts as a text if it is no TOML.  Of several texts
+    for a key, the last one counts.
 
     Raises:
         InputError: A key or a value is refused; the message names the key.
@@ -254,7 +284,8 @@ def print_text(text: str, stream: TextIO | None = None) -> None:
 def print_table(lines: Sequence[Sequence[str]]) -> None:
     """Print a table with left-aligned columns, two spaces apart.
 
-    Every line has a text for every column.
+    Args:
+        lines: Texts of each line, one for each column.
     """
     lines = [[sanitize_line(cell, len(cell)) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -263,7 +294,10 @@ def print_table(lines: Sequence[Sequence[str]]) -> None:
 
 
 def target_facts(mu: float, delta: float, federation: "FederationOptions") -> dict[str, Any]:
-    """Return the target of calibrations whose guarantees are curves: the ε that μ gives at δ."""
+    """Return the facts of a target, as (ε, δ), for noise whose own guarantee has no μ.
+
+    ε is the one that μ-Gaussian DP gives at δ.
+    """
     from fedpriv.accounting.guarantees import GaussianDP
 
     claim, epsilon = federation.make_claim(GaussianDP(mu)), GaussianDP(mu).epsilon_of(delta)
@@ -285,18 +319,18 @@ def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, ro
     from fedpriv.participation.secret import SecretOrder
 
     if rounds is None:
-        raise InputError(f"multiplier = {multiplier}: say in how many --rounds records take part")
+        raise InputError(f"multiplier = {multiplier}: give the number of rounds, too (--rounds)")
     setting = order.make_setting(rounds)
     if not isinstance(setting.participation, SecretOrder):
         raise InputError(
-            f"sampling = {setting.sampling!r}: a multiplier says something of records that take part in secret, "
-            'by "allocation", "balanced" or "poisson"; for a public order ask `fedpriv privacy spent`'
+            f"sampling = {setting.sampling!r}: a multiplier has a guarantee if records take part in secret, by "
+            '"allocation", "balanced" or "poisson"; for a public order use `fedpriv privacy spent`'
         )
     return setting.participation.guarantee_for_noise(multiplier, relation_named(setting.relation))
 
 
 def setting_facts(setting: "AccountingSetting", unit: str = "record") -> dict[str, Any]:
-    """Describe the protection of a setting, and the participation of a record or another unit."""
+    """Return the facts of a setting: trust, protection, rounds, and the unit's participation."""
     from fedpriv.noise.trust import make_unit
 
     protected_unit = make_unit(unit)
@@ -309,9 +343,9 @@ def setting_facts(setting: "AccountingSetting", unit: str = "record") -> dict[st
 
 
 def cost_facts(cost: "MechanismCost") -> dict[str, Any]:
-    """Return the noise that a mechanism needs, with its errors.
+    """Return the noise of a mechanism, with its errors, memory and sensitivity.
 
-    `print_facts` rounds both up, because less noise would not suffice.
+    `print_facts` rounds noise and errors up, because less noise than a target needs would not suffice.
     """
     return {
         "noise_std": cost.std,
@@ -353,7 +387,7 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     """Print facts as one JSON object, or as a table with the caveats of the largest ε.
 
     The caveats are sentences on an ε and δ that protect little.  An ε by another formula, or of several units, has
-    none.
+    none, and JSON has none.
 
     Args:
         facts: Values by name, with numbers unrounded.  The caveats read names that begin with "epsilon", and
@@ -382,9 +416,9 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _format_fact(name: str, value: Any) -> str:
-    """Format a fact in nine digits, rounded to the safe side: a noise multiplier down, other numbers up.
+    """Format a number in nine digits, a noise multiplier rounded down, and others up.
 
-    The one truth value is whether a sensitivity is exact, and texts and whole numbers stay as they are.
+    A truth value is whether a sensitivity is exact.  Texts and whole numbers stay as they are.
     """
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"

@@ -1,7 +1,8 @@
 """Commands `fedpriv privacy …`: accounting without a run, and the claim of a run's releases.
 
-The module imports no torch, and a command imports its modules when it is called.  `compare`, which tabulates
-every mechanism at one guarantee, imports torch only for an algorithm or a measured time.
+The module imports no torch, and a command imports the modules that do its work when it is called.  `compare`,
+which tabulates every mechanism at one guarantee, imports torch only for an algorithm, a measured time or a plot,
+and `ledger` always.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from fedpriv.cli.options import (
     target_facts,
 )
 from fedpriv.cli.theorem import samples, theorem
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.figures import format_lower, format_upper
 
 if TYPE_CHECKING:
@@ -55,36 +56,42 @@ def compare(
     rounds: Rounds,
     algorithm: Annotated[
         str | None,
-        typer.Option(help="Whose output and queries noise ends up in, such as dp-ftrl; running sums if left out."),
+        typer.Option(
+            help="Algorithm in whose output and queries noise is measured, such as dp-ftrl; without it the noise "
+            "in running sums is measured."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Of the algorithm, such as momentum=0.9. Repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Key of the algorithm, such as momentum=0.9. Repeatable."),
     ] = None,
     target: TargetOptions,
     federation: FederationOptions,
     max_vectors: Annotated[
-        int, typer.Option(min=0, max=64, help="The most vectors of state that fitted noise may keep.")
+        int, typer.Option(min=0, max=64, help="Largest number of vectors in the state of fitted noise.")
     ] = 4,
     dimension: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Measure a round of noise with vectors of so many numbers; 0 for no times.  "
-            f"[default: {_DEFAULT_DIMENSION} with --algorithm]",
+            help="Length of the vectors of which a round of noise is timed, or 0 for no times.  "
+            f"[default: {_DEFAULT_DIMENSION} with --algorithm, else 0]",
         ),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it into this file: .png, .svg or .pdf.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="File (.png, .svg or .pdf) into which the comparison is drawn.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print noise, error and memory of every mechanism at the same guarantee, so that you can choose one.
 
-    Errors are standard deviations per coordinate of the noise in a released running sum: root mean square over
-    the rounds, in the last round, and (rms) in the mean over silos.  With --algorithm also in its output and (rms)
-    in the points that it asks at, for steps of 1, in the mean over silos; "ms" is the time of a round of noise.
-    The last line is what no mechanism falls below, and "/least" divides by it.  λ-CGD and BLT are fitted; "auto"
-    marks what `mechanism = "auto"` takes.  Memory counts vectors of the model's size; "square root" would store
-    all T of them.
+    Errors are standard deviations per coordinate of the noise in a released running sum: the root mean square
+    (rms) over the rounds, the one in the last round, and the rms in the mean over silos.  The next columns are
+    noise in the mean over silos: in running sums (rms), or with --algorithm in the output and (rms) in the
+    points at which the algorithm asks, for steps of size 1.  The last line, "least", is a bound below which no
+    mechanism has its noise, and columns with "/least" are multiples of it.  "ms" is the time of a round of
+    noise.  λ-CGD and BLT are fitted, and "auto" marks the mechanism that `mechanism = "auto"` takes.  Memory
+    counts vectors of the model's size, of which "square root" would store all T.
 
     Examples:
 
@@ -101,7 +108,7 @@ def compare(
     setting, mu = federation.make_setting(rounds), target.in_mu
     if setting.has_secret_order:
         if algorithm is not None or plot is not None:
-            raise InputError(f"--sampling {setting.sampling}: is compared without --algorithm and --plot")
+            raise InputError(f"--sampling {setting.sampling}: has neither --algorithm nor --plot; leave them out")
         _print_amplified(
             setting,
             federation.unit,
@@ -113,10 +120,11 @@ def compare(
         return
     claim = federation.make_claim(GaussianDP(mu)).conversions(target.reporting_delta)
     if algorithm is None and settings:
-        raise InputError("--set: its keys are an algorithm's: give --algorithm, too")
+        raise InputError("--set: its keys belong to an algorithm; give --algorithm, too")
     if algorithm is not None and setting.decay != 1.0:
         raise InputError(
-            f"--decay {setting.decay}: an algorithm has a decay of its own, with its own settings (--set)"
+            f"--decay {setting.decay}: an algorithm has a decay of its own; leave --decay out, and give the "
+            "algorithm's keys by --set"
         )
     # Table of mechanisms, with measured times and a chart if they are requested.
     response, workload = _find_response(algorithm, settings or [], setting)
@@ -195,9 +203,9 @@ def _find_response(
 ) -> tuple["NoiseResponse", "Workload"]:
     """Find the response in which noise is compared, and the running sums that are released.
 
-    The response has the weights of the noisy running sums in an algorithm's queries and output.  Without an
-    algorithm it has the running sums themselves, and these are the setting's.  The running sums of an algorithm
-    have its own decay, and its clip norms times the setting's.
+    With an algorithm, the response has the weights of noisy running sums in its queries and its output.  The
+    running sums have the algorithm's decay, and its clip norms times the setting's.  Without an algorithm, noise
+    is compared in the setting's running sums themselves.
 
     Args:
         algorithm: Name of a row of the table of algorithms, or None.
@@ -234,7 +242,9 @@ def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "Nois
     from fedpriv.papers.base import SCALE_SETTINGS, NoiseSettings
 
     if row.published is None or not issubclass(row.settings, NoiseSettings):
-        raise InputError(f"--algorithm {row.name}: noise cannot be fitted to what it publishes")
+        raise InputError(
+            f"--algorithm {row.name}: noise cannot be fitted to what it publishes; give another one, or none"
+        )
     return parse_settings(
         row.settings, assignments, {key: 1.0 for key in SCALE_SETTINGS if key in row.settings.model_fields}
     )
@@ -304,9 +314,11 @@ app.command()(samples)
 @app.command()
 def ledger(
     run_dir: RunDir,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Print a run's releases, and recompute its claim from them alone, with exit code 1 if they differ.
+    """Print a run's releases, and recompute its claims from them alone.
+
+    The exit code is 1 if a stored claim differs from the recomputed one.
 
     Example:
 
@@ -325,9 +337,8 @@ def ledger(
         typer.echo(json.dumps([_entry_data(e) for e in entries]))
     else:
         header = ("cell", "point", "seed", "trust", "released by", "mechanism", "rounds", "clip", "noise std")
-        lines: list[tuple[str, ...]] = [(*header, "relation", "μ", "claimed", "")]
-        lines += [line for entry in entries for line in _ledger_lines(entry)]
-        print_table(lines)
+        body = [line for entry in entries for line in _ledger_lines(entry)]
+        print_table([(*header, "relation", "μ", "claimed", ""), *body])
         if any(stream.party_name == EXTERNAL_PARTY for entry in entries for stream in entry.streams):
             print_plain(EXTERNAL_STEP_NOTE)
     if differing_cells := [entry.cell for entry in entries if not entry.agrees]:
@@ -347,9 +358,9 @@ def _entry_data(entry: "LedgerEntry") -> dict[str, Any]:
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     """Format one line of texts for each release stream of a cell, with its μ and the claim of the cell.
 
-    The cell's claim is that of its worst stream, because a record is in only one stream of a step.  A first step
-    is composed with the rounds in the claim of both.  Streams of evaluations come last: their claim is on test
-    records, which are other records.
+    A record is in one stream of a step only, so the claim of a step is that of its worst stream.  For persons in
+    several silos it is the composition of as many of the worst streams.  The claim of a cell composes a first step
+    with the rounds.  Streams of evaluations come last: their claim is on test records, which are other records.
     """
     from fedpriv.claims.claim import format_price
     from fedpriv.claims.ledger import ROUNDS
@@ -388,17 +399,21 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
 @expand_option_groups
 def selection(
     target: TargetOptions,
-    trials: Annotated[float, typer.Option(min=1, help="How many runs are made on average.")] = 20.0,
+    trials: Annotated[float, typer.Option(min=1, help="Mean number of runs.")] = 20.0,
     eta: Annotated[
-        float, typer.Option(min=0, help="Of the number of runs: 0 logarithmic, 1 geometric, between and beyond.")
+        float,
+        typer.Option(
+            min=0,
+            help="η of the number of runs, which is negative binomial: 0 for logarithmic, 1 for geometric.",
+        ),
     ] = 0.0,
-    poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of runs instead.")] = False,
+    poisson: Annotated[bool, typer.Option("--poisson", help="Take a Poisson number of runs instead.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print the privacy cost of publishing only the best of a random number of runs.
 
-    The target is that of one run: --mu, --zcdp, or --epsilon with --delta. Theorems 2 and 6 of Papernot &
-    Steinke 2022, which need that the number of runs and all other runs stay secret.
+    The target is that of one run: --mu, --zcdp, or --epsilon with --delta. The bounds are Theorems 2 and 6 of
+    Papernot & Steinke 2022. They hold if the number of runs and all other runs stay secret.
 
     Examples:
 
@@ -431,19 +446,23 @@ def convert(
     target: TargetOptions,
     order: ParticipationOptions,
     multiplier: Annotated[
-        float | None, typer.Option(help="Noise std over clip, of records that --sampling draws in secret.")
+        float | None, typer.Option(help="Noise std over clip norm, for records that --sampling draws in secret.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="T, with --multiplier.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number T of rounds of --multiplier.")] = None,
     together: Annotated[
         list[int] | None,
-        typer.Option(min=2, help="Also ε of so many records together, for instance one person's. Repeatable."),
+        typer.Option(
+            min=2,
+            help="Number of units, such as one person's records, whose ε together is also printed. Repeatable.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Turn one guarantee into all others: give exactly one of --mu, --zcdp, or --epsilon with --delta.
 
-    Or --multiplier with --sampling and --rounds: a secret participation has no mu, but one for every slack (the
-    probability with which it may fail), which is what a lifetime budget is charged.
+    Or give --multiplier with --sampling and --rounds. The guarantee of secret participation has no μ, but one for
+    every slack, the probability with which that μ may fail. A lifetime budget is charged with that μ and the
+    slack.
 
     Examples:
 
@@ -457,6 +476,17 @@ def convert(
     """
     from fedpriv.accounting.guarantees import GaussianDP
 
+    refuse(
+        {
+            "--multiplier: is a guarantee of its own; leave out --mu, --zcdp and --epsilon": (
+                multiplier is not None and (target.mu, target.zcdp, target.epsilon) != (None, None, None)
+            ),
+            "--rounds, --epochs, --sampling and --groups: are for --multiplier; leave them out": (
+                multiplier is None
+                and (rounds, order.epochs, order.sampling, order.groups) != (None, 1, "fixed", 1)
+            ),
+        }
+    )
     guarantee = (
         GaussianDP(target.in_mu) if multiplier is None else guarantee_of_multiplier(order, multiplier, rounds)
     )
@@ -503,14 +533,16 @@ def noise(
 def spent(
     *,
     rounds: Rounds,
-    std: Annotated[float, typer.Option(help="Std of the fresh noise vectors, as silo or server draws them.")],
+    std: Annotated[
+        float, typer.Option(help="Standard deviation of the fresh noise vectors, as silo or server draws them.")
+    ],
     delta: Delta = None,
     mechanism: MechanismOption = "independent",
     federation: FederationOptions,
     options: MechanismKeys = None,
     as_json: Json = False,
 ) -> None:
-    """Print the guarantee that a given noise buys, the inverse of `noise`.
+    """Print the guarantee that noise of a given standard deviation has, the inverse of `noise`.
 
     Example:
 

@@ -1,8 +1,8 @@
 """Observers that display a run or log it: for people, log files, programs and trackers.
 
-`Progress` shows a live line on a terminal, and plain lines elsewhere.  The live line is that of the current
-cell: its place in the sweep, its ε, its loss, and its accuracy so far.  `JsonLines` writes JSON lines.
-`TensorBoard` and `MLflow` each need an extra, which is not installed by default.
+`Progress` shows a live panel on a terminal, and plain lines elsewhere.  The panel has a progress bar, and a line
+on the current cell: its swept values and seed, its ε, and its loss and accuracy so far.  `JsonLines` writes JSON
+lines.  `TensorBoard` and `MLflow` each need an extra, which is not installed by default.
 """
 
 import json
@@ -24,7 +24,7 @@ from rich.text import Text
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.core.errors import InputError, RunError, sanitize_lines
-from fedpriv.core.figures import format_epsilon_delta
+from fedpriv.core.figures import format_count, format_epsilon_delta
 from fedpriv.plan.calibration import FittedNoise
 from fedpriv.scenario.load import Scenario, SweepPoint
 from fedpriv.scenario.published import flatten_keys
@@ -43,7 +43,7 @@ class CurrentCell:
     label: str
     """Swept values and seed of the cell."""
     privacy: str
-    """Target of the cell, as ε at δ, or "no noise"."""
+    """ε that the cell's target gives at its δ, or "no noise"."""
     metric_name: str = ""
     """Name of the metric in `values`, or "" before the first evaluation."""
     latest: str = ""
@@ -66,7 +66,7 @@ class CurrentCell:
         self.latest = f"round {t}: loss {metrics['test_loss']:.4f}{accuracy}"
 
     def format_line(self, width: int) -> Text:
-        """Format one line of at most `width` characters, without the sparkline if it does not fit."""
+        """Format one line, with a sparkline if that fits into `width` characters, too."""
         text = f"{self.label} · {self.privacy} · {self.latest}"
         sparkline_width = min(_MAX_SPARKLINE_WIDTH, width - len(text) - 2)
         line = Text(text, style="dim", no_wrap=True, overflow="ellipsis")
@@ -78,7 +78,7 @@ class CurrentCell:
 
 
 def format_privacy(cell: Cell) -> str:
-    """Format the ε that the cell's target gives at its δ."""
+    """Format the ε that the cell's target gives at its δ, or "no noise" without a target."""
     target, delta = cell.privacy.target_mu, cell.privacy.delta
     return "no noise" if target is None else format_epsilon_delta(epsilon_of(target, delta), delta, 3)
 
@@ -105,13 +105,13 @@ class _RoundsPerSecond(rich_progress.ProgressColumn):
 
 
 class Progress(RunObserver):
-    """Progress on stderr: a live panel on a terminal, otherwise a line for each finished cell.
+    """Progress on a console: a live panel on a terminal, otherwise a line for each finished cell.
 
-    With `quiet`, nothing is shown but warnings.
+    With `quiet`, nothing is shown but absent silos, lost workers and other warnings, on stderr.
     """
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
-        """Prepare a panel for `console`, by default stderr, which is live on terminals only."""
+        """Prepare a panel for `console`, by default that of stderr."""
         self._quiet = quiet
         self._console = console or Console(stderr=True, quiet=quiet)
         self._is_live = self._console.is_terminal and not quiet
@@ -132,7 +132,7 @@ class Progress(RunObserver):
         self._print(fit.summary)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        """Begin to count cells and rounds, and print how many samples fill no round."""
+        """Begin to count cells and rounds, and print how many samples are never read, if there are any."""
         self._scenario, self._folder = scenario, folder
         self._cell_count, self._finished_count = len(places), 0
         self._start_time = time.monotonic()
@@ -140,7 +140,7 @@ class Progress(RunObserver):
         self._task = self._progress_bar.add_task("", total=rounds, cells=f"0/{self._cell_count} cells")
         if unread_count := max((scenario.points[place].cell.unread_count for place in places), default=0):
             self._print(
-                f"up to {unread_count} of federation.samples are left out: they do not fill a round of every silo"
+                f"up to {unread_count} of federation.samples are never read, since they fill no round of all silos"
             )
         if self._is_live:
             self._panel.start()
@@ -159,8 +159,8 @@ class Progress(RunObserver):
         missed_rounds = finished.missed if finished.noise == "release" else {}
         for silo, rounds in missed_rounds.items():  # reported even with --quiet
             sys.stderr.write(
-                f"fedpriv: silo {silo} did not answer in round {', '.join(map(str, rounds))}; it counted with "
-                "nothing new\n"
+                f"fedpriv: silo {silo} did not answer in round {', '.join(map(str, rounds))}; its increment "
+                "counted as 0 there\n"
             )
         self._finished_count += 1
         self._progress_bar.update(self._task, cells=f"{self._finished_count}/{self._cell_count} cells")
@@ -173,7 +173,7 @@ class Progress(RunObserver):
             )
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
-        sys.stderr.write(f"fedpriv: {worker} died; {len(places)} cells are run again\n")
+        sys.stderr.write(f"fedpriv: {worker} died; the run computes {format_count(len(places), 'cell')} again\n")
 
     def notified(self, line: str) -> None:
         sys.stderr.write(f"fedpriv: {sanitize_lines(line)}\n")
@@ -190,7 +190,7 @@ class Progress(RunObserver):
         )
 
     def stopped(self, rerun: str) -> None:
-        """Report how to resume the stopped run, whose command was `rerun`."""
+        """Print how to resume the stopped run, whose command was `rerun`, or nothing if quiet."""
         if self._folder is None:
             self._print("stopped before the first cell")
             return
@@ -207,8 +207,8 @@ class Progress(RunObserver):
 class JsonLines(RunObserver):
     """JSON objects of a run's events, one a line.
 
-    The key `event` is "fitted", "started", "evaluated", "finished", "lost", "noted", and last
-    "complete" or "stopped".
+    The key `event` is "fitted", "started", "evaluated", "finished", "lost" or "noted".  The last event is
+    "complete" or "stopped".  A run that fails has neither, unless it can be resumed within a cell.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -261,7 +261,7 @@ class JsonLines(RunObserver):
 class TensorBoard(RunObserver):
     """TensorBoard runs, one for each cell.
 
-    Each run is a folder of `directory`, named after the cell's swept values.
+    The folder of a run is directory/SCENARIO/CELL, where CELL has the cell's swept values and seed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -288,7 +288,7 @@ class MLflow(RunObserver):
     """MLflow runs, one for each cell, at a tracking URI.
 
     The runs belong to an experiment that is named after the scenario.  An error of MLflow is raised as a RunError
-    of one line, and results are stored in any case.
+    of one line, which ends the run.  Cells that were finished before stay stored.
     """
 
     def __init__(self, uri: str) -> None:
@@ -344,7 +344,7 @@ def _import_extra(module: str, name: str, extra: str) -> Any:
 
 
 def _folder_label(point: SweepPoint) -> str:
-    """Format a cell as the name of a folder, such as "rho=4.0,silos=10,seed=0"."""
+    """Format a cell's swept values and seed as the name of a folder, such as "rho=4.0,silos=10,seed=0"."""
     swept = [f"{key.rpartition('.')[2]}={value}" for key, value in point.swept_values.items()]
     return ",".join([*swept, f"seed={point.cell.seed}"]).replace("/", "-")
 

@@ -21,7 +21,7 @@ class _DefaultRunGroup(TyperGroup):
 
 app = typer.Typer(
     cls=_DefaultRunGroup,
-    help="A silo's guard: the process that has its records and answers what its policy allows.",
+    help="Run and administer a silo's guard, which has the records and answers what its policy allows.",
     no_args_is_help=True,
     suggest_commands=False,
 )
@@ -30,13 +30,11 @@ app = typer.Typer(
 @app.command()
 def init(
     policy: PolicyPath,
-    template: Annotated[
-        bool, typer.Option("--template", help="Write a policy file to be edited, and begin nothing.")
-    ] = False,
+    template: Annotated[bool, typer.Option("--template", help="Only write a policy file to be edited.")] = False,
 ) -> None:
-    """Begin the ledger of a policy's records: once, before the guard is started for the first time.
+    """Begin the ledger of a policy's records, once, before the guard is started for the first time.
 
-    A policy with [evaluation] has a second one, of its test records.
+    A policy with [evaluation] has a second ledger, of its test records.
 
     Example: fedpriv silo init silo-0.toml --template
     Example: fedpriv silo init silo-0.toml
@@ -81,7 +79,10 @@ def run(policy: PolicyPath, metrics: MetricsAddress = None) -> None:
 def status(
     policy: PolicyPath,
     check: Annotated[
-        bool, typer.Option("--check", help="Recompute every price from its scenario, too; opens the records.")
+        bool,
+        typer.Option(
+            "--check", help="Also recompute every price from its scenario, for which the records are opened."
+        ),
     ] = False,
 ) -> None:
     """Show the spent budget by run, and the remaining budget, also while the guard runs.
@@ -101,9 +102,12 @@ def status(
 
 @app.command()
 def end(
-    policy: PolicyPath, run_id: Annotated[str, typer.Argument(metavar="RUN", help="As `status` shows it.")]
+    policy: PolicyPath,
+    run_id: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of the run, as `fedpriv silo status` shows it.")
+    ],
 ) -> None:
-    """End a run that will not be resumed: its key and sums are wiped, its price stays spent.
+    """End a run that will not be resumed. Its key and sums are wiped, and its price stays spent.
 
     Example: fedpriv silo end silo-0.toml 5f0c2d
     """
@@ -115,11 +119,11 @@ def end(
 
 @app.command()
 def backup(
-    policy: PolicyPath, folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the copies go.")]
+    policy: PolicyPath, folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the copies.")]
 ) -> None:
     """Copy a policy's ledgers, without keys, replies and the records' key, also while the guard runs.
 
-    After each run is a good time: a backup that lacks a release costs the whole budget when it is restored.
+    Make one after each run: a backup that lacks a release costs the whole budget when it is restored.
 
     Example: fedpriv silo backup silo-0.toml /mnt/backup/silo-0
     """
@@ -132,13 +136,15 @@ def backup(
 @app.command()
 def restore(
     policy: PolicyPath,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where `backup` put the copies.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of the copies, as given to `fedpriv silo backup`.")
+    ],
 ) -> None:
     """Put copies in the place of ledgers that are gone, so that no budget is spent twice.
 
-    If the mark says that nothing was released since, all is as before, and runs that were under way are over.
-    Otherwise, and without the key that lay beside the records, the whole budget is charged: nobody knows what was
-    released, or of which records.
+    Runs that were under way are over. If the mark says that nothing was released since the backup, the budget is
+    as before. Otherwise, and without the key that lay beside the records, the whole budget is charged, because
+    nobody knows what was released, or of which records.
 
     Example: fedpriv silo restore silo-0.toml /mnt/backup/silo-0
     """

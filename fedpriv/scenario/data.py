@@ -23,19 +23,22 @@ Numbers = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Fi
 class ScaleSection(Section):
     """Section [data.scale], whose first step releases noisy moments of a table's numbers for the rounds.
 
-    `means` and `deviations` are the results of this release.  `fedpriv run` writes them, and guards accept numbers
-    only.  A run whose scenario gives them is charged for a first step elsewhere.
+    `means` and `deviations` are computed from this release.  `fedpriv run` takes the first step and fills them in.
+    Guards answer only runs that have them.  A run whose scenario gives them is charged for its rounds and for the
+    first step, which was taken elsewhere.
     """
 
     share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         description="of the privacy budget, mu squared, that the first step takes; the rounds get the rest"
     )
-    means: Numbers | None = Field(None, description="what the first step gave; left out, `fedpriv run` takes it")
-    deviations: Numbers | None = Field(None, description="what the first step gave, beside `means`")
+    means: Numbers | None = Field(
+        None, description="means from the first step; left out, `fedpriv run` takes the step"
+    )
+    deviations: Numbers | None = Field(None, description="deviations from the first step, together with `means`")
 
     @model_validator(mode="after")
     def _check_both_given(self) -> Self:
-        """Require means in -1 … 1 and as many deviations up to 1, or neither."""
+        """Require means in -1 … 1 and as many deviations in `MIN_DEVIATION` … 1, one at least, or neither."""
         if (self.means is None) != (self.deviations is None):
             raise ValueError("means and deviations are given together")
         if self.means is None or self.deviations is None:
@@ -60,7 +63,7 @@ class ScaleSection(Section):
         """Return the map of the table's features, or None before the first step.
 
         Raises:
-            ValueError: The numbers are those of other columns.
+            ValueError: The table has another number of columns of numbers than there are means.
         """
         if self.means is None or self.deviations is None:
             return None
@@ -75,13 +78,15 @@ class ScaleSection(Section):
 def check_first_step(federation: FederationSection, unit: Unit, without_silos: str | None) -> None:
     """Refuse runs whose first step cannot be taken, or cannot be composed with their rounds.
 
+    A first step needs public rounds, records as units, silos in place of clients, and all silos in every round.
+
     Args:
         federation: Section [federation].
         unit: Unit of protection.
         without_silos: Key by which a run continues without silos that do not reply, or None.
 
     Raises:
-        ValueError: A first step cannot be taken.
+        ValueError: One of these is missing.
     """
     refuse(
         {
@@ -111,7 +116,7 @@ class DataSection(Section):
     """Section [data]: the records, and their distribution over the silos."""
 
     name: str = Field(
-        description="a data set's name, as `fedpriv data fetch` takes it, or the path of a .csv, .parquet or .npz "
+        description="a data set's name, as `fedpriv list data` shows it, or the path of a .csv, .parquet or .npz "
         "file"
     )
     table: TableSchema | None = Field(
@@ -121,29 +126,34 @@ class DataSection(Section):
         "iid", description='how records are spread over silos; "site": by a table\'s column `site`'
     )
     concentration: Positive | None = Field(
-        None, description='of the silos\' label mixtures, for partition = "dirichlet": small is more skewed'
+        None,
+        description='concentration of the silos\' label mixtures, for "dirichlet": a small one is more skewed',
     )
     shards: Count | None = Field(
-        None, description='pieces of the records sorted by label a silo gets, for "shards"'
+        None, description='number of pieces of the records, sorted by label, that a silo gets, for "shards"'
     )
     validation: Count | None = Field(
         None,
-        description="so many training records, the last ones, are held out and evaluated in place of the test set",
+        description="number of training records, the last ones, that are held out and evaluated in place of the "
+        "test set",
     )
     splits: Count | None = Field(
-        None, description="how many splits into training and test records `fedpriv worth` draws in simulations"
+        None,
+        description="number of splits into training and test records that `fedpriv worth` draws; 5 by default",
     )
     split: Count | None = Field(
         None,
-        description="in simulations: which of the public splits, by site and stratified by label; left out, the "
-        "published one",
+        description="in simulations: number of a public split, drawn by site and stratified by class; left out, "
+        "the published one",
     )
     spared: Annotated[float, Field(gt=0.0, le=0.5)] | None = Field(
         None,
-        description="in simulations: this share of the training records is drawn and keeps its places as zeros",
+        description="in simulations: this share of the training records, or of the persons, is drawn and keeps "
+        "its places as zeros",
     )
     scale: ScaleSection | None = Field(
-        None, description="columns of numbers by noisy means and deviations; without it by public ranges alone"
+        None,
+        description="columns of numbers are scaled by noisy means and deviations; else by public ranges alone",
     )
 
     @model_validator(mode="after")
@@ -168,7 +178,7 @@ class DataSection(Section):
 
     @property
     def split_and_spared(self) -> tuple[int | None, float | None]:
-        """Number of the split, None for the published one, and share of blanked training records, or None."""
+        """Number of the split, or None for the published one, and share of spared training records, or None."""
         return self.split, self.spared
 
     @property
@@ -191,8 +201,8 @@ class DataSection(Section):
         """Check that the table has the public schema that a run needs.
 
         A table needs a schema, and the schema must be public if the run has noise.  [data.scale] needs a column of
-        numbers.  The partition "site" needs a column of sites with one site for each silo, and metrics for each
-        site need a column of sites.
+        numbers, and a mean for each of them if it has means.  The partition "site" needs a column of sites with
+        one site for each silo, and metrics for each site need a column of sites.
 
         Guarantee: ranges and vocabularies that are declared to come from the records enter no run with noise.
 
@@ -202,7 +212,8 @@ class DataSection(Section):
             per_silo: Whether metrics are computed for each site.
 
         Raises:
-            ValueError: The schema is missing, not public, or names no sites or another number of them.
+            ValueError: The schema is missing or not public, or lacks what [data.scale], the partition or metrics
+                for each site need.
         """
         try:
             schema = self.table_schema

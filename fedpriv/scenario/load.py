@@ -1,6 +1,6 @@
 """Load a TOML file as the cells of a scenario: overrides, sweep, seeds and validation.
 
-An option `--set` gives a key a value, narrows a swept key, and drops the keys that the new value excludes.
+An option `--set` gives a key a value, or a swept key other values, and drops the keys that the new value excludes.
 
 A rule [[where]] sets keys at the sweep points where other keys have certain values.  A sweep over algorithms, for
 instance, needs different settings for each algorithm:
@@ -63,9 +63,11 @@ class Overrides:
 def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> Overrides:
     """Split "KEY=VALUE" overrides into axes of the sweep and fixed keys.
 
-    * A swept key is narrowed to the value, or to the list of values.  A value that occurs twice counts once.
+    * The value, or the list of values, takes the place of a swept key's values.
     * A key that is not swept becomes an axis if its value is a list, and otherwise a fixed key.
-    * A privacy target removes the axes of the other targets, and `privacy.mode=none` those of all targets.
+    * A value that occurs twice in a list counts once, but for "seeds", whose value stays as it is.
+    * A privacy target removes the axes of the targets that are not overridden.  Without such a target,
+      `privacy.mode=none` removes the axes of all targets.
 
     Targets with a fixed value in the file are dropped by `drop_superseded_keys`.
 
@@ -74,7 +76,7 @@ def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> 
         sweep_axes: Values of each axis in the file, with the seeds as the key "seeds".
 
     Raises:
-        InputError: An override is malformed, or has an empty list.
+        InputError: An override is malformed, or has an empty list and is not "seeds".
     """
     axes, fixed_values, overridden_keys = dict(sweep_axes), dict[str, Any](), set[str]()
     for assignment in overrides:
@@ -101,7 +103,15 @@ def drop_duplicates(values: list[Any]) -> list[Any]:
 
 
 def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> list[str]:
-    """Return the privacy targets that the overridden ones replace, or all targets in a mode without noise."""
+    """Return the privacy targets that the overridden ones replace, or all targets in a mode without noise.
+
+    Args:
+        overridden_keys: Dotted names of the overridden keys.
+        mode: Overridden value of privacy.mode, or None.
+
+    Returns:
+        Dotted names.  If targets are overridden, they are the others, whatever the mode.
+    """
     targets = [f"privacy.{name}" for name in PRIVACY_TARGETS]
     kept_targets = [key for key in targets if key in overridden_keys]
     return [key for key in targets if key not in kept_targets] if kept_targets or mode == "none" else []
@@ -110,7 +120,7 @@ def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> l
 def drop_superseded_keys(tree: dict[str, Any], overrides: Overrides) -> None:
     """Drop keys from a cell's tree that an override excludes.
 
-    An overridden privacy target drops the other targets, and a mode without noise drops all of them.  An
+    An overridden privacy target drops the other targets, and privacy.mode = "none" drops all of them.  An
     overridden partition drops the keys that only other partitions take (`PARTITION_KEYS`).  Keys that are
     overridden themselves stay.
 
@@ -181,7 +191,7 @@ def _as_list(condition: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One run of a scenario: the values of its swept keys (dotted key -> value), and the resolved cell."""
+    """One run of a scenario: the value of each swept key, by its dotted name, and the resolved cell."""
 
     swept_values: Mapping[str, Any]
     cell: Cell
@@ -201,9 +211,12 @@ class Scenario:
     points: list[SweepPoint]
     """Runs, in the order of the axes' values, with the seeds of a point one after another."""
     published: PublishedValues | None
-    """Section [paper] or [table], or None without it or if an override removed an axis of its tables."""
+    """Section [paper] or [table], or None without it or if an override removed an axis of its tables.
+
+    Values are withheld if an override changed their setting.
+    """
     growth: Growth | None = None
-    """Section [scaling], or None without it."""
+    """Section [scaling], without theoretical exponents if an override changed the setting, or None."""
     tuning: Tuning | None = None
     """Record of the choice of settings, if `fedpriv tune` wrote the file."""
 
@@ -222,7 +235,7 @@ def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
         overrides: Texts "KEY=VALUE" with dotted keys and TOML values.
 
     Raises:
-        InputError: The file cannot be read, or a key is malformed.
+        InputError: The file cannot be read, a key or an override is malformed, or a cell cannot be run.
     """
     return parse_scenario(read_toml(find_scenario_file(path)), str(path), overrides)
 
@@ -247,9 +260,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> Scenario:
     """Return the scenario of a parsed TOML tree.
 
-    An override of a swept key narrows its axis to the value, or to the list of values.  The points are all
+    An override of a swept key replaces the values of its axis (`split_overrides`).  The points are all
     combinations of the axes' values, each with every seed.  An override that changes the setting withholds the
-    published values and the theoretical exponents.
+    published values and the theoretical exponents.  So does a section [tuned], since `fedpriv tune` chose other
+    settings.
 
     Args:
         tree: Parsed TOML.
@@ -295,13 +309,13 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
             raise InputError(f"{source}: {key}: swept values and labels are finite numbers, texts or lists")
     for key, value in override_parts.fixed_values.items():
         assign_key(base, key, value)
-    # Published values and theory stand only beside the setting that they belong to.
+    # Published values and theory are shown only for the setting that they belong to.
     if published is not None and not {published.tables.rows, published.tables.columns} <= axes.keys():
         published = None  # an override of the privacy target removed an axis of the tables
     if published is not None or growth is not None:
         new_axes = {key: values for key, values in axes.items() if key != "seeds" and key not in file_axes}
         new_values = {key: values[0] if len(values) == 1 else values for key, values in new_axes.items()}
-        # A list of values equals no setting of the file, so that such a key counts as changed.
+        # A list of several values equals no setting of the file, so that such a key counts as changed.
         changed = find_changed_keys(file_tree, {**override_parts.fixed_values, **new_values})
         changed += [] if tuning is None else ["what `fedpriv tune` chose"]
         if published is not None:
@@ -324,8 +338,8 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
     """Validate one cell, with the own keys of its algorithm and its model.
 
-    The algorithm must offer the trust setting.  Rounds of sampling or of groups must fit the algorithm.  The key
-    `privacy.rho` is for DP-μ²-FL alone.
+    The algorithm must be known and offer the trust setting.  If sampling is not "fixed", or there are groups, the
+    rounds must fit the algorithm.  The key `privacy.rho` is for DP-μ²-FL alone.
 
     Args:
         tree: Nested keys of the cell.
@@ -364,7 +378,7 @@ def _resolve_point(
     seed: int,
     source: str,
 ) -> Cell:
-    """Resolve one point of the sweep: the file, the swept values, the rules, then the overrides.
+    """Resolve one point of the sweep: the file, the swept values, the rules, then the fixed overrides.
 
     Args:
         base: Nested keys of the file, without sections about the sweep and the results.
@@ -394,7 +408,7 @@ def _parse_seeds(seeds: Any, single: Any, source: str) -> list[int]:
     """Return the seeds 0 … 4 for `sweep.seeds = 5`, those of a list, or else the one `seed` of the file.
 
     Args:
-        seeds: Value of `sweep.seeds`, a count, or a list in which a repeated seed counts once, or None.
+        seeds: Value of `sweep.seeds`: a count, a list in which a repeated seed counts once, or None.
         single: Value of `seed`, which is used if `seeds` is None.
         source: Name of the file in messages.
 

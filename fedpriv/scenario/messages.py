@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -51,10 +51,10 @@ def validate_section(
 def format_validation_error(
     error: ValidationError, model: type[BaseModel], prefix: str = "", other_model: type[BaseModel] | None = None
 ) -> str:
-    """Format the first finding in one line, with the number of other keys that have findings.
+    """Format the findings on the first key in one line, with the number of other keys that have findings.
 
-    A finding is pydantic's record of one fault of one key: its path, type and input.  Findings on unknown keys
-    come first.  The missing key that an unknown one resembles is not counted.
+    A finding is pydantic's record of one fault of one key: its path, type and input.  A finding on an unknown key
+    goes before all others.  The missing key that an unknown one resembles is not counted.
 
     Args:
         error: Error of pydantic.
@@ -75,7 +75,7 @@ def format_validation_error(
 
 
 def _intended_keys(finding: ErrorDetails, model: type[BaseModel]) -> set[str]:
-    """Return the key that an unknown one resembles, whose absence is then not counted."""
+    """Return the known key that an unknown one resembles, whose absence is then not counted, or no key."""
     path = _key_path(finding)
     if finding["type"] != "extra_forbidden" or not (close := _close_keys(path, model)[0]):
         return set()
@@ -91,8 +91,12 @@ def _format_findings(
 ) -> str:
     """Format all findings on one key in one line.  A key of several types has a finding for each type.
 
-    The line says that the key is unknown, with a suggestion, or missing, with its description, or repeats the
-    message of a validator, or names the value and the values that each type accepts.
+    The type of the first finding decides the form of the line:
+
+    - An unknown key has a suggestion.
+    - A missing key has its description.
+    - A fault that a validator of fedpriv found has its message.
+    - For any other fault the line names the value and what each type accepts.
 
     Args:
         findings: Findings on the key, one at least.
@@ -116,8 +120,8 @@ def _format_findings(
 def _format_expectation(finding: ErrorDetails) -> str:
     """Describe the values that a finding would accept, as in "a number above 0".
 
-    Bounds, choices and patterns come from the finding's context.  A type has a text of `_EXPECTED_TYPES`, and any
-    other finding pydantic's own message.
+    Bounds, choices and patterns come from the finding's context.  A wrong type or a number that is not finite has
+    a text of `_EXPECTED_TYPES`, and any other finding pydantic's own message.
     """
     context: Mapping[str, Any] = finding.get("ctx", {})
     bounds = {
@@ -146,7 +150,8 @@ def _is_union_branch(part: str | int) -> bool:
 def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
     """Return the model of the section that holds the last key of a path.
 
-    The path's keys are followed through nested sections, up to the first key that is no section.
+    The path's keys are followed through nested sections, also optional ones, up to the first key that is no
+    section.
 
     Args:
         path: Keys from `model` to the key, the key last.
@@ -154,10 +159,10 @@ def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
     """
     for part in path[:-1]:
         field = model.model_fields.get(part)
-        annotation = field.annotation if field else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        types = (field.annotation, *get_args(field.annotation)) if field else ()  # of X | None, also X
+        if not (sections := [kind for kind in types if isinstance(kind, type) and issubclass(kind, BaseModel)]):
             return model
-        model = annotation
+        model = sections[0]
     return model
 
 
@@ -175,7 +180,7 @@ def _close_keys(
         other_model: Model of keys of the same section that are read elsewhere, or None.
 
     Returns:
-        The sectioned keys of the same name, or else the one closest known key or none, and all known keys.
+        The keys SECTION.KEY of the same name, or else the closest known key or none, and all known keys.
     """
     known_keys = [
         *(other_model.model_fields if other_model is not None else ()),
@@ -203,7 +208,13 @@ def _format_description(path: list[str], model: type[BaseModel]) -> str:
 
 
 def format_fitting_batches(records: int, batches: int, batch: int) -> str:
-    """Describe the batches that a number of training records suffices for, and the keys that change them."""
+    """Describe the batches for which the training records suffice, and the keys that change them.
+
+    Args:
+        records: Number of training records.
+        batches: Number of batches that a run would read.
+        batch: Number of records of each of them.
+    """
     batch_count, batch_size = records // batch, records // batches
     fitting = [f"{batch_count} batches of {batch}"] * (batch_count > 0) + [f"{batches} of {batch_size}"] * (
         batch_size > 0

@@ -1,7 +1,7 @@
 """Sections of a scenario about its results: [paper], [table], [scaling] and [tuned].
 
-No run reads these sections.  They hold the values that were published for a scenario, the layout of its tables,
-the resource whose growth is fitted, and the record of the choice of settings.  `fedpriv tune` writes this record.
+These sections change no run.  They hold the values that were published for a scenario, the layout of its tables,
+the resource whose growth is fitted, and the record of the choice of settings, which `fedpriv tune` writes.
 The sections name other keys by dotted paths, which `look_up_key` and `assign_key` follow in a parsed TOML tree.
 """
 
@@ -39,7 +39,7 @@ def assign_key(tree: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def look_up_key(tree: Mapping[str, Any], dotted: str) -> Any:
-    """Return the value of a dotted key, or None if it is missing."""
+    """Return the value of a dotted key, or None if it or a section on its path is missing."""
     node: Any = tree
     for part in dotted.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -47,7 +47,7 @@ def look_up_key(tree: Mapping[str, Any], dotted: str) -> Any:
 
 
 def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return nested keys as dotted ones, with their values."""
+    """Return nested keys as dotted ones, with their values, where `prefix` goes before each key."""
     keys: list[tuple[str, Any]] = []
     for key, value in tree.items():
         keys += (
@@ -67,7 +67,7 @@ def parse_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
         The dotted key, and the value.
 
     Raises:
-        InputError: The text has no key or no equals sign.
+        InputError: The text has no equals sign, or no key before it.
     """
     key, equals, text = assignment.partition("=")
     key = key.strip()
@@ -87,7 +87,7 @@ class PublishedTables(BaseModel):
     """Section [paper] with published values, which reports show beside measured ones.
 
     Each metric is a table rows × columns, as a list of rows, or None if it was not published.  A section [table]
-    has the same layout without published values.
+    has the same keys, and is for a layout without published values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -150,7 +150,7 @@ class Growth(BaseModel):
 class PublishedValues:
     """Published tables with the axis values that they were printed for.
 
-    A narrowed sweep finds the published values by the axis values.
+    Values are found by the axis values of a point, also if an override leaves some of these values out.
     """
 
     tables: PublishedTables
@@ -159,7 +159,7 @@ class PublishedValues:
     column_values: list[Any]
     """Values of the swept key `tables.columns`, one for each column."""
     withheld_keys: list[str] = dataclasses.field(default_factory=list)
-    """Overridden keys that hide the published values."""
+    """Overridden keys that hide the published values, and a text if `fedpriv tune` chose settings."""
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data for results.json, which `from_data` reads."""
@@ -178,7 +178,10 @@ class PublishedValues:
         )
 
     def without_values(self, changed: list[str]) -> "PublishedValues":
-        """Return the layout alone if any key was changed, since values belong to their published settings."""
+        """Return the layout alone if any key was changed, since values belong to their published settings.
+
+        The tables of the layout then show the metrics that had published values.
+        """
         if not changed or not self.tables.published_metrics:
             return self
         empty = PublishedTables(
@@ -187,7 +190,7 @@ class PublishedValues:
         return dataclasses.replace(self, tables=empty, withheld_keys=changed)
 
     def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
-        """Published value of a metric at a sweep point, or None if none was printed.
+        """Return the published value of a metric at a sweep point, or None without one.
 
         Args:
             metric: One of `PUBLISHED_METRICS`.
@@ -268,7 +271,14 @@ _NEUTRAL_KEYS = ("name", "title", "seed", "run", "deployment", "label")
 
 
 def find_changed_keys(file_tree: Mapping[str, Any], fixed_values: Mapping[str, Any]) -> list[str]:
-    """Return the overridden keys that change the setting for which values were published."""
+    """Return the overridden keys that change the setting for which values were published.
+
+    A key of `_NEUTRAL_KEYS`, or a value that the file has as well, changes nothing.
+
+    Args:
+        file_tree: Nested keys of the file.
+        fixed_values: Value of each overridden key.
+    """
     return [
         key
         for key, value in fixed_values.items()
@@ -318,7 +328,7 @@ class Tuning(BaseModel):
     metric: str
     """Metric by which settings were compared."""
     law: Literal["none", "negative-binomial", "poisson"] = "none"
-    """Distribution of the number of runs of a private choice, or "none" without accounting."""
+    """Distribution of the number of runs of a private choice, or "none" for a choice that is not private."""
     mean: float | None = None
     """Mean of this distribution, or None without one."""
     eta: float = 0.0

@@ -1,7 +1,7 @@
 """Schema of a scenario's cell, which checks every key before anything runs.
 
-The checks across sections are here: whether the algorithm is known and takes its settings, whether a run may
-continue without a silo that does not reply, and whether data and federation have the unit of protection.
+The checks across sections are here, such as whether a run may continue without a silo that does not reply, and
+whether data and federation have the unit of protection.  `resolve_cell` checks the keys of algorithm and model.
 """
 
 from typing import Annotated, Any, Self
@@ -36,7 +36,8 @@ from fedpriv.scenario.sections import (
 def check_absences(federation: FederationSection, key: str | None, trust: Trust) -> None:
     """Refuse a run without some silos if its trust setting needs all of them.
 
-    The section's key `away` must name silos 0 … silos - 1, and rounds up to the number of rounds, if it is given.
+    The section's key `away` may only name silos 0 … silos - 1.  If the section has the number of rounds, `away`
+    may only name rounds up to this number.
 
     Guarantee: a release without a silo is a sum with fixed weights, and its noise is the claimed noise.
 
@@ -66,9 +67,10 @@ _POOL_PARTITIONS = ("iid", "dirichlet", "shards")
 def check_units(unit: Unit, data: DataSection, federation: FederationSection, secret: bool, trust: Trust) -> None:
     """Refuse a unit that the data or the federation do not have, or that cannot be accounted for.
 
-    Clients in cohorts need a trusted server (`_check_pool`).  Silos of clients need the partition "iid", and under
-    secret sampling a trust setting with cohorts.  Persons need a column that names them.  Persons in several silos
-    need a public order of the records.
+    - Clients in cohorts need a trust setting that protects cohorts, and more (`_check_pool`).
+    - Clients as units of silos need the partition "iid", and under secret sampling such a trust setting, too.
+    - Persons need a column that names them.
+    - Persons in several silos need as many silos, and a public order of the records.
 
     Args:
         unit: Unit of protection.
@@ -108,7 +110,10 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
 
 
 def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
-    """Refuse a pool of clients unless clients are the unit and a trusted server keeps the pool."""
+    """Refuse a pool of clients unless clients are the unit, cohorts protect them, and they have no sites.
+
+    Cohorts protect clients under trust settings that keep secret who takes part, such as "trusted".
+    """
     refuse(
         {
             f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is '
@@ -178,7 +183,7 @@ class ModelSection(BaseModel):
 
     @property
     def is_survival(self) -> bool:
-        """Whether labels are survived bins and events, and outputs are hazards."""
+        """Whether labels are numbers of survived bins with events, and outputs are hazards."""
         return self.row.survival or (is_import_path(self.name) and self.settings.survival)
 
     @property
@@ -193,7 +198,9 @@ class ModelSection(BaseModel):
 
 
 def check_survival(model: ModelSection, data: DataSection) -> None:
-    """Refuse hazards for data without times, and times for a model of classes.
+    """Refuse hazards for data without survival times, and survival times for any other model.
+
+    Models that are not evaluated pass.
 
     Raises:
         ValueError: Model and data do not fit together.
@@ -253,7 +260,10 @@ class Cell(Section):
     _budget: RunBudget = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Split the cell's budget between a first step and the rounds, the only place where a run is composed."""
+        """Split the budget of a validated cell between a first step and the rounds.
+
+        Derived cells get theirs in `derive_cell`.
+        """
         scale = self.data.scale
         self._budget = split_budget(self.privacy.target_mu, 0.0 if scale is None else scale.share)
 
@@ -262,8 +272,8 @@ class Cell(Section):
         """Check the requirements that sections have of each other.
 
         The checks are, in order: absent silos, the unit of protection, masks, budget shares, the table, the first
-        step of [data.scale], models of times, ridge statistics (which are released once), the model's own check,
-        and [evaluation].
+        step of [data.scale], models of survival times, ridge statistics (which are released once), the model's own
+        check, and [evaluation].
 
         Raises:
             ValueError: A requirement is not met.  The message is of the first one that is not.
@@ -383,7 +393,7 @@ class Cell(Section):
 
     @property
     def noise_seed(self) -> int:
-        """Seed of a simulation's noise, another one in a first step than in its rounds.
+        """Seed of a simulation's noise, another one in a first step than in the rounds after it.
 
         Both read the same records, so that equal noise would cancel in a difference of their releases.
         """
@@ -416,16 +426,23 @@ class Cell(Section):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Number of records of each silo in one round, expected under sampling.  The sizes are public."""
+        """Number of records of each silo in one round, expected under sampling, or the size of the cohort.
+
+        If persons or clients are the unit of protection, they are counted in place of records.  The sizes are
+        public.
+        """
         return self.federation.batch_sizes(self.seed)
 
     @property
     def unread_count(self) -> int:
         """Number of `federation.samples` that no silo holds.
 
-        Every round reads equally many records of a silo, and the remainder is not read.  With `size_skew` the
-        remainder is smaller than the number of rounds of one pass.  With silos of equal size it is smaller than
-        rounds · silos.
+        Every round reads equally many records of a silo, and the remainder is not read.  If an algorithm reads a
+        batch in each round of a pass, the remainder is
+
+        - below batch · silos for sizes by `batch`, which is 1 by default without `rounds`,
+        - below (rounds of a pass) · silos if `rounds` and `samples` decide sizes that are equal,
+        - below (rounds of a pass) if they decide sizes with `size_skew`.
         """
         sample_count = self.federation.samples
         return 0 if sample_count is None else sample_count - sum(self.batch_sizes) * self.schedule.batches_per_silo

@@ -38,24 +38,25 @@ class Section(BaseModel):
 class FederationSection(Section):
     """Section [federation]: the numbers of silos, rounds and records.
 
-    * `rounds` alone: every round reads `batch` records of each silo.
-    * `samples` alone: there are as many rounds as the samples suffice for.
-    * `rounds` and `samples`: the samples are divided among the rounds, which is the way to large batches.
+    * `rounds` alone: every round reads `batch` records of each silo, or the number of `batches` for the silo.
+    * `samples` alone: a pass has as many rounds as the samples suffice for, with `batch` records of each silo.
+    * `rounds` and `samples`: the samples are divided among the rounds of a pass, for large batches.
     * `rounds`, `samples` and `batch`: a pass has as many rounds as the samples suffice for, and passes follow each
       other until all rounds are done.  The last pass may be cut.
 
-    Every round of a pass reads equally many records of a silo, a public number.  Records that do not fill a round
-    are left out.
+    Every round of a pass reads equally many records of a silo, a public number, or as many in expectation under
+    secret sampling.  Records that do not fill a round are left out.  Persons or clients are counted in place of
+    records if they are the unit of protection.
 
     With `clients` and `cohort` a trusted server keeps one pool of clients in place of silos.  A round reads a
     cohort of them, and `rounds` is the number of rounds.
     """
 
     silos: Annotated[Count, Field(le=10_000_000)] = Field(
-        description="number of silos M; all answer, unless they drop out; 1 pool where there are clients"
+        description="number of silos M; all answer, unless they drop out; left out where there are clients"
     )
     clients: Count | None = Field(
-        None, description="in place of silos: how many clients there are, of which a trusted server asks cohorts"
+        None, description="in place of silos: number of clients, of which a trusted server asks cohorts"
     )
     cohort: Count | None = Field(
         None,
@@ -68,10 +69,10 @@ class FederationSection(Section):
         "complete round of every silo are dropped, and the run says how many",
     )
     batch: Count | None = Field(
-        None, description="records of one silo in one round; 1 if not both others are given"
+        None, description="records of one silo in one round; 1 by default, unless samples and rounds decide it"
     )
     batches: Annotated[tuple[Count, ...], Field(strict=False)] | None = Field(
-        None, description="in place of `batch`, one number a silo, where silos are not of one size; needs rounds"
+        None, description="in place of `batch`: a number for each silo, where silos differ in size; needs rounds"
     )
     epochs: Count = Field(1, description="passes over the records; expected ones with Poisson sampling")
     sampling: SamplingName = Field(
@@ -88,13 +89,13 @@ class FederationSection(Section):
         "correlated noise: at least as many as the noise has bands",
     )
     min_separation: Count | None = Field(
-        None, description='the rounds between two answers of one client, for sampling = "available"'
+        None, description='least number of rounds from an answer of a client to its next, for "available"'
     )
     max_participations: Count | None = Field(
-        None, description='how often one client answers at most, for sampling = "available"; else what fits'
+        None, description='most answers of a client, for sampling = "available"; by default as many as fit'
     )
     drop_out: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="in simulations: how often a silo does not answer in a round, by public coins"
+        0.0, description="in simulations: probability that a silo does not answer in a round, by public coins"
     )
     away: dict[str, Annotated[tuple[Count, ...], Field(strict=False)]] = Field(
         {}, description='in simulations: rounds in which a silo does not answer, {"2" = [3, 4]}'
@@ -110,7 +111,10 @@ class FederationSection(Section):
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
-        """Refuse keys of silos beside clients, and a cohort that does not divide the clients."""
+        """Refuse keys of silos beside clients, and a cohort that does not divide the clients.
+
+        Clients need a cohort and rounds, and sampling that clients initiate needs clients.
+        """
         if (self.clients is None) != (self.cohort is None):
             raise ValueError(
                 "clients and cohort come together: how many there are, and how many answer in a round"
@@ -201,7 +205,7 @@ class FederationSection(Section):
     def batch_sizes(self, seed: int) -> tuple[int, ...]:
         """Return the number of records of each silo in one round, or the size of the cohort.
 
-        Every position of a silo's order has this many records.  The sizes are `batches`, or `batch` for each silo,
+        Every batch of a silo's order has this many records.  The sizes are `batches`, or `batch` for each silo,
         or the samples of one round divided among the silos (`silo_sizes`) if `samples` and `rounds` are given
         without `batch`.
 
@@ -229,8 +233,8 @@ _ROUND_DOWN = 1.0 - 2.0**-48
 class RunBudget:
     """Budget of a promise for the same records: for the rounds of a cell, and for the run's other step.
 
-    A cell gets its budget where a run is composed, and keeps it through all copies.  No code
-    computes it from other keys.
+    A cell gets its budget when it is validated or derived (`Cell.model_post_init`, `Cell.derive_cell`), and keeps
+    it through all copies.  Other code reads it, and never computes it from keys of the cell.
 
     Guarantee: rounds_mu² + other_mu² is at most the square of the promise.
     """
@@ -397,7 +401,11 @@ class PrivacySection(Section):
 
 
 class RunSection(Section):
-    """Section [run]: how to compute a run.  None of its keys changes the guarantee."""
+    """Section [run]: how to compute a run.
+
+    None of its keys changes μ.  In simulations `arithmetic` decides whether the guarantee is one in real
+    arithmetic ("float"), or holds for what the program computes ("integers").
+    """
 
     dtype: Literal["float32", "float64"] = "float32"
     arithmetic: Literal["float", "integers"] = Field(
@@ -434,7 +442,7 @@ class RunSection(Section):
 class DeploymentSection(Section):
     """Section [deployment]: a server's treatment of silos that do not reply.
 
-    Simulations have no such silos.
+    In simulations silos are absent only by `federation.drop_out` and `federation.away`.
     """
 
     patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
@@ -463,12 +471,12 @@ def _parse_curves(section: Any) -> Any:
 class EvaluationSection(Section):
     """Section [evaluation]: silos send sums over their own test records.
 
-    The records are not public, and no training reads them.
-    Without this section the server evaluates, on a public test set.
+    The records are not public, and no training reads them.  Without this section the server evaluates, on a public
+    test set.
     """
 
     records: Annotated[tuple[Count, ...], Field(strict=False)] | Count = Field(
-        description="how many test records each silo evaluates on, one number or one a silo; a public choice, and "
+        description="number of test records of each silo, one number or one for each silo; a public choice, and "
         "the denominator of every mean"
     )
     mu: Positive | None = Field(
@@ -477,7 +485,7 @@ class EvaluationSection(Section):
         "gets exact sums, and nothing is claimed for what it does with them",
     )
     loss_bound: Annotated[float, Field(ge=2.0**-40, le=2.0**40)] = Field(
-        10.0, description="a test record's loss counts as this where it is larger: no one record is a mean's"
+        10.0, description="a larger loss of a test record counts as this, so that no single record decides a mean"
     )
     curves: Annotated[Any, BeforeValidator(_parse_curves)] = Field(
         None, description="AUC, sensitivity, specificity and calibration of two classes, with intervals, by groups"
@@ -503,7 +511,8 @@ class EvaluationSection(Section):
             privacy: Section [privacy].
 
         Raises:
-            ValueError: The section does not fit the federation, or noise is missing where it is needed.
+            ValueError: The section does not fit the number of silos, the unit of protection or a run without
+                noise, or noise is missing where it is needed.
         """
         refuse(
             {
@@ -524,14 +533,14 @@ class EvaluationSection(Section):
 
 
 def check_measures(run: RunSection, *, only_sum_published: bool) -> None:
-    """Refuse measures that cannot be computed from the sums of the silos.
+    """Refuse measures that cannot be computed from the silos' sums over their test records.
 
     Args:
         run: Section [run].
-        only_sum_published: Whether only the sum over silos is published.
+        only_sum_published: Whether only the total over silos is published, so that no silo has metrics of its own.
 
     Raises:
-        ValueError: A measure needs more than these sums.
+        ValueError: A measure needs more than what silos send, or than what is published.
     """
     if run.metrics:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Chart data of a run: metrics, clipping, noise of mechanisms, trade-off curves.
 
-`make_charts` computes all series of a run.  Two modules draw them: `svg.py` for the HTML report, and `plots.py`
-with matplotlib for files.
+`make_charts` computes all series of a run.  Two modules draw them: `page.py` as SVG for the HTML report, and
+`plots.py` with matplotlib for files and notebooks.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from fedpriv.claims.claim import format_figures
 from fedpriv.claims.ledger import stream_from_data
 from fedpriv.core.extensions import load_add_on_parts
-from fedpriv.core.figures import format_lower, format_upper, format_with_spread
+from fedpriv.core.figures import format_count, format_lower, format_upper, format_with_spread
 from fedpriv.noise.registry import SELECTABLE_MECHANISMS
 from fedpriv.show.looks import (
     MAX_SERIES,
@@ -52,7 +52,7 @@ class Mark:
     x: float
     """Value on the x axis, in the units of the chart's `x_label`."""
     y: float
-    """Value on the y axis, or the number of the row, from 0, plus an offset in the row."""
+    """Value on the y axis, or the number of a named row, from 0, plus an offset in the row."""
     tooltip: str = ""
     """Text of the mark in the HTML report, or "" for none."""
     spread: float = 0.0
@@ -91,7 +91,7 @@ class Chart:
     """Figure of panels side by side that share one y axis."""
 
     key: str
-    """Name of the chart, such as "privacy" or the key of a metric."""
+    """Name of the chart among those of a run, such as "privacy" or the key of a metric."""
     caption: str
     x_label: str
     y_label: str
@@ -99,11 +99,11 @@ class Chart:
     note: str = ""
     """Sentences below the chart, or "" for none."""
     log_x: bool = False
-    """Whether the x axis is logarithmic."""
+    """Whether the x axis is logarithmic, if any x is above 0."""
     log_y: bool = False
-    """Whether the y axis is logarithmic."""
+    """Whether the y axis is logarithmic, if any y is above 0."""
     ticks: Sequence[float] = ()
-    """Tick positions on the x axis, or empty for round numbers."""
+    """Values with a tick on the x axis, or empty for round numbers."""
     rows: Sequence[str] = ()
     """Row names on the y axis.  The y values are then 0, 1, … from the top."""
     shown_x: Sequence[float] = ()
@@ -153,7 +153,7 @@ _NORMAL = NormalDist()
 _MAX_PANELS = 12
 _CLIPPED_METRIC = Metric("fraction_clipped", "increments that were clipped (%)", 100.0, 2, 2)
 _MIN_VISIBLE_ERROR = 0.01
-"""Smallest balanced error for which a trade-off curve can be told from the axes."""
+"""Least rate of equal misses and false alarms at which a curve can be told from the axes."""
 
 
 def make_charts(results: Results, history: Sequence[Mapping[str, Any]], audit: StoredAudit | None) -> list[Chart]:
@@ -189,7 +189,7 @@ def _make_metric_chart(
 
     `make_layout` decides which swept keys become panels.  At most 12 panels and `MAX_SERIES` series for each panel
     are drawn.  The note counts the points that are omitted.  The y axis is logarithmic if the marks span a wide
-    range and the metric is not a percentage.
+    range (`is_wide`) and the metric is not a percentage.  The x axis has no label yet.
 
     Args:
         results: Results of the run.
@@ -213,7 +213,7 @@ def _make_metric_chart(
         series_by_panel.setdefault(title, []).append(make_series(point, name, layout.choose_look(point)))
     panels = [Panel(title, panel_series) for title, panel_series in series_by_panel.items()]
     caption = f"{metric.title[0].upper()}{metric.title[1:]}{caption_suffix}"
-    note = f"{len(omitted_points)} more settings are in the table." if omitted_points else ""
+    note = f"The table has {format_count(len(omitted_points), 'more setting')}." if omitted_points else ""
     logarithmic = metric.factor == 1.0 and is_wide(
         [mark.y for panel_series in panels for drawn_series in panel_series.series for mark in drawn_series.marks]
     )
@@ -221,9 +221,10 @@ def _make_metric_chart(
 
 
 def privacy_levels(results: Results) -> dict[str, float]:
-    """Return the distinct privacy levels of all cells, by their text of three digits.
+    """Return the privacy levels of all cells, by their text of three digits, rounded up.
 
-    Levels that differ only by an accountant's rounding share a text, so they count as one.
+    Levels with one text, such as those that differ only by an accountant's rounding, count as one, the last
+    cell's.
     """
     scale = privacy_key(results)
     return {format_upper(cell[scale], 3): cell[scale] for cell in results.cells if cell[scale] is not None}
@@ -240,8 +241,8 @@ def privacy_key(results: Results) -> str:
 def _privacy_chart(results: Results) -> Chart | None:
     """Chart test accuracy against μ or ε, one series for each combination of the other settings.
 
-    Runs without test accuracy show their first metric.  The result is None if all cells share one privacy level,
-    or none has one.
+    Runs without test accuracy show their first metric.  The result is None if the cells have fewer than two
+    privacy levels.
     """
     levels = privacy_levels(results)
     if len(levels) < 2:
@@ -262,8 +263,8 @@ def _privacy_chart(results: Results) -> Chart | None:
 def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
     """Fill `series` with the measured and published values of the sweep points that match `fixed`.
 
-    A measured mark has μ or ε as x, the metric's mean over seeds as y, and its standard deviation as spread.
-    Measured marks are sorted by x.  A point without finished cells or without a level has no mark.
+    A measured mark has μ or ε as x, the metric's mean over seeds as y, and its standard deviation as spread, or 0
+    for one seed.  Measured marks are sorted by x.  A point without finished cells or without a level has no mark.
 
     Args:
         results: Results of the run.
@@ -294,8 +295,8 @@ def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, A
 def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric: Metric) -> Chart:
     """Chart a metric by round, with one series for each sweep point.
 
-    A mark is the mean over seeds, with the standard deviation as spread.
-    If runs in one panel differ in length, the x axis is the percentage of each run's rounds.
+    A mark is the mean over seeds, with the standard deviation as spread.  The x axis is the round, or, if runs in
+    any one panel differ in length, the percentage of each run's rounds.
 
     Args:
         results: Results of the run.
@@ -329,8 +330,8 @@ def _clipping_chart(results: Results) -> Chart | None:
     A larger clip norm biases the increments less and adds more noise, so this chart helps to choose the clip norm.
     A mark is the mean over seeds with the standard deviation.  The kinds of the chart's layout, such as trust
     settings, are series, which lie above one another in a row.  At most `MAX_SERIES` rows are drawn.  The result
-    is None for a single setting, and if no increment was clipped, every one was,
-    or silos do not report it.
+    is None for a single setting, and if in all cells no increment was clipped, or every one was, or silos do not
+    report it.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
@@ -370,35 +371,36 @@ def _clipping_chart(results: Results) -> Chart | None:
 
 @dataclass(frozen=True)
 class _UsedMechanism:
-    """Mechanism that a run used, with the question that the noise charts answer about all mechanisms."""
+    """Mechanism that a run used, with the setting in which the noise charts compare all mechanisms."""
 
     setting: AccountingSetting
-    """Setting of the run, with clip norm and batch size 1."""
+    """Rounds, epochs, decay, silos, trust and relation of the run, with clip norm and batch size 1."""
     mu: float
     """μ of the run's claim."""
     label: str
-    """Label of the mechanism."""
+    """Label of the mechanism, with its parameters."""
 
 
-_HORIZON_COUNT = 12
+_HORIZON_COUNT = 12  # most numbers of rounds for which noise is calibrated
 
 
 def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Chart the noise of each mechanism at a run's guarantee, by accounting alone.
 
     The charts describe the first cell that has a μ and that `_find_used_mechanism` can compare with other
-    mechanisms: one with a mechanism that a scenario can select, with running sums, and with whole epochs.  There
-    are no charts without such a cell, and the second chart needs several silos.
+    mechanisms: one with a mechanism that a scenario can select, with running sums, with whole epochs, and without
+    a first step.  There are no charts without such a cell, and the second chart needs several silos.
     """
     question = next(filter(None, (_find_used_mechanism(cell) for cell in cells if cell["mu"] is not None)), None)
     if question is None:
         return []
     setting = question.setting
     sums = "running sums" if setting.decay == 1.0 else f"sums with decay {setting.decay:.3g}"
-    passes = f", {setting.epochs} epochs" if setting.epochs > 1 else ""
+    passes = f" over {setting.epochs} epochs" if setting.epochs > 1 else ""
     note = (
-        f"From accounting, not from this run: {sums}, {format_upper(question.mu, 3)}-GDP, {setting.relation} "
-        f"neighbours{passes}; 1 is the clip norm over the batch size."
+        f"These figures follow from accounting, not from this run: they are for {sums}{passes}, under "
+        f"{format_upper(question.mu, 3)}-GDP with {setting.relation} neighbours. Their unit is the clip norm over "
+        "the batch size."
     )
     return [
         _noise_by_rounds_chart(question, note),
@@ -410,8 +412,9 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it.
 
     Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), for which all
-    mechanisms add the same noise, and a run that ends within an epoch.  If sums restart from 0 after a period, the
-    setting has the rounds of one period.
+    mechanisms add the same noise, and a run that ends within an epoch.  The first release stream decides, which is
+    that of a first step, with decay 0, in a run that has one.  If sums restart from 0 after a period, the setting
+    has the rounds of one period.
     """
     stream = stream_from_data(cell["releases"][0])
     # Without running sums, all mechanisms add the same noise.
@@ -462,8 +465,8 @@ def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
 def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
     """Chart the noise in a silo's release, and in the mean over silos without and with a trusted server.
 
-    The noise is the root mean square over rounds at the run's μ.  Each of the three has a row, in which the
-    mechanisms lie above one another.
+    The noise is the root mean square over rounds at the run's μ, whatever trust the run has.  Each of the three
+    has a row, in which the mechanisms lie above one another.
     """
     setting = question.setting
     costs = {
@@ -499,8 +502,9 @@ def _mechanism_label(name: str, question: _UsedMechanism) -> str:
 def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
     """Chart the noise of mechanisms at one guarantee, the smallest ratio to the lower bound on top.
 
-    Each mechanism has a row, with its noise in queries (or running sums) over the lower bound of all mechanisms,
-    and, for an algorithm with an output, the noise in the output over its bound.  A vertical line marks ratio 1.
+    Each mechanism has a row.  Its marks are ratios to the lower bound of all mechanisms: of the noise in queries,
+    or in running sums without an algorithm, and, if the algorithm has an output, of the noise in the output, by
+    which rows are then sorted.  A vertical line marks ratio 1.
     """
     has_output = table.lower_bound.output is not None
     lines = sorted(table.lines, key=lambda line: line.ratio.output or line.ratio.queries)
@@ -532,8 +536,8 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
     alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the normal distribution function.  There is such a
     curve for each μ that cells claim, or that an audit tested, if the curve can be told from the axes.  Of more
     than six curves, those of the three smallest and the three largest μ are drawn.  The diagonal is blind
-    guessing.  With an audit there is the point at which its attack would make both errors equally often.  The
-    result is None without a curve and without an audit.
+    guessing.  With an audit there is the point of equal errors on the curve of the μ that the audit shows at
+    least.  The result is None if there is neither a curve nor an audit.
     """
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})
@@ -560,13 +564,13 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
                 hollow=True,
             )
         )
-    notes = ["No test on everything that is released lies below the curve of its μ."]
+    notes = ["No test on everything that a run releases lies below the curve of the run's μ."]
     if audit is not None:
-        notes.append("An audit's point is where its test would balance both errors.")
+        notes.append("The audit's point has equal errors, at the least μ that the audit shows.")
     if omitted_labels := [format_upper(mu) for mu in mus if mu not in visible_mus]:
-        notes.append(f"Left out because their curves lie on the axes: μ = {', '.join(omitted_labels)}.")
+        notes.append(f"Curves that lie on the axes are left out: μ = {', '.join(omitted_labels)}.")
     if len(visible_mus) > len(drawn_mus):
-        notes.append(f"{len(visible_mus) - len(drawn_mus)} curves between these are left out.")
+        notes.append(f"Not drawn: {format_count(len(visible_mus) - len(drawn_mus), 'curve')} between these.")
     return Chart(
         "tradeoff",
         "Best possible attack: missed vs. false alarms",

@@ -1,8 +1,9 @@
 """Looks of a chart: axes and ticks, colours, dashes and markers of series, and panels for many series.
 
-Any two series of a panel differ in at least two of colour, dashes and marker, so that they can be told apart on a
-grey print and by a colour-blind reader.  Hues are those of Okabe & Ito.  Values with an order take shades of one
-hue.  A sweep point sets one value for each axis, which is a key of the scenario, such as algorithm.name.
+Any two lines of a chart over a sweep differ in at least two of colour, dashes and marker, so that they can be
+told apart on a grey print and by a colour-blind reader.  Hues are close to those of Okabe & Ito.  Values with an
+order take shades of one hue.  An axis is a swept key of the scenario with its values, such as algorithm.name.  A
+sweep point has one value for each axis.
 """
 
 import math
@@ -22,7 +23,7 @@ _MAX_LINES = 12  # lines of a panel, above which a chart is split into panels
 _TRUST_KEY, _ALGORITHM_KEY = "algorithm.trust", "algorithm.name"
 _ROUNDS_KEY = "federation.rounds"  # runs of unequal length get panels first
 
-# Darkest and lightest shade of each hue: on white, then on the background of the dark page.
+# Darkest and lightest shade of each hue: on the white page, then on the dark page.
 _HUES = (
     (("#00395e", "#2f93d3"), ("#2f7fb8", "#8fd0f8")),
     (("#7a2c00", "#e5650a"), ("#c4551a", "#ffae78")),
@@ -39,18 +40,20 @@ _LOOK_COUNTS = (len(_HUES), len(DASHES), 7)
 
 @dataclass(frozen=True)
 class Look:
-    """Colours on light and dark pages, with an index into `DASHES` and an index of a marker."""
+    """Colours on light and dark pages, with dashes and a marker."""
 
     light: str
     """Colour on a light page, as #rrggbb."""
     dark: str
     """Colour on a dark page, as #rrggbb."""
     dash: int = 0
+    """Index of the dashes in `DASHES`."""
     marker: int = 0
+    """Index of the marker, 0 to 6, in the tables of markers of `page.py` and `plots.py`."""
 
 
 def shade(hue: int, share: float = 0.5) -> Look:
-    """Return a shade of a hue, from the darkest at `share` 0 to the lightest at 1."""
+    """Return a shade of a hue (0 to 5), from the darkest at `share` 0 to the lightest at 1."""
     light, dark = (_mix_colours(*ends, share) for ends in _HUES[hue])
     return Look(light, dark)
 
@@ -86,16 +89,16 @@ class Layout:
     levels: tuple[str, ...]
     """Keys whose combinations of values get a shade and a marker each."""
     panels: tuple[str, ...]
-    """Keys with a panel for each value, at most two."""
+    """Keys, at most two, whose combinations of values get a panel each."""
     axes: Mapping[str, list[Any]]
-    """Values of each key of the sweep."""
+    """Values of each key of the sweep, also of keys with one value."""
 
     def choose_look(self, point: Mapping[str, Any]) -> Look:
         """Choose the look of a sweep point.
 
         Kinds and levels are shown separately, unless there are more kinds than dashes or more levels than hues.
-        Then, and for a single level, the looks are those of series without an order (`nth_look`).  Levels of a
-        single kind also differ in dashes.
+        Then, and for a single level, the looks are those of series without an order (`nth_look`).  The first five
+        levels of a single kind also differ in dashes.
         """
         (kind, kinds), (level, levels) = self._index_of(self.kinds, point), self._index_of(self.levels, point)
         if kinds > len(DASHES) or levels > len(_HUES):
@@ -179,7 +182,7 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self, max_count: int) -> list[float]:
-        """Return round numbers on the axis, at most about `max_count`."""
+        """Return round numbers on the axis, at most about `max_count`, or its ends if there are too few."""
         return (
             _logarithmic_ticks(self.low, self.high, max_count)
             if self.logarithmic
@@ -191,13 +194,14 @@ class Scale:
 
 
 def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic: bool) -> Scale:
-    """Make the axis of the finite ones of some values, with a margin of about 5 % at each end.
+    """Make the axis of the finite ones of some values, with a margin at each end.
 
-    A logarithmic axis shows values above 0, and its margin is a factor.  It becomes linear if there are none.  An
-    axis of equal values has a margin of a tenth of their size, and at least 0.1.
+    The margin is about 5 % of the length of the axis.  A logarithmic axis shows values above 0.  Its margin is a
+    factor, at least 1.05.  It becomes linear if no value is above 0.  A linear axis of equal values has a margin
+    of a tenth of their size, and at least 0.1, and without any value an axis goes from 0 to 1 with margins.
 
     Args:
-        values: Values to show.
+        values: Values to show, which may include infinities and NaN.
         start: Position of the lower end in the drawing.
         end: Position of the upper end in the drawing.
         logarithmic: Whether a logarithmic axis is asked for.
@@ -212,7 +216,7 @@ def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic
 
 
 def is_wide(values: Sequence[float]) -> bool:
-    """Whether all finite values are positive, and the largest is above 10 times the smallest.
+    """Whether all finite values are positive, and the largest is more than 10 times the smallest.
 
     Such values need a logarithmic axis, because on a linear one a diverging run would flatten all others.
     """
@@ -231,8 +235,8 @@ def _linear_ticks(low: float, high: float, max_count: int) -> list[float]:
 def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
     """Return powers of ten from `low` to `high`, with multiples as far as `max_count` allows.
 
-    Multiples are 1, 2 and 5, or 1 and 3, or none.  Powers that are too many are thinned.  An axis with fewer than
-    two of these numbers gets its ends as ticks.
+    Multiples are 1, 2 and 5, or 1 and 3, or 1 alone.  Powers that are too many are thinned.  An axis with fewer
+    than two of these numbers gets its ends as ticks.
     """
     for multiples in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -249,7 +253,8 @@ def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
 
 
 def format_tick(value: float) -> str:
-    """Format a tick's label in plain characters."""
+    """Format a tick's label in plain characters, such as "0.25", "20000" and "1.5e5"."""
     if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
     return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"

@@ -3,7 +3,7 @@
 | output | content |
 |---|---|
 | report | self-contained page with text, tables, and charts as SVG, readable without a script and on paper |
-| fragment | tables of the report, for a notebook |
+| fragment | tables of the report with the sentences on privacy, for a notebook |
 | dp-accounting | releases as events of dp-accounting |
 | ro-crate | metadata of the run's files, their software and privacy claims, as an RO-Crate 1.1 |
 
@@ -36,7 +36,6 @@ from fedpriv.show.summary import (
     describe_measurement,
     describe_state,
     format_value,
-    list_caveats,
     list_warnings,
     privacy_lines,
 )
@@ -46,10 +45,10 @@ from fedpriv.study.results import Results, describe_engines, read_claims, read_h
 
 WIDTH, HEIGHT = 560, 350
 _LEFT_MARGIN, _RIGHT_MARGIN, _TOP_MARGIN, _BOTTOM_MARGIN = 74, 16, 14, 52
-_CHARACTER_WIDTH = 8.5  # largest width of a character, which spaces the labels of ticks
+_CHARACTER_WIDTH = 8.5  # width that a character of a label may need
 _MARKERS_PER_LINE = 6  # approximate
 
-# Paths around the origin, each with about the area of the first, a circle of radius 1.
+# Paths around the origin, about as large as the first, a circle of radius 1.
 _MARKER_SHAPES = (
     "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0Z",
     "M-.9 -.9H.9V.9H-.9Z",
@@ -79,15 +78,16 @@ def draw_legend_key(series: Series) -> Markup:
 
 
 def _colour_style(look: Look) -> str:
-    """Return a style attribute with both colours of a look. The style sheet takes one of them."""
+    """Return a style attribute with both colours of a look, so that the style sheet can take one."""
     return f'style="--light:{look.light};--dark:{look.dark}"'
 
 
 def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
-    """Return charts in the order of the page, each with a flag that it spans a row of two.
+    """Return charts in the order of the page, each with a flag whether it fills a row.
 
-    Charts of several panels span a row.  If an odd number of charts is left, the chart with most series spans a
-    row, too, because no half row may stay empty.
+    Other rows have two charts.  Charts of several panels fill a row.  If an odd number of charts is left, the
+    one of them with most series fills a row, too, because no half row may stay empty.  Charts that fill a row
+    come first.
     """
     full_width = [chart for chart in charts if len(chart.panels) > 1]
     half_width = [chart for chart in charts if len(chart.panels) == 1]
@@ -99,7 +99,7 @@ def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
 
 
 def _draw_panel(chart: Chart, panel: Panel) -> Markup:
-    """Draw a panel as an SVG element, with height and left margin that fit the names of any rows.
+    """Draw a panel as an SVG element, with more height and left margin if the chart has named rows.
 
     Args:
         chart: Chart with the rows, labels and scales that all panels share.
@@ -179,8 +179,8 @@ def _draw_series(
 ) -> str:
     """Draw a series' line with its band, or marks with bars, then markers, published marks, and tooltips.
 
-    Marks whose y is not finite are left out.  A line with many marks has a marker at about six of them, which
-    begin at another mark for each rank, so that the markers of close lines do not cover each other.
+    Measured marks whose y is not finite are left out.  A line with more than six marks has markers at three to six
+    of them, which begin at another mark for each rank, so that the markers of close lines rarely coincide.
 
     Args:
         chart: Chart of the series.
@@ -272,7 +272,7 @@ def make_crate(folder: Path) -> dict[str, Any]:
     """Make the RO-Crate metadata of a run's folder in its present state.
 
     The metadata is a JSON-LD graph: the folder with its visible files, the run that made them, its software, and a
-    property for each claim of privacy.
+    property for each line on privacy (`privacy_lines`).
 
     Raises:
         InputError: If the folder has no results.
@@ -280,7 +280,7 @@ def make_crate(folder: Path) -> dict[str, Any]:
     results = read_claims(folder)
     files = [
         _make_file_entity(folder, path)
-        for path in sorted(folder.rglob("*"))  # without hidden drafts and the metadata itself
+        for path in sorted(folder.rglob("*"))  # without hidden files, hidden folders and the metadata itself
         if path.is_file() and path.name != CRATE_FILE and "/." not in f"/{path.relative_to(folder).as_posix()}"
     ]
     claims = [
@@ -350,7 +350,7 @@ def _make_run_entity(results: Results, files: list[Entity]) -> Entity:
 
 
 def _make_software_entities(results: Results) -> list[Entity]:
-    """Describe the software that computed the results, from the recorded versions."""
+    """Describe fedpriv and the packages that it required, in the versions of the run's latest invocation."""
     fedpriv_entity, *dependencies = [
         {"@id": f"#{name}", "@type": "SoftwareApplication", "name": name, "version": results.versions[name]}
         for name in ("fedpriv", *(name for name in results.versions if name not in ("fedpriv", "platform")))
@@ -362,7 +362,7 @@ def _make_software_entities(results: Results) -> list[Entity]:
 
 
 def _iso_date(results: Results) -> str:
-    """Format the start of the run as ISO 8601."""
+    """Format the start of the run as ISO 8601, to the minute."""
     return datetime.strptime(results.date, "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC).isoformat(timespec="minutes")
 
 
@@ -374,7 +374,7 @@ EXPORTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "dp-accounting": ("dp-events.json", lambda folder: list(map(make_event_data, read_ledger(folder)))),
     "ro-crate": (CRATE_FILE, make_crate),
 }
-"""File name by form, and the function that makes plain data from a run's folder."""
+"""Form -> name of the file, and the function that makes its plain data from a run's folder."""
 
 
 def export_run(folder: Path, form: str) -> Path:
@@ -390,36 +390,37 @@ def export_run(folder: Path, form: str) -> Path:
     return folder / name
 
 
-_GUESS_SCALE = ", ".join(f"{word} up to {100 * max_share:g} %" for max_share, word in PROTECTION_LEVELS)
+_GUESS_SCALE = ", ".join(f"{word} up to {100 * max_share:g} %" for max_share, word in PROTECTION_LEVELS[:-1])
 
 GLOSSARY: tuple[tuple[str, str], ...] = (
-    ("record", "What one line of a silo's data says: the unit whose presence or content is protected."),
-    ("silo", "A party with records of its own, such as a hospital. Its records never leave it."),
-    ("round", "The server asks at one model; every silo answers with a sum over some of its records."),
-    ("clip", "The norm to which one record's contribution is scaled down, so that it cannot stand out."),
+    ("record", "One line of a silo's data."),
+    ("protected unit", "What is protected as a whole: one record, or all records of one person or client."),
+    ("silo", "A party with records of its own, such as a hospital. They leave it only if there is a curator."),
+    ("round", "The server sends a model; silos answer with a sum over some of their records."),
+    ("clip", "The norm to which the contribution of one unit is scaled down if it is larger."),
     (
         "neighbours",
-        "Two data sets that differ in one record: replace-one exchanges it, zero-out takes it away. Protection "
-        "means that nobody can tell which of the two was used.",
+        "Two data sets that differ in one unit: replace-one exchanges it, zero-out takes it away. Protection "
+        "bounds how well anybody can tell which of the two was used.",
     ),
     (
         "μ",
-        "Gaussian differential privacy: telling two neighbours apart is as hard as telling one draw of N(0, 1) "
-        "from one of N(μ, 1). Smaller is more private.",
+        "Gaussian differential privacy: telling two neighbours apart is at least as hard as telling one draw of "
+        "N(0, 1) from one of N(μ, 1). Smaller is more private.",
     ),
     (
         "ε at δ",
-        "With probability 1 - δ or more, what is released is at most e^ε times likelier under one neighbour than "
-        "under the other. Smaller is more private.",
+        "Whatever result one looks for, its probability under one neighbour is at most e^ε times that under the "
+        "other, plus δ. Smaller is more private.",
     ),
-    ("zCDP", "ρ of zero-concentrated differential privacy; μ²/2 for Gaussian noise."),
+    ("zCDP", "ρ of zero-concentrated differential privacy. It is μ²/2 where there is a μ."),
     (
         "best guess",
-        "How often the best attacker tells two neighbours apart, out of equally likely ones. We call protection "
-        f"{_GUESS_SCALE}.",
+        "How often the best attacker is right about which of two equally likely neighbours was used. We call "
+        f"protection {_GUESS_SCALE}, and next to none above that.",
     ),
-    ("mechanism", "How noise of different rounds is correlated: independent, by a tree, by a banded matrix, …"),
-    ("audit", "An attack by the code's own authors: records planted on purpose, and tests that look for them."),
+    ("mechanism", "How noise of different rounds is correlated: not at all, by a tree, by a banded matrix, …"),
+    ("audit", "An attack on the claim by fedpriv itself: it plants records, and tests whether it can find them."),
 )
 
 
@@ -427,7 +428,7 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
     """Write a run's report to `file`, RUN_DIR/report.html by default, and return its path.
 
     Raises:
-        InputError: If the folder holds no run, or a run without a finished cell.
+        InputError: If the folder holds no run, a run without a finished cell or history, or a damaged audit.
     """
     results = read_claims(folder)
     if not results.cells:
@@ -447,10 +448,10 @@ def render_page(folder: Path, results: Results, version: str = "", *, live: bool
         folder: Folder of the run, which has the history and the audit.
         results: Results of the run.
         version: Version of the results, for a live page.
-        live: Whether the page asks its server if the results are newer than `version`.
+        live: Whether the page asks its server again and again if the results are newer than `version`.
 
     Raises:
-        InputError: If the folder has no history, or its audit is damaged.
+        InputError: If there are cells and the folder has no history, or if its audit is damaged.
     """
     # Keywords are the names of page.html.
     statements = make_statements(results)
@@ -470,7 +471,6 @@ def render_page(folder: Path, results: Results, version: str = "", *, live: bool
         repeated=epsilon_of_repeated_runs(results),
         run_counts=RUN_COUNTS,
         glossary=GLOSSARY,
-        state=describe_state(results),
         missing=" ".join(list_warnings(results)).replace("**", ""),
         measured=describe_measurement(results),
         facts=_run_facts(results),
@@ -495,7 +495,7 @@ def render_page(folder: Path, results: Results, version: str = "", *, live: bool
 
 
 def _prevent_breaks(text: str) -> str:
-    """Replace spaces and hyphens in "69.6 %", "ε = 4" and "1e-05" so that no line breaks there."""
+    """Replace the spaces in "69.6 %" and "ε = 4", and the hyphen in "1e-05", so that no line breaks there."""
     text_with_spaces = re.sub(r"(?<=\d) (?=%)| (?==)|(?<==) ", "\N{NO-BREAK SPACE}", text)
     return re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", text_with_spaces)
 
@@ -536,10 +536,7 @@ def _run_facts(results: Results) -> list[tuple[str, str]]:
 
 
 def _describe_algorithm(name: str) -> str:
-    """Return title and source of an algorithm, or the name of a user's own algorithm.
-
-    A report does not need the file of that algorithm.
-    """
+    """Return title and source of an algorithm, or the name of a user's own, even if it is not imported."""
     return f"{row.title} ({row.source})" if (row := ALGORITHMS.get(name)) else f"{name} (your own)"
 
 
@@ -552,7 +549,10 @@ def _format_values(results: Results, key: str) -> str:
 
 
 def _setting_lines(results: Results) -> list[tuple[str, str]]:
-    """Return the dotted keys of all cells' scenarios with their values, joined where cells differ."""
+    """Return the dotted keys of all cells' scenarios with their values, listed where cells differ.
+
+    Name, title and seed are left out.
+    """
     values_by_key: dict[str, dict[str, None]] = {}
     for cell in results.cells:
         for key, value in flatten_keys(cell["scenario"]):
@@ -576,7 +576,7 @@ _FRAGMENT = """\
 </tbody>
 </table>
 {% endfor %}
-{% for line in caveats %}
+{% for line in privacy %}
 <p>{{ line }}</p>
 {% endfor %}
 <p><small>{{ measured }}</small></p>
@@ -585,11 +585,14 @@ _FRAGMENT = """\
 
 
 def render_fragment(results: Results) -> str:
-    """Render the tables and their measurement, with every text that comes from a scenario escaped."""
+    """Render the tables with privacy claims, caveats and measurement, for a notebook.
+
+    Guarantee: every text that comes from a scenario is escaped.
+    """
     return _compile_template(_FRAGMENT).render(
         title=results.title or results.name,
         state=describe_state(results),
         tables=make_tables(results),
-        caveats=list_caveats(results.cells),
+        privacy=privacy_lines(results),
         measured=describe_measurement(results),
     )

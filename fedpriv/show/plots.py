@@ -1,4 +1,4 @@
-"""Charts of a run as PNG and SVG files by matplotlib, the same bytes for the same results."""
+"""Charts as PNG, SVG and PDF by matplotlib, the same bytes for the same charts."""
 
 import io
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _MARKERS_PER_LINE = 6  # approximate
-_CHARACTERS_PER_INCH = 11  # characters of a title in an inch
+_CHARACTERS_PER_INCH = 11  # characters of a title in an inch, approximate
 _FILE_SUFFIXES = (".png", ".svg", ".pdf")
 _RC_PARAMS: dict[Any, Any] = {
     "font.size": 10,
@@ -45,14 +45,14 @@ def plot_run(folder: Path) -> list[Path]:
 
     | figure | when |
     |---|---|
-    | curves, or one for each metric | always |
-    | privacy | μ, or ε where a cell has no μ, varies |
-    | clipped | several settings clip something, and not everything |
-    | noise | a cell has a μ, and noise of a mechanism for running sums |
+    | curves, or one for each metric if it has several panels | there are evaluations |
+    | privacy | μ, or ε if a cell has no μ, differs in its first three digits |
+    | clipped | there are several settings, and increments are clipped, but not all of them |
+    | noise | a cell has a μ, and noise that can be compared (`make_noise_charts`) |
     | tradeoff | there is a μ whose curve can be told from the axes, or an audit |
 
     Raises:
-        InputError: If the folder holds no run, or a run without a finished cell.
+        InputError: If the folder holds no run, a run without a finished cell or history, or a damaged audit.
     """
     results = read_claims(folder)
     if not results.cells:
@@ -67,7 +67,11 @@ def plot_run(folder: Path) -> list[Path]:
 def render_svgs(folder: Path, results: Results) -> dict[str, str]:
     """Render the figures of `plot_run` as SVG texts by name, without an XML prologue.
 
-    Ids of different figures differ, so that one page can hold all of them.
+    Ids of different figures differ, so that one page can hold all of them.  A run without a finished cell has no
+    figure.
+
+    Raises:
+        InputError: If the folder has no history, or a damaged audit.
     """
     with plot_settings():
         texts = {
@@ -131,9 +135,10 @@ def save_figure(figure: "Figure", path: Path, name: str) -> None:
 
 
 def plot_title(results: Results) -> str:
-    """Make the title: run, fixed settings, trust, number of seeds, and differing or missing cells.
+    """Make the title, with run, fixed settings and trust in its first line.
 
-    Trust is left out if cells differ in trust, or if trust is one of the settings of the sweep.
+    The second line has the number of seeds, and differing or missing cells.  Fixed settings are swept keys with
+    one value.  Trust is left out if cells differ in trust, or if it is a swept key.
     """
     fixed = format_point(results, {key: values[0] for key, values in results.axes.items() if len(values) == 1})
     trusts = {cell["trust"] for cell in results.cells}
@@ -149,8 +154,8 @@ def _charts_by_file(folder: Path, results: Results) -> dict[str, list[Chart]]:
     """Group charts by the name of their file.
 
     Curves are the charts of metrics by rounds.  Curves of one panel share the file "curves", and curves of several
-    panels have the name of their metric.  Both charts of noise share the file "noise", and every other chart has
-    the name of its key.
+    panels have a file with the name of their metric, without "test_".  Both charts of noise share the file
+    "noise", and every other chart has a file with the name of its key.
     """
     charts_by_name: dict[str, list[Chart]] = {}
     for chart in make_charts(results, list(read_history(folder)), load_audit(folder)):
@@ -163,10 +168,11 @@ def _charts_by_file(folder: Path, results: Results) -> dict[str, list[Chart]]:
 
 
 def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
-    """Draw the panels of charts into one figure, with one title and one legend, above the charts' notes.
+    """Draw the panels of charts into one figure, with a title, a legend, and the charts' notes.
 
-    Panels lie in a grid of at most three columns.  The caption of a single chart is part of the title, and several
-    charts have their captions above their panels.
+    The title is above the panels, and the notes are below them.  Panels lie in a grid of at most three columns.
+    The caption of a single chart is part of the title, and each panel has its name above it.  Of several charts,
+    panels without a name have their chart's caption above them.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -274,10 +280,10 @@ def _line_style(series: Series) -> dict[str, Any]:
 
 
 def _add_legend(figure: "Figure", charts: Sequence[Chart]) -> None:
-    """Add a legend of the series, and of hollow marks, to the right or below a chart with named rows.
+    """Add a legend of the series, and of published values.
 
-    A name has one entry, even if series of several charts have it.  Charts whose legends are empty, and which have
-    no published values, get no legend.
+    It is on the right, or below a single chart with named rows.  A name has one entry, even if series of several
+    charts have it.  Without series to name and without published values there is no legend.
     """
     from matplotlib.lines import Line2D
 
@@ -301,9 +307,9 @@ def _render_bytes(figure: "Figure", kind: str, name: str) -> bytes:
     """Render the figure as bytes of a file, without a date, and with ids derived from its name."""
     from matplotlib import rc_context
 
-    buffer = io.BytesIO()
+    buffer, dates = io.BytesIO(), {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with rc_context({"svg.hashsalt": name}):
-        figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(buffer, format=kind, dpi=150, metadata=dates.get(kind))
     return buffer.getvalue()
 
 

@@ -50,7 +50,10 @@ _SERVER_NOISE = (
     "The server drew the noise, with a key from its operating system. It sees what silos send without noise: all "
     "that is said here rests on the server keeping both to itself."
 )
-_NO_LOSS_ASSUMPTION = "Nothing about the loss or the model: what is released is clipped, {unit} by {unit}."
+_NO_LOSS_ASSUMPTION = (
+    "The figures assume nothing about the loss or the model, because what is released is clipped, {unit} by "
+    "{unit}."
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class ProtectionLevel:
     """ε at `delta` by the conversion of papers, for comparison."""
     delta: str
     attacker: str
-    """Largest probability of guessing right which of two equally likely neighbours was used, in percent."""
+    """Bound on the probability of guessing which of two equally likely neighbours was used, in percent."""
     sort_key: float = field(compare=False)
     """ε at the level's δ, as a number."""
 
@@ -79,24 +82,24 @@ class Statement:
     """
 
     private: bool
-    """Whether all cells have a claim, that is, add noise."""
+    """Whether all cells have a claim, which those have whose releases all have noise."""
     note: str
-    """Remark on the kind of guarantee, for example on its secret participation, or empty."""
+    """Remark on the kind of guarantee, for example on secret participation, or empty."""
     trust: str
     """Name of the trust setting."""
     protection: str
-    """Parties against whom the trust setting protects."""
+    """Protected data under the trust setting, and the parties against whom it is protected."""
     unit: str
     """Description of the unit of protection."""
     hidden: str
     """Difference between neighbours, which the releases hide."""
     relation: str
     noise: str
-    """Note on the parties that drew the noise or can recompute it, or empty for a run without noise."""
+    """Note on who drew or knows the noise, and on several runs together, or empty without noise."""
     mechanisms: Sequence[str]
     """Description of each party's releases, with their noise and clip."""
     attained: bool
-    """Whether every claim is exact, else the figures are upper bounds."""
+    """Whether μ of every cell is exact.  Otherwise some figures are upper bounds."""
     levels: Sequence[ProtectionLevel]
     """Distinct figures of the cells, the smallest ε first."""
     caveats: Sequence[str]
@@ -140,10 +143,10 @@ def make_statements(results: Results) -> list[Statement]:
 
 
 def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
-    """Describe the composed μ of all runs with real noise under one relation.
+    """Describe the composed μ of all runs with secret noise, under one relation, whose claims have a μ.
 
-    The composed μ holds for a record that takes part in each of these runs.  The text is empty for fewer than two
-    such runs.
+    The composed μ holds for a record that takes part in each of these runs.  Runs without a μ, such as those with
+    secret participation, are not counted.  The text is empty for fewer than two runs with a μ.
     """
     claims = [
         compute_claim_from_data(cell["releases"])
@@ -152,8 +155,8 @@ def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> 
     ]
     mus = [claim.guarantee.mu for claim in claims if claim and claim.guarantee.mu is not None]
     return (
-        f" Every figure is of one run. A record that takes part in these {len(mus)} runs is protected by all of "
-        f"them together only: μ = {format_upper(compose(mus))}, and runs elsewhere come on top."
+        f" Every figure is of one run. A record that takes part in all of these {len(mus)} runs has together only "
+        f"the protection of μ = {format_upper(compose(mus))}, and runs elsewhere or without a μ come on top."
         if len(mus) > 1
         else ""
     )
@@ -165,11 +168,11 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
     All claims are computed from the recorded releases.
 
     Args:
-        cells: Cells of results.json.  A cell whose run adds no noise has no claim.
+        cells: Cells of results.json, at least one.  A cell whose run adds no noise has no claim.
         composition_note: Note on all runs with real noise together, or "" (`_describe_composition`).
         choice: Sentences on the choice of settings, for the assumptions.
     """
-    # Claims from the releases, and the weakest claim, whose figure for several records of a person holds for all.
+    # Claims from the releases, and the claim of largest ε, whose figure for several records of a person is shown.
     first_cell, delta = cells[0], cells[0]["delta"]
     streams_by_cell = [list(map(stream_from_data, cell["releases"])) for cell in cells]
     streams, unit = list(itertools.chain(*streams_by_cell)), streams_by_cell[0][0].unit
@@ -237,14 +240,14 @@ def _step_notes(streams: Sequence[ReleaseStream]) -> list[str]:
 
 
 def _noise_note(noise_kind: str, trust: Trust) -> str:
-    """Name the parties that could recompute the noise, or nothing for a run without noise."""
+    """Say who drew the noise and who could recompute it, or nothing for a run without noise."""
     if noise_kind == "release":
         return _SERVER_NOISE if trust.adds_noise(SERVER) else _SILO_NOISE
     return _SEEDED_NOISE if noise_kind == "simulation" else ""
 
 
 def loss_assumption(stream: ReleaseStream) -> str:
-    """Return the assumption about the loss that the sensitivity needs beside the clips."""
+    """Return the sentence on what the sensitivity assumes about the loss beside the clips, if anything."""
     return stream.mechanism.assumption or _NO_LOSS_ASSUMPTION.format(unit=stream.unit.noun)
 
 
@@ -265,7 +268,7 @@ def _make_level(claim: PrivacyClaim[Guarantee], delta: float) -> ProtectionLevel
 
 
 def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
-    """Describe the unit of standard deviation and clip, or nothing if it is the gradient's."""
+    """Describe the unit of standard deviation and clip if a quantile sets the clip, else return ""."""
     quantile = cell.get("scenario", {}).get("algorithm", {}).get("clip_quantile")
     return (
         ""
@@ -279,8 +282,8 @@ def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
 def _describe_noise(stream: ReleaseStream, clip_unit: str = "") -> str:
     """Describe a stream: its party, number of releases, noise and clip, followed by their `clip_unit`.
 
-    A stream is all releases of a party in the rounds of a run, or in a first step of its own before them.  An
-    external first step has only its charged μ, and a stream without noise only its number of releases.
+    A stream is all releases of a party in the rounds of a run, or in a first step before them.  Of an external
+    first step the text has only the charged μ, and of a stream without noise only the number of releases.
     """
     party = stream.party_name if stream.step == ROUNDS else f"{stream.party_name}, {_FIRST_STEP}"
     if stream.party_name == EXTERNAL_PARTY:
@@ -310,7 +313,7 @@ class StoredAudit:
     mu: float
     """Lower bound on μ that the audit shows."""
     epsilon: float
-    """Lower bound on ε at `delta`."""
+    """Lower bound on ε at `delta` that the audit shows."""
     claimed_epsilon: float
     delta: float
     statistic: str
@@ -321,19 +324,21 @@ class StoredAudit:
     silos: int
     trust: str
     stands: bool
-    """Whether `mu` is at most `claimed_mu`."""
+    """Whether the claim is not refuted, since `mu` is at most `claimed_mu`."""
     date: str
     sees: Mapping[str, float]
     """Largest share of the noise that the audit refutes with probability 95 %, by family of tests."""
 
     @property
     def power(self) -> str:
-        """Sentence on the loss of noise that this audit detects."""
+        """Clause on the loss of noise that this audit detects."""
         return describe_power(self.sees, self.trials)
 
 
 def describe_power(sees: Mapping[str, float], trials: int) -> str:
-    """Describe in one sentence the loss of noise that an audit with this number of trials detects.
+    """Describe the loss of noise that an audit with this number of trials detects.
+
+    The text is a clause without a full stop.
 
     A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.
 
@@ -343,11 +348,11 @@ def describe_power(sees: Mapping[str, float], trials: int) -> str:
         trials: Number of trials of the audit.
     """
     if not sees:
-        return "not calculated where rounds are secret; audit a copy with federation.sampling=fixed"
+        return "it is not calculated where rounds are secret; audit a copy with federation.sampling=fixed"
     shares = {name: math.floor(100.0 * share + 1e-9) / 100.0 for name, share in sees.items()}
     detectable = ", ".join(f"σ × {share:.2f} ({name})" for name, share in shares.items() if share > 0.0)
     if not detectable:
-        return f"with {trials:,} trials no loss of noise would be seen at this mu: take more, or another mu"
+        return f"with {trials:,} trials no loss of noise would be seen at this mu; take more trials, or another mu"
     return (
         f"with {trials:,} trials this audit would see {detectable}: noise of that size, or less, is "
         "refuted in 95 of 100 audits, and a smaller loss can be missed"
@@ -355,7 +360,7 @@ def describe_power(sees: Mapping[str, float], trials: int) -> str:
 
 
 def check_same_algorithm(folder: Path, scenario: Mapping[str, Any]) -> None:
-    """Check that a run has a cell with this scenario's algorithm, settings, trust and model.
+    """Check that a run has a cell whose sections [algorithm] (with trust) and [model] are this scenario's.
 
     Raises:
         InputError: If the folder holds no run, or no such cell.

@@ -1,7 +1,7 @@
 """Summaries of a run's cells: statistics over seeds at each sweep point, and the lines below them.
 
-A sweep point has one value for each axis, which is a key of the scenario with its swept values.  A cell is one
-run: a sweep point with a seed, as a dictionary of results.json.
+An axis is a swept key of the scenario with its values, and a sweep point has one value for each axis.  A cell is
+one run: a sweep point with a seed, as a dictionary of results.json.
 
 Tables, charts, pages and the terminal take their metrics, sweep points and names from this module.  They also take
 their lines of text from here: missing cells, the measurement, the privacy claims, and the choice of settings.
@@ -25,7 +25,13 @@ from fedpriv.claims.claim import (
 )
 from fedpriv.claims.entries import format_differing_cells
 from fedpriv.claims.ledger import stream_from_data
-from fedpriv.core.figures import format_count_range, format_upper_delta, format_upper_range, privacy_caveats
+from fedpriv.core.figures import (
+    format_count,
+    format_count_range,
+    format_upper_delta,
+    format_upper_range,
+    privacy_caveats,
+)
 from fedpriv.data.public import PUBLIC_TABLES
 from fedpriv.loss.scores import MEAN_SUFFIX, WORST_SUFFIX
 from fedpriv.noise.trust import CLIENT, RECORD
@@ -41,9 +47,9 @@ class Metric:
     factor: float
     """Factor from the stored figure to the printed one."""
     digits: int
-    """Decimals of a measured figure."""
+    """Number of decimals of a measured figure."""
     published_digits: int
-    """Decimals of a published figure."""
+    """Number of decimals of a published figure."""
     base: str | None = None
     """Key of the metric on all test records, if this one is on silos' own test records, or None."""
 
@@ -65,9 +71,10 @@ METRICS = (
     Metric("test_specificity", "specificity (%)", 100.0, 1, 1),
     Metric("test_calibration_error_squared", "calibration error squared", 1.0, 4, 4),
 )
-"""Metrics on all test records, in the order of the columns.
+"""Metrics of the whole federation, in the order of the columns, most of them on all test records.
 
-Losses are printed as stored.  Accuracies are stored as fractions and printed in percent, as in papers.
+Shares such as accuracies are stored as fractions and printed in percent, as in papers.  All others, such as
+losses, are printed as stored.
 """
 
 
@@ -105,7 +112,7 @@ class Summary:
     mean: float
     std: float | None
     seeds: int
-    """Number of seeds with a finished cell."""
+    """Number of finished cells that have the metric, one for each seed."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +131,15 @@ class PublishedComparison:
 
 
 def extract_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a cell of results.json, or of a line of history.jsonl, by key."""
+    """Return the metrics of a cell of results.json, or of a line of history.jsonl, by key.
+
+    Only metrics that `find_metric` knows are returned.
+    """
     return {metric.key: record[metric.key] for metric in _find_metrics([record])}
 
 
 def _find_metrics(records: Iterable[Mapping[str, Any]]) -> list[Metric]:
-    """Return the metrics that any record has, those on all test records first, in the order of `METRICS`."""
+    """Return the metrics that any record has, first those of `METRICS` in this order, then those of silos."""
     keys = dict.fromkeys(key for record in records for key in record)
     order = {metric.key: index for index, metric in enumerate(METRICS)}
     return sorted(filter(None, map(find_metric, keys)), key=lambda metric: order.get(metric.key, len(order)))
@@ -141,13 +151,13 @@ def run_metrics(results: Results) -> list[Metric]:
 
 
 def shared_metrics(results: Results) -> list[Metric]:
-    """Return the metrics on all test records, and the silo metrics that the scenario's [table] names."""
+    """Return the run's metrics without those of silos, except for silo metrics that the [table] names."""
     published = published_metrics(results)
     return [metric for metric in run_metrics(results) if metric.base is None or metric in published]
 
 
 def silo_metrics(results: Results) -> dict[str, list[Metric]]:
-    """Return the metrics on silos' own test records, grouped by the metric on all test records.
+    """Return the metrics on silos' own test records, grouped by the key of the metric on all test records.
 
     A group has the metric of each silo, its mean over silos, and its worst silo, as far as the cells have them.
     """
@@ -181,14 +191,18 @@ def missing_seeds(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
 
 
 def describe_incomplete(results: Results) -> str:
-    """Return "INCOMPLETE: k of n cells", or an empty text if the run is complete."""
+    """Return "INCOMPLETE: k of n cells are finished", or an empty text if the run is complete."""
     expected = len(sweep_points(results)) * len(results.seeds)
     finished = expected - sum(len(seeds) for _, seeds in missing_seeds(results))
-    return "" if results.complete and finished == expected else f"INCOMPLETE: {finished} of {expected} cells"
+    return (
+        ""
+        if results.complete and finished == expected
+        else f"INCOMPLETE: {finished} of {expected} cells are finished"
+    )
 
 
 def describe_state(results: Results) -> str:
-    """Describe differing and missing cells in one line without a full stop, for the head of a page.
+    """Describe differing and missing cells in one line without a full stop, for a title or a caption.
 
     The text is empty for a complete run whose claims agree with its releases.
     """
@@ -295,19 +309,21 @@ def list_warnings(results: Results) -> list[str]:
             for point, seeds in missing_seeds(results)
         ]
         texts = [", ".join(filter(None, point_and_seeds)) for point_and_seeds in points_and_seeds]
-        more = f"; and {len(texts) - _MAX_LISTED} more points" if len(texts) > _MAX_LISTED else ""
+        more = f"; and {format_count(len(texts) - _MAX_LISTED, 'more point')}" if len(texts) > _MAX_LISTED else ""
         warnings.append(f"**{warning}.** Missing: {'; '.join(texts[:_MAX_LISTED])}{more}.")
     return warnings
 
 
 def describe_measurement(results: Results) -> str:
-    """Describe seeds, engine and the largest difference to published values, in one line with notes.
+    """Describe in one line the seeds, the engines, and the largest differences to published values.
 
-    Notes follow where they apply: published values that are not shown, random numbers that cells share, samples
-    that no round reads, and models that are no better than a constant prediction.
+    Sentences follow where they apply: on published values that are not shown, random numbers that cells share,
+    samples that no round reads, and models that are no better than a constant prediction.
     """
     seeds = (
-        "1 seed" if len(results.seeds) == 1 else f"{len(results.seeds)} seeds: mean ± sample standard deviation"
+        "of one seed"
+        if len(results.seeds) == 1
+        else f"means ± sample standard deviations over {len(results.seeds)} seeds"
     )
     largest_differences = []
     for metric in published_metrics(results):
@@ -315,15 +331,19 @@ def describe_measurement(results: Results) -> str:
             compare_with_published(results, metric, point).difference for point in sweep_points(results)
         ]
         if distances := [abs(difference) for difference in differences if difference is not None]:
-            largest_differences.append(f"{metric.title} {max(distances):.{metric.digits}f}")
-    largest_note = f"; largest |difference|: {', '.join(largest_differences)}" if largest_differences else ""
+            largest_differences.append(f"{max(distances):.{metric.digits}f} in {metric.title}")
     notes = (
+        f"The largest differences to published values are {' and '.join(largest_differences)}."
+        if largest_differences
+        else "",
         _withheld_note(results),
         _pairing_note(results),
         _unread_note(results),
         describe_no_better_points(results),
     )
-    return " ".join([f"{seeds}; engine {describe_engines(results)}{largest_note}.", *filter(None, notes)])
+    return " ".join(
+        [f"Metrics are {seeds}, computed on engine {describe_engines(results)}.", *filter(None, notes)]
+    )
 
 
 _MAX_LISTED_POINTS = 3
@@ -334,14 +354,14 @@ def describe_no_better_points(results: Results) -> str:
 
     Means over seeds are compared with the values of a constant prediction:
 
-    | figure | value of a constant prediction |
-    |---|---|
-    | R² | 0, predicting the mean of the test targets |
-    | accuracy, and balanced accuracy | 1 / classes, guessing |
-    | test loss of a softmax regression | ln classes, calling all of them equally likely |
+    | figure | value of a constant prediction | no better if |
+    |---|---|---|
+    | R² | 0, predicting the mean of the test targets | below |
+    | accuracy, and balanced accuracy | 1 / classes, guessing | equal or below |
+    | test loss of a softmax regression | ln classes, calling all of them equally likely | equal or above |
 
     The number of classes is that of a table's public description.  Without one, R² alone is judged.  The text is
-    empty if no point falls short.
+    empty if every point is better.
     """
     points_by_reason = dict[str, list[str]]()
     for point in sweep_points(results):
@@ -351,7 +371,8 @@ def describe_no_better_points(results: Results) -> str:
     for reason, points in points_by_reason.items():
         examples = "; ".join(filter(None, points[:_MAX_LISTED_POINTS]))
         more = f" and {len(points) - _MAX_LISTED_POINTS} more" if len(points) > _MAX_LISTED_POINTS else ""
-        sentences.append(f"No better than a constant{f' ({examples}{more})' if examples else ''}: {reason}.")
+        named_points = f" ({examples}{more})" if examples else ""
+        sentences.append(f"The model is no better than a constant prediction{named_points}: {reason}.")
     return " ".join(sentences)
 
 
@@ -373,14 +394,14 @@ def _why_no_better(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     if classes == 0:
         return reasons
     reasons += [
-        f"{noun} is that of guessing among {classes} classes"
+        f"{noun} is not above that of guessing among {classes} classes"
         for key, noun in (("test_accuracy", "accuracy"), ("test_balanced_accuracy", "balanced accuracy"))
         if means.get(key, 1.0) <= 1.0 / classes
     ]
     if scenario["model"]["name"] == "softmax-regression" and means.get("test_loss", 0.0) >= math.log(classes):
         reasons.append(
-            f"test loss is above ln {classes} = {math.log(classes):.3f}: its probabilities say less than calling "
-            "all classes equally likely, whatever its accuracy"
+            f"test loss is not below ln {classes} = {math.log(classes):.3f}, which calling all classes equally "
+            "likely has, whatever the accuracy"
         )
     return reasons
 
@@ -388,7 +409,7 @@ def _why_no_better(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 def _class_count(data: Mapping[str, Any]) -> int:
     """Return the number of classes in a table's public description.
 
-    The count is 0 for a real target, and for data that are no table.
+    The count is 0 for a target that is a number, and for data without such a description.
     """
     if (schema := data.get("table")) is not None:
         return len(schema.get("classes") or ())
@@ -397,15 +418,19 @@ def _class_count(data: Mapping[str, Any]) -> int:
 
 
 def _withheld_note(results: Results) -> str:
-    """Return a note on published values that are hidden since they belong to other settings, or ""."""
+    """Return a note on published values that are hidden, with the keys whose values differ, or ""."""
     withheld = results.published.withheld_keys if results.published else ()
-    return f"Published values are for other settings and not shown: {', '.join(withheld)}." if withheld else ""
+    return (
+        f"Published values are not shown, because they are for other values of {', '.join(withheld)}."
+        if withheld
+        else ""
+    )
 
 
 def _pairing_note(results: Results) -> str:
     """Return a note that rows share random numbers, so that differences of rows spread less than rows.
 
-    The note is empty for a single row, without cells, and for a run with secret noise.
+    The note is empty for a single row, without cells, and if the noise of any cell is secret.
     """
     simulated = all(cell["noise"] != "release" for cell in results.cells)
     return (
@@ -420,7 +445,7 @@ def _unread_note(results: Results) -> str:
     """Return a note on requested samples that no round reads, or "" if all of them are read."""
     unread_counts = [cell["unread"] for cell in results.cells if cell.get("unread")]
     return (
-        f"Of the samples asked for {format_count_range(unread_counts)} are never read: they do not fill a "
+        f"Of the samples asked for, {format_count_range(unread_counts)} are never read: they do not fill a "
         "round of every silo."
         if unread_counts
         else ""
@@ -428,10 +453,10 @@ def _unread_note(results: Results) -> str:
 
 
 def privacy_lines(results: Results) -> list[str]:
-    """Return the lines on privacy.
+    """Return the lines on privacy, at least one for a run with a finished cell.
 
-    The lines state claims with their caveats, external first steps, evaluations, and the choice of settings.
-    Cells whose claims differ only in their figures share a line.
+    The lines state claims with any caveats, external first steps, evaluations, and the choice of settings.  Cells
+    whose claims differ only in their figures share a line.
     """
     groups = group_by(
         results.cells,
@@ -454,10 +479,10 @@ def privacy_lines(results: Results) -> list[str]:
 
 
 def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return caveats on the figures of cells with one δ, a sentence each, from their largest ε.
+    """Return caveats on the figures of cells that share δ and unit, a sentence each.
 
-    Caveats on δ are those of the cell whose smallest silo is largest, for which δ protects least.  Cells without
-    noise are left out, and there is no caveat if ε and δ are small.
+    Caveats on ε are those of the largest ε.  Caveats on δ are those of the cell whose smallest silo is largest,
+    for which δ protects least.  Cells without noise are left out, and there is no caveat if ε and δ are small.
     """
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:
@@ -470,7 +495,7 @@ def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _unit_count(cell: Mapping[str, Any]) -> int | None:
-    """Return the number of units in the smallest silo, or of clients, or None if it is not public."""
+    """Return the number of records in the smallest silo, or of clients, or None for persons or if unknown."""
     unit = stream_from_data(cell["releases"][0]).unit
     if unit.name == CLIENT.name:
         return cell.get("clients")
@@ -478,12 +503,12 @@ def _unit_count(cell: Mapping[str, Any]) -> int | None:
 
 
 def describe_tuning(results: Results) -> list[str]:
-    """Describe the privacy cost of settings that `fedpriv tune` chose, or nothing without such a choice.
+    """Describe the privacy cost of settings that `fedpriv tune` chose, in one sentence or two.
 
-    A row is a point of the sweep.  Its settings were chosen by a private choice, the best one of a random number
-    of runs of μ-GDP.  The cost of the choice, and of the choice with the run of the row's cell, are ε at the
-    cell's δ.  No cost is given for a choice that read the records without noise, or if some cell has no such
-    choice.
+    The list is empty without such a choice, and if no cell has noise.  A row is a point of the sweep,
+    with a choice of its own.  A private choice takes the best of a random number of runs of μ-GDP.  The
+    cost of the choice, and of the choice with the run of the row's cell, are ε at the cell's δ.  No cost is given
+    for a choice that read the records without noise, or if some cell with noise has no μ or no known choice.
 
     Guarantee: every ε is computed here, for the μ that follows from the releases of a cell.  The distribution of
     the number of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing
@@ -509,7 +534,7 @@ def describe_tuning(results: Results) -> list[str]:
         )
         costs.append((choice_cost, total))
     delta = f"delta = {format_upper_delta(private[0]['delta'])}"
-    choice_epsilon, total_epsilon = (format_upper_range([cost[place] for cost in costs]) for place in (0, 1))
+    choice_epsilon, total_epsilon = map(format_upper_range, zip(*costs, strict=True))
     return [
         f"Settings were chosen privately by fedpriv tune: the best of {distribution.description}, {method}. The "
         f"choice of one row costs ε = {choice_epsilon} at {delta}, the choice and a run of the row together "

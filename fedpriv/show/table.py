@@ -73,12 +73,12 @@ def write_table(folder: Path) -> str:
 
 
 def make_tables(results: Results) -> list[TextTable]:
-    """Make the tables of a run, followed by those of silos and add-ons unless it has [scaling].
+    """Make the tables of a run, followed by those of silos and of add-ons unless the run has [scaling].
 
     | run | tables |
     |---|---|
     | with [scaling] | its scaling table alone |
-    | with metrics of its [table] | rows by columns of the paper, for each metric and values of other axes |
+    | with metrics that its [paper] or [table] names | rows by columns, for each metric and value of other axes |
     | other | one table of all sweep points |
     """
     if results.growth is not None:
@@ -126,11 +126,11 @@ def _grid_table(
     fixed: Mapping[str, Any],
     added_rows: Sequence[ExtraRow],
 ) -> TextTable:
-    """Make the table of a metric in the paper's form, with values of rows and columns as published.
+    """Make the table of a metric in the paper's form, with the run's own rows and columns.
 
     Args:
         results: Results of the run.
-        paper: Swept keys of the paper's rows and columns, and its published values.
+        paper: Swept keys of rows and columns, and any published values.
         metric: Metric of the table.
         fixed: Values of all other swept keys, which the caption names.
         added_rows: Rows of add-ons, left out where all of their texts are empty.
@@ -161,8 +161,8 @@ def _grid_table(
 def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
     """Format "mean ± std [published, measured - published]" of a metric at a sweep point.
 
-    Published values that are missing are left out.  A measured value without any finished cell is "missing", and
-    a value of some seeds has their number behind it.
+    Missing published values are left out, and ± std for a single seed.  A measured value without any finished cell
+    is "missing", and a value of some of the seeds has their number behind it.
     """
     comparison = compare_with_published(results, metric, point)
     measured, text, comparisons = comparison.measured, "missing", []
@@ -201,10 +201,11 @@ def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
 
 
 def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
-    """Format the figures of a sweep point by column, only metrics as "missing" if no cell is finished.
+    """Format the figures of a sweep point by column.
 
-    Metrics are means over seeds, clipped fractions too, and seconds are added over seeds.  Other figures are
-    those of the first cell, because they agree.
+    If no cell is finished, only metrics have a text, "missing".  Metrics are means over seeds, clipped fractions
+    too, and seconds are added over seeds.  Other figures are those of the first cell.  Cells of a point agree in
+    them, but for gradients in rounds that a silo missed.
     """
     row = {metric.title: _format_figure(results, metric, point) for metric in run_metrics(results)}
     if not (cells := cells_at_point(results, point)):
@@ -221,7 +222,9 @@ def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, 
         else "none",
         "gradients": f"{first_cell['gradient_evaluations']:,}",
         "sent by a silo (MB)": f"{first_cell['bytes_sent'] / 1e6:.3g}",
-        "clipped (%)": f"{100.0 * statistics.fmean(clipped_fractions):.2f}" if clipped_fractions else "not told",
+        "clipped (%)": f"{100.0 * statistics.fmean(clipped_fractions):.2f}"
+        if clipped_fractions
+        else "not reported",
         "seconds, all seeds": f"{sum(cell['wall_seconds'] for cell in cells):.1f}",
     }
 
@@ -235,7 +238,7 @@ def _render_markdown(results: Results) -> str:
 
 
 def _align_columns(table: TextTable) -> str:
-    """Render Markdown whose columns also align as plain text, labels to the left, figures to the right.
+    """Render a Markdown table whose columns also align as plain text, labels left, figures right.
 
     Every column is as wide as its longest text, and at least three characters.
     """
@@ -250,29 +253,31 @@ def _align_columns(table: TextTable) -> str:
 def _render_csv(results: Results) -> str:
     """Render a CSV text with one row for each sweep point and metric, at full precision.
 
-    The column "ledger" has "ok", or "DIFFERS" if the claim of the point's first cell is not that of its
-    releases.  A point without a finished cell has 0 seeds, and no facts.
+    Metrics are in the printed unit, such as percent.  The facts on privacy are those of the point's first cell.
+    The column "ledger" has "ok", or "DIFFERS" if the claim of any cell of the point is not that of its releases.
+    A point without a finished cell has 0 seeds, and no facts.
     """
     facts = ["mu", "epsilon", "delta", "relation", "trust"]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*results.axes, "metric", "mean", "std", "seeds", "published", "difference", *facts, "ledger"])
     for point in sweep_points(results):
-        cell: Mapping[str, Any] = next(iter(cells_at_point(results, point)), {})
-        claim = None if not cell else "DIFFERS" if cell["cell"] in results.differs else "ok"
+        cells = cells_at_point(results, point)
+        first_cell: Mapping[str, Any] = next(iter(cells), {})
+        claim = "DIFFERS" if any(cell["cell"] in results.differs for cell in cells) else "ok" if cells else None
         for metric in run_metrics(results):
             comparison = compare_with_published(results, metric, point)
             measured = astuple(comparison.measured) if comparison.measured else (None, None, 0)
             figures = [metric.title, *measured, comparison.published, comparison.difference]
-            writer.writerow([*point.values(), *figures, *map(cell.get, facts), claim])
+            writer.writerow([*point.values(), *figures, *map(first_cell.get, facts), claim])
     return buffer.getvalue()
 
 
 def _render_latex(results: Results, table: TextTable) -> str:
     """Render a table as a LaTeX float, with the caption of the run and a spanner of the column axis.
 
-    The caption has the run's title, the table's caption, the state of the run, and its measurement.  A spanner is
-    a heading above all columns of figures.
+    The caption has the run's title, the table's caption, the state of the run, and its measurement, but no line on
+    privacy.  A spanner is a heading above all columns of figures.
     """
     sentences = [
         results.title or results.name,
@@ -309,7 +314,7 @@ _LATEX_ESCAPES = str.maketrans(
 
 
 def _escape_latex(text: str) -> str:
-    """Escape plain text for LaTeX, with signs of numbers in mathematics mode."""
+    """Escape plain text for LaTeX, with signs of numbers and the papers' symbols in mathematics mode."""
     return re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", text.translate(_LATEX_ESCAPES))
 
 

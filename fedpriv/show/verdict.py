@@ -1,8 +1,8 @@
 """Description of a run in a paragraph, and comparison of two runs.
 
-The paragraph names the model, its scores at the best setting and at the most private ones, the privacy, and
-whether the noise is secret.  Beside it a report lists the parties with their knowledge, and ε of repeated runs.
-Two runs are compared by settings, and seed by seed by scores.
+The paragraph names the models and data, the scores at the best setting and at the most private ones, the privacy,
+and whether the noise is secret.  The report also lists the parties with their knowledge, and ε of repeated runs.
+Two runs are compared by the settings that no sweep varies, and by metrics on all test records, seed by seed.
 """
 
 import math
@@ -23,7 +23,7 @@ from fedpriv.core.figures import (
     format_with_spread,
 )
 from fedpriv.core.random import SERVER
-from fedpriv.noise.trust import CLIENT, RECORD, USER, find_trust
+from fedpriv.noise.trust import CLIENT, CURATOR, RECORD, USER, find_trust
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.published import flatten_keys
 from fedpriv.show.summary import (
@@ -44,7 +44,17 @@ from fedpriv.study.results import Results, read_results
 
 RUN_COUNTS = (1, 2, 5, 10, 50)
 _UNIT_NAMES = (CLIENT.name, USER.name, RECORD.name)
-_MAX_LEVELS = 6  # levels of μ in the table of repeated runs
+_MAX_LEVELS = 6  # pairs of μ and δ in the table of repeated runs
+_NOISE_SENTENCES = {
+    "simulation": "This was a simulation with seeded noise: it protects nobody. A deployment with these settings "
+    "would have these figures.",
+    "release": "The noise was drawn with secret keys of the operating systems, so the releases with noise are "
+    "protected.",
+    "release simulation": "Some cells drew their noise with secret keys of the operating systems, so their "
+    "releases are protected. The other noise was simulated from a seed that is written in the results, and "
+    "protects nobody.",
+}
+"""Sentence for each set of kinds of noise in a run, joined by spaces and without "none"."""
 
 
 @dataclass(frozen=True)
@@ -60,42 +70,40 @@ class PartyView:
 def describe_run(results: Results) -> str:
     """Describe training, scores and privacy of a run, and whether its noise is secret, in one paragraph.
 
-    Noise is secret in a release, and has a public seed in a simulation.  A run with cells of both kinds is said
-    to be protected.  A run of simulated and noiseless cells has no sentence on its noise.
+    Noise is secret in a release, and has a public seed in a simulation.  A run has cells of both kinds if it was
+    resumed on another engine.  A run without noise has no sentence on the secrecy of noise.
     """
     if not results.cells:
         return "No cell is finished yet."
-    sentences = [
+    kinds = " ".join(sorted({cell["noise"] for cell in results.cells} - {"none"}))
+    sentences = (
         _describe_training(results),
         _describe_scores(results),
-        *filter(None, [describe_no_better_points(results), _describe_privacy(results)]),
-    ]
-    kinds = {cell["noise"] for cell in results.cells}
-    if kinds == {"simulation"}:
-        sentences.append(
-            "This was a simulation with seeded noise: it protects nobody. A deployment with these settings has "
-            "these figures."
-        )
-    elif "release" in kinds:
-        sentences.append(
-            "The noise was drawn with secret keys of the operating systems, so these releases are protected."
-        )
-    return " ".join(sentences)
+        describe_no_better_points(results),
+        _describe_privacy(results),
+        _NOISE_SENTENCES.get(kinds),
+    )
+    return " ".join(filter(None, sentences))
 
 
 def _describe_training(results: Results) -> str:
-    """Name algorithms, model, data, participants and rounds in a sentence."""
+    """Name algorithms, models, data sets, participants and rounds of all finished cells in a sentence."""
     rows = dict.fromkeys(cell["scenario"]["algorithm"]["name"] for cell in results.cells)
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
-    scenario = results.cells[0]["scenario"]
-    training = f"{scenario['model']['name']} on {scenario['data']['name']}"
+    models, data_sets = (
+        " and ".join(dict.fromkeys(cell["scenario"][section]["name"] for cell in results.cells))
+        for section in ("model", "data")
+    )
     rounds = format_count_range(cell["rounds"] for cell in results.cells)
-    return f"{algorithms} trained {training}: {_describe_participants(results)}, {rounds} rounds."
+    return (
+        f"{algorithms} trained {models} on {data_sets}: {_describe_participants(results)}, {rounds} "
+        f"{'round' if rounds == '1' else 'rounds'}."
+    )
 
 
 def _describe_participants(results: Results) -> str:
-    """Format the number of silos, or of clients with their cohort in a round."""
+    """Format the number of silos, or of clients with the size of their cohorts if all cells have clients."""
     if all("clients" in cell for cell in results.cells):
         clients, cohorts = (
             format_count_range(cell[key] for cell in results.cells) for key in ("clients", "batch")
@@ -106,11 +114,11 @@ def _describe_participants(results: Results) -> str:
 
 
 def _describe_scores(results: Results) -> str:
-    """Describe the best score, and, of several strengths, the best score at each strictest one.
+    """Describe the best score, and the best score at each strictest strength if strengths differ.
 
-    A score is the mean over seeds at a sweep point: the largest accuracy, or the smallest value of the first
-    metric if the run has no accuracy.  A strength is strictest if no other strength is stronger
-    (`Strength.is_stronger_than`).
+    A strength is that of a guarantee (`Strength`).  A score is the mean over seeds at a finished sweep point.
+    The best one is the largest test accuracy, or the smallest value of the first metric if the run has no test
+    accuracy.  A strength is strictest if no other strength is stronger (`Strength.is_stronger_than`).
     """
     metric = next(
         (candidate for candidate in run_metrics(results) if candidate.key == "test_accuracy"),
@@ -119,7 +127,7 @@ def _describe_scores(results: Results) -> str:
     finished = [point for point in sweep_points(results) if cells_at_point(results, point)]
     best_point = _best_point(results, finished, metric)
     text = (
-        f"Best: {metric.title.removesuffix(' (%)')} {_format_mean(results, best_point, metric)}"
+        f"The best {metric.title.removesuffix(' (%)')} is {_format_mean(results, best_point, metric)}"
         f"{_describe_point(results, best_point)}."
     )
     strengths = {strength for point in finished if (strength := _find_strength(results, point)) is not None}
@@ -132,8 +140,12 @@ def _describe_scores(results: Results) -> str:
     )
     for rank, strength in enumerate(strictest):
         optimum = _best_point(results, [p for p in finished if _find_strength(results, p) == strength], metric)
-        heading = "Most private" if rank == 0 else "A smaller ε against fewer, or between other neighbours"
-        text += f" {heading}: {_format_mean(results, optimum, metric)}{_describe_point(results, optimum)}."
+        place = (
+            "At the most private setting"
+            if rank == 0
+            else "Where ε is smaller, against fewer parties or between other neighbours,"
+        )
+        text += f" {place} it is {_format_mean(results, optimum, metric)}{_describe_point(results, optimum)}."
     return text
 
 
@@ -148,9 +160,12 @@ class Strength(NamedTuple):
     unit: int
     """0 clients, 1 persons, 2 records."""
     relation: int
-    """0 for replace-one and 1 for zero-out, where the same figure protects half as well."""
+    """0 for replace-one and 1 for zero-out, where the same figure says less.
+
+    An exchange of a unit is two zero-outs.
+    """
     leakage: float
-    """ε, or μ if the cells have several δ and all of them have a μ."""
+    """ε, or μ if the cells with noise have several δ and all of them have a μ."""
     delta: float
     """δ of `leakage`, or 0 if that is a μ."""
 
@@ -162,8 +177,8 @@ class Strength(NamedTuple):
 def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | None:
     """Return the strength of a finished sweep point, or None for a point without noise.
 
-    Points are compared by ε if all cells with noise have the same δ.  If they have several δ, points are compared
-    by μ, unless a cell with noise has no μ, and then by ε and δ.
+    The leakage is ε if all cells with noise have the same δ.  If they have several δ, it is μ, or, as soon as one
+    cell with noise has no μ, ε beside its δ.
     """
     cell = cells_at_point(results, point)[0]
     if cell["epsilon"] is None:
@@ -182,20 +197,20 @@ def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | Non
 
 
 def _describe_privacy(results: Results) -> str:
-    """Describe μ by the best guess of an attacker, or the largest (ε, δ) if a cell has no μ.
+    """Describe μ by the best guess of an attacker, or the largest ε and δ if a cell with noise has no μ.
 
     The best guess is the largest probability of guessing right which of two equally likely neighbours was used.
     If a cell has no noise, the text also says that such a cell protects nothing.
     """
-    mus = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
-    unit = " or ".join(dict.fromkeys(cell["unit"] for cell in results.cells))
-    if any(cell["epsilon"] is None for cell in results.cells):
-        return " ".join([*([describe_guess(unit, mus)] if mus else []), "A cell without noise protects nothing."])
-    if len(mus) < len(results.cells):
-        epsilons = [cell["epsilon"] for cell in results.cells]
-        largest_pair = format_epsilon_delta(max(epsilons), max(cell["delta"] for cell in results.cells))
-        return f"Privacy: at most {largest_pair}, for {unit}."
-    return describe_guess(unit, mus)
+    noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
+    warning = "" if len(noisy_cells) == len(results.cells) else "A cell without noise protects nothing."
+    if not noisy_cells:
+        return warning
+    mus = [cell["mu"] for cell in noisy_cells if cell["mu"] is not None]
+    unit = " or ".join(dict.fromkeys(cell["unit"] for cell in noisy_cells))
+    pair = format_epsilon_delta(*(max(cell[name] for cell in noisy_cells) for name in ("epsilon", "delta")))
+    loss = f"The privacy loss is at most {pair}, for {unit}."
+    return f"{describe_guess(unit, mus) if len(mus) == len(noisy_cells) else loss} {warning}".rstrip()
 
 
 def list_party_views(results: Results) -> list[PartyView]:
@@ -207,7 +222,9 @@ def list_party_views(results: Results) -> list[PartyView]:
 
 
 def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list[PartyView]:
-    """List client or silo, server and public with their data and knowledge in a trust setting.
+    """List client or silo, server or curator, and public with their data and knowledge in a trust setting.
+
+    A party that adds noise also has the noise's key or seed, if any cell has noise.
 
     Args:
         name: Name of the trust setting.
@@ -218,28 +235,32 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
     silo_records = (
         f"its own records ({format_count_range(shard_sizes)} on average)" if shard_sizes else "its own records"
     )
-    has_secret_noise = all(cell["noise"] == "release" for cell in cells)
-    key = "the key of its noise" if has_secret_noise else "noise from the scenario's seed"
+    key_texts = {"release": ", the key of its noise", "simulation": ", noise from the scenario's seed"}
+    key = "".join(text for kind, text in key_texts.items() if kind in {cell["noise"] for cell in cells})
+    public_view = PartyView("everyone else", "nothing", "the models that are published")
+    if trust is CURATOR:  # server and silos in one
+        return [PartyView("the curator", f"the records of all silos, the test records{key}", "all"), public_view]
     if all("clients" in cell for cell in cells):
         return [
             PartyView(
                 f"each client ({name})", "its own records", "the model of the rounds in which it takes part"
             ),
-            PartyView(f"the server ({name})", f"the test records, {key}", "what each client sends, without noise"),
-            PartyView("everyone else", "nothing", "the models that are published"),
+            PartyView(f"the server ({name})", f"the test records{key}", "what each client sends, without noise"),
+            public_view,
         ]
     if trust.adds_noise(SERVER):
         silo_view, server_view = silo_records, "every silo's sum without noise"
     elif trust.publishes_sums(0):
-        silo_view, server_view = f"{silo_records}, {key}", "every silo's releases, noise included"
+        silo_view, server_view = f"{silo_records}{key}", "every silo's releases, noise included if there is any"
     else:
-        silo_view = f"{silo_records}, {key}, the keys of its masks"
-        server_view = "masked messages, and their sum with the noise of all silos"
-    server = f"the test records, {key}" if trust.adds_noise(SERVER) else "the test records"
+        silo_view = f"{silo_records}{key}, the keys of its masks"
+        server_view = "masked messages, and their sum with any noise in it"
     return [
         PartyView(f"each silo ({name})", silo_view, "the model of every round"),
-        PartyView(f"the server ({name})", server, server_view),
-        PartyView("everyone else", "nothing", "the models that are published"),
+        PartyView(
+            f"the server ({name})", f"the test records{key if trust.adds_noise(SERVER) else ''}", server_view
+        ),
+        public_view,
     ]
 
 
@@ -247,8 +268,8 @@ def epsilon_of_repeated_runs(results: Results) -> list[list[str]]:
     """Return the rows of a table with ε of repeated runs on the same records.
 
     A row has a μ of the run, then ε at the run's δ for each number k of `RUN_COUNTS`, since k runs of μ-GDP are
-    √k μ-GDP together.  Cells without a μ have no row.  Of more than `_MAX_LEVELS` different μ, the table lists the
-    smallest and the largest ones.
+    √k μ-GDP together.  Cells without a μ have no row.  Of more than `_MAX_LEVELS` different pairs of μ and δ, the
+    table lists as many of the smallest as of the largest ones.
     """
     cells_with_mu = [cell for cell in results.cells if cell["mu"] is not None]
     levels = sorted({(float(format_upper(cell["mu"])), cell["delta"]) for cell in cells_with_mu})
@@ -295,7 +316,7 @@ class RunComparison:
     """Table with a row for each common sweep point and metric, named by the first `label_count` columns."""
 
     settings: Sequence[tuple[str, str, str]]
-    """Settings that differ between the first cells: key, value in the first run, value in the second."""
+    """Settings that no run sweeps and that differ between the runs' first cells, as (key, first, second)."""
     header: Sequence[str]
     """Names of the columns."""
     body: Sequence[Sequence[str]]
@@ -306,12 +327,13 @@ class RunComparison:
 def compare_folders(first: Path, second: Path) -> RunComparison:
     """Compare the runs of two folders.
 
-    Cells of one seed share records and, scaled, noise.  So differences are taken seed by seed.  A row has the
-    sweep point, the metric, the number of common seeds, the mean in each run, and the mean difference with its
-    standard error.  The second run's sweep point is the only one that agrees in all keys which both runs sweep.
+    Simulated cells of one seed share records and, scaled, noise.  So differences are taken seed by seed.  A row
+    has the first run's sweep point, the metric, the number of common seeds, the mean in each run, and the mean
+    difference with its standard error.  The second run's sweep point is the only one that agrees in all keys which
+    both runs sweep: without such a point, or with several, there is no row.
 
     Raises:
-        InputError: If the runs have no finished sweep point and seed in common.
+        InputError: If a folder has no results, or the runs have no finished sweep point and seed in common.
     """
     first_results, second_results = read_results(first), read_results(second)
     common = [key for key in first_results.axes if key in second_results.axes]
@@ -331,7 +353,7 @@ def compare_folders(first: Path, second: Path) -> RunComparison:
 def _score_pairs(
     first: Results, second: Results, point: Mapping[str, Any], common: Sequence[str], metric: Metric
 ) -> list[tuple[float, float]]:
-    """Return the printed metric in both runs, a pair for each common seed of the point.
+    """Return the metric in both runs, in the printed unit, as a pair for each common seed of the point.
 
     The list is empty unless exactly one point of the second run has the values of the common axes.
 
@@ -343,9 +365,9 @@ def _score_pairs(
         metric: Metric to compare.
     """
     matching = [
-        other_cells
-        for other_cells in sweep_points(second)
-        if all(other_cells[key] == point[key] for key in common)
+        other_point
+        for other_point in sweep_points(second)
+        if all(other_point[key] == point[key] for key in common)
     ]
     if len(matching) != 1:
         return []

@@ -96,6 +96,13 @@ def test_progress_goes_up_to_the_whole(small_cell: MakeCell) -> None:
     assert len(heard) >= 2
 
 
+@pytest.mark.parametrize(("rounds", "per_run"), [(1, 256), (2, 512), (6, 1024)])
+def test_an_outcome_counts_the_canaries_that_there_were(small_cell: MakeCell, rounds: int, per_run: int) -> None:
+    """A batch has room for 256 canaries: a run of one round was said to have 1,024."""
+    outcome = audit(small_cell(federation__rounds=rounds), trials=2048, families=("canaries",))
+    assert outcome.trials == 2 * per_run
+
+
 def test_torch_has_its_threads_back(small_cell: MakeCell) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)

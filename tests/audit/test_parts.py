@@ -232,7 +232,7 @@ def test_no_share_of_the_noise_is_named_where_rounds_are_secret() -> None:
     outcome = audit(secret_cell(), trials=2048)
     assert outcome.stands
     assert outcome.sees == {}
-    assert describe_power(outcome.sees, outcome.trials).startswith("not calculated where rounds are secret; ")
+    assert describe_power(outcome.sees, outcome.trials).startswith("it is not calculated where ")
 
 
 @pytest.mark.slow

@@ -205,6 +205,29 @@ def test_the_sum_of_many_is_the_sum_of_their_integers_bit_for_bit(name: str) -> 
     assert objective.sum_integer_vectors(codes, ~there & there, NORM, float(NORM)).any() == 0
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_a_sum_does_as_much_work_whoever_counts_and_whatever_is_missing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee: the number of operations depends on n and public numbers, not on cells or on who is counted."""
+    settings = settings_of(*TABLES[name], MOMENTS)
+    objective, sizes = Indicators(settings, torch.float64), list[tuple[int, ...]]()
+    for function in ("bincount", "trunc"):
+        original = getattr(np, function)
+
+        def record_size(values: Any, *rest: Any, original: Any = original, **keys: Any) -> Any:
+            sizes.append(np.shape(values))
+            return original(values, *rest, **keys)
+
+        monkeypatch.setattr(np, function, record_size)
+    sizes_of_runs = []
+    for code, count in ((0.0, 40), (0.0, 3), (9.0 + max(table.size for table in settings.tables), 40)):
+        sizes.clear()
+        objective.sum_integer_vectors(np.full((40, len(settings.tables)), code), np.arange(40) < count, NORM, NORM)
+        sizes_of_runs.append(list(sizes))
+    assert sizes_of_runs[0] == sizes_of_runs[1] == sizes_of_runs[2]
+
+
 def test_floating_point_adds_up_what_integers_do_and_no_query_changes_it() -> None:
     settings = settings_of(*TABLES["three tables"])
     objective = Indicators(settings, torch.float64)

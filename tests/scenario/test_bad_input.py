@@ -21,6 +21,10 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
             "per_silo, goldstein_radius, noise",
         ],
     ),
+    # keys of optional sections had suggestions from the section around them, such as 'shards'
+    ({"data__scale": {"shar": 0.1}}, ["data.scale.shar: unknown key; did you mean 'share'?"]),
+    ({"evaluation": {"record": 3}}, ["evaluation.record: unknown key; did you mean 'records'?"]),
+    ({"data__scale": {}}, ["data.scale.share: this key is missing (of the privacy budget"]),
     ({"algorithm__diametre": 0.1}, ["algorithm.diametre: unknown key", "did you mean 'diameter'?"]),
     ({"federation__silos": "3"}, ["federation.silos = '3': expected a whole number"]),
     ({"federation__silos": 3.0}, ["federation.silos = 3.0: expected a whole number"]),
@@ -209,7 +213,7 @@ def test_seeds_outside_of_the_sweep_are_sent_there() -> None:
 
 
 def test_a_folder_is_no_scenario(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read as a text file"):
+    with pytest.raises(InputError, match="no such file, and no scenario of that name is shipped"):
         load_scenario(tmp_path)
 
 

@@ -52,6 +52,7 @@ def test_every_value_lies_on_the_axis_and_ticks_are_few(values: tuple[float, flo
 
 def test_ticks_are_short() -> None:
     texts = {0.0: "0", 0.25: "0.25", 600.0: "600", 20_000.0: "20000", 1e6: "1e6", 2e-5: "2e-5", 1e10: "1e10"}
+    texts |= {1.5e5: "1.5e5", 2.5e-4: "2.5e-4"}  # before: "2e5", as 200,000
     assert {value: format_tick(value) for value in texts} == texts
 
 
@@ -113,7 +114,7 @@ def test_settings_that_are_not_drawn_are_counted() -> None:
     results = swept("five axes")
     chart = next(each for each in make_charts(results, history_of(results), None) if each.key == "test_loss")
     assert len(chart.panels) == 12
-    assert chart.note == f"{len(axis_points(results.axes)) - len(chart.series)} more settings are in the table."
+    assert chart.note == f"The table has {len(axis_points(results.axes)) - len(chart.series)} more settings."
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -195,7 +196,7 @@ def test_curves_on_the_axes_are_left_out_with_a_note() -> None:
     chart = curves_of([1.0, 4.0, 8.0, 16.0])
     assert chart is not None
     assert [series.name for series in chart.series] == ["blind guessing", "μ = 1", "μ = 4"]
-    assert "Left out because their curves lie on the axes: μ = 8, 16." in chart.note
+    assert "Curves that lie on the axes are left out: μ = 8, 16." in chart.note
     assert curves_of([8.0, 16.0]) is None
 
 

@@ -20,6 +20,7 @@ from fedpriv.core.figures import format_upper
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import parse_scenario, resolve_cell
+from fedpriv.show.page import render_fragment
 from fedpriv.show.plots import plot_title
 from fedpriv.show.statement import Statement, make_statements
 from fedpriv.show.summary import privacy_lines
@@ -100,7 +101,7 @@ def two(**second: Any) -> Results:
 )
 def test_trust_and_relation_rank_before_epsilon(second: dict[str, Any], named: list[str]) -> None:
     said = describe_run(two(**second))
-    found = re.findall(r"(?:Most private|A smaller ε against[^:]*): 9?5?0?[\d.]+ % \((x \d)", said)
+    found = re.findall(r"(?:most private setting|other neighbours,) it is [\d.]+ % \((x \d)", said)
     assert found == named
 
 
@@ -182,3 +183,12 @@ def test_figures_of_a_written_folder_are_those_of_its_releases(doctored: tuple[P
     assert "DIFFERS" in repr(shown)
     assert "DIFFERS" not in repr(load_results(run))
     assert "DIFFERS" in shown._repr_html_()
+
+
+def test_a_notebook_says_the_claim_and_the_caveat_of_every_delta() -> None:
+    """Before: no claim, and caveats for the δ of the first cell alone."""
+    first, other = results_with(1.0, 1e-5), results_with(1.0, 0.1)
+    both = dataclasses.replace(first, cells=[first.cells[0], {**other.cells[0], "cell": 1}])
+    fragment = render_fragment(both)
+    assert "Privacy: one record of a silo, replace-one neighbours" in fragment
+    assert "δ = 0.1 is not below 1/n" in fragment

@@ -185,9 +185,7 @@ def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None
     assert "hold as long as nobody learns who took part when" in text
 
 
-@pytest.mark.parametrize(
-    ("clip", "said"), [(1e9, "No record's contribution"), (1e-9, "Every record's contribution")]
-)
+@pytest.mark.parametrize(("clip", "said"), [(1e9, "No contribution"), (1e-9, "Every contribution")])
 def test_what_all_cells_have_in_common_is_a_sentence_and_no_figure(clip: float, said: str, tmp_path: Path) -> None:
     """Independent noise on sums without memory is the same under every mechanism: no chart of that either."""
     algorithm = {"name": "dp-sgd", "trust": "trusted", "clip": clip, "step": 1e-3}

@@ -16,7 +16,7 @@ from fedpriv.claims.entries import make_entry
 from fedpriv.core.errors import InputError
 from fedpriv.show.charts import Chart, Mark, Panel, Series, make_charts
 from fedpriv.show.looks import nth_look
-from fedpriv.show.plots import make_figure, plot_run, plot_title, render_svgs
+from fedpriv.show.plots import make_figure, plot_run, plot_title, render_svgs, save_chart
 from fedpriv.study.results import Results
 
 Make = Callable[..., Results]
@@ -335,3 +335,10 @@ def test_logarithmic_axes_have_plain_numbers(make_table: Make) -> None:
     texts = {text.get_text() for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]}
     assert {"1", "10", "100"} <= texts
     assert not any(set("$^{") & set(text) for text in texts)
+
+
+def test_a_pdf_has_no_date(tmp_path: Path) -> None:
+    """Before: the date of the drawing was in the file, so that no two files were the same."""
+    series = Series("this run", nth_look(0), [Mark(1.0, 2.0), Mark(2.0, 3.0)])
+    save_chart(Chart("key", "A chart", "x", "y", [Panel("", [series])]), tmp_path / "chart.pdf")
+    assert b"/CreationDate" not in (tmp_path / "chart.pdf").read_bytes()

@@ -89,8 +89,8 @@ def test_a_simulation_says_that_it_protects_nobody() -> None:
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        (cell_of(), "Nothing about the loss or the model"),
-        (cell_of(algorithm=CLIPPED, privacy={"relation": "zero-out", "mu": 1.0}), "Nothing about the loss"),
+        (cell_of(), "assume nothing about the loss or the model"),
+        (cell_of(algorithm=CLIPPED, privacy={"relation": "zero-out", "mu": 1.0}), "assume nothing about the loss"),
         (cell_of(algorithm=REDUCED, privacy={"relation": "zero-out", "mu": 1.0}), "on the loss's smoothness"),
         (
             cell_of(algorithm=PHASED, privacy={"relation": "zero-out", "mu": 1.0}),

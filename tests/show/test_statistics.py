@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import fedpriv
+from fedpriv.addons.statistics.command import render_csv, table_rows
+from fedpriv.addons.statistics.tables import TableEstimate, TableResult
 from fedpriv.cli.app import app
 from tests.data.tables import rows, write_csv
 from tests.study.test_statistics import tree_of
@@ -67,3 +69,14 @@ def test_a_dry_run_says_errors_and_price_and_leaves_nothing(
     text = CliRunner().invoke(app, ["statistics", "plan.toml", "--dry-run"]).stdout
     assert "nothing was asked" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.toml", "t.csv"]
+
+
+def test_a_column_may_have_the_name_of_a_figure() -> None:
+    """Counts by a column "value" lost the label of every row."""
+    counts = (TableEstimate(("red", "f"), 3.0, 1.0, 1.0, 5.0),)
+    table = TableResult("colours", ("value", "sex"), "counts", 1.0, counts)
+    (row,) = table_rows(table)
+    assert row == {
+        "column value": "red", "sex": "f", "value": 3.0, "low": 1.0, "high": 5.0, "covers": "these records"
+    }  # fmt: skip
+    assert render_csv([table]).splitlines()[1] == "colours,red / f,3.0,1.0,5.0,these records"

@@ -1,6 +1,7 @@
 """The paragraph at the top of a report, who holds what, and what running again costs."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def made(**more: Any) -> Results:
 def test_the_verdict_names_the_best_and_the_most_private_setting() -> None:
     said = describe_run(made())
     assert said.startswith("DP-μ²-FL trained softmax-regression on mnist: 100 silos, 600 rounds.")
-    assert "Best: test accuracy 90.0 % (ρ = 4; " in said
+    assert "The best test accuracy is 90.0 % (ρ = 4; " in said
     assert "This was a simulation with seeded noise: it protects nobody" in said
 
 
@@ -40,6 +41,55 @@ def test_a_real_release_is_told_from_a_simulation() -> None:
     said = describe_run(made(noise="release"))
     assert "simulation" not in said
     assert "secret keys of the operating systems" in said
+
+
+def mixed(noises: tuple[str, str], **second: Any) -> Results:
+    """Two cells with noise of these kinds, the second of which says other things of itself."""
+    results = made()
+    cells: list[Mapping[str, Any]] = [
+        {**results.cells[0], "noise": noises[0]},
+        {**results.cells[1], "noise": noises[1], **second},
+    ]
+    return dataclasses.replace(results, cells=cells, seeds=[0, 1])
+
+
+def test_a_run_that_was_partly_simulated_is_not_called_protected() -> None:
+    """Before: "so these releases are protected", of simulated ones too."""
+    said = describe_run(mixed(("release", "simulation")))
+    assert "Some cells drew their noise with secret keys" in said
+    assert "The other noise was simulated from a seed that is written in the results, and protects nobody." in said
+
+
+def test_a_simulation_with_a_cell_without_noise_says_that_it_protects_nobody() -> None:
+    """Before: the sentence was left out, and the probability of the attacker was said of seeded noise."""
+    said = describe_run(mixed(("simulation", "none"), mu=None, epsilon=None))
+    assert "A cell without noise protects nothing." in said
+    assert "This was a simulation with seeded noise: it protects nobody." in said
+
+
+def test_the_guess_is_not_said_of_cells_whose_guarantee_has_no_mu() -> None:
+    """Before: beside a cell without noise, the best guess of the cells with a μ was said of all cells."""
+    results = mixed(("simulation", "simulation"), mu=None, epsilon=9.0)
+    third = {**results.cells[0], "seed": 2, "noise": "none", "mu": None, "epsilon": None}
+    said = describe_run(dataclasses.replace(results, cells=[*results.cells, third]))
+    assert "The privacy loss is at most ε = 9 at δ = 1e-05" in said
+    assert "attacker" not in said
+
+
+def test_all_models_and_data_sets_are_named() -> None:
+    """Before: those of the first cell alone."""
+    results = made()
+    other = {**results.cells[1]["scenario"], "data": {"name": "emnist"}}
+    cells = [results.cells[0], {**results.cells[1], "scenario": other, "rounds": 600}]
+    assert "softmax-regression on mnist and emnist: " in describe_run(dataclasses.replace(results, cells=cells))
+
+
+def test_nobody_holds_noise_that_does_not_exist_and_a_curator_holds_all() -> None:
+    """Before: "noise from the scenario's seed" without noise, and a curator with nothing but silos' sums."""
+    assert not any("noise from" in view.holds for view in list_party_views(made(noise="none")))
+    curator, others = list_party_views(made(trust="curator", noise="simulation"))
+    assert curator.holds.startswith("the records of all silos")
+    assert others.holds == "nothing"
 
 
 def test_a_run_without_noise_says_that_it_protects_nothing() -> None:
@@ -98,6 +148,6 @@ def test_an_epsilon_that_is_swept_is_said_once() -> None:
         facts=lambda point: {**facts()(point), "epsilon": point["privacy.epsilon"]},
     )
     assert (
-        "Best: test accuracy 40.0 % (ε = 4 at δ = 1e-05). Most private: 10.0 % (ε = 1 at δ = 1e-05)."
-        in describe_run(results)
+        "The best test accuracy is 40.0 % (ε = 4 at δ = 1e-05). "
+        "At the most private setting it is 10.0 % (ε = 1 at δ = 1e-05)." in describe_run(results)
     )

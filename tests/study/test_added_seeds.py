@@ -102,7 +102,7 @@ def test_added_seeds_are_run_and_what_is_there_stays(run: Path) -> None:
     figures, same = (re.findall(r"\S+ ± \S+", table) for table in tables)
     assert figures == same
     assert len(figures) >= 4
-    assert all("4 seeds: mean ± sample standard deviation" in table for table in tables)
+    assert all("means ± sample standard deviations over 4 seeds" in table for table in tables)
 
     written = tree_of(run)
     assert said("--out", "out", "--resume", *FOUR) == ""
@@ -219,7 +219,4 @@ def test_a_statement_counts_the_runs_of_added_seeds(tmp_path: Path) -> None:
     released = dataclasses.replace(results, cells=[{**cell, "noise": "release"} for cell in results.cells])
     (statement,) = make_statements(released)
     mu = results.cells[0]["mu"]
-    assert (
-        f"these 5 runs is protected by all of them together only: μ = {format_upper(mu * 5**0.5)}"
-        in statement.noise
-    )
+    assert f"these 5 runs has together only the protection of μ = {format_upper(mu * 5**0.5)}" in statement.noise

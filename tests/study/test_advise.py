@@ -97,6 +97,11 @@ def test_the_noise_that_is_forecast_is_the_noise_of_a_run_on_nothing(tmp_path: P
         ({"records": []}, "silos = 0: expected"),
         ({"records": (10, 0), "silos": 2}, "records of silo 1 = 0"),
         ({"records": (10, 10, 10)}, "silos = 4: records has 3 numbers"),
+        ({"records": 7.5}, "records of silo 0 = 7.5"),  # was a TypeError
+        ({"unit": "nobody"}, "unit = 'nobody': accepted are"),  # was written into a scenario that cannot be read
+        ({"unit": "user"}, "unit = 'user' of 0 records"),
+        ({"unit": "user", "records_of_person": -2}, "unit = 'user' of -2 records"),
+        ({"sizes": (10, 10)}, "sizes: no fact; known are records, silos, features"),  # was a TypeError, too
         ({"records": 10**12}, "records of silo 0 = 1000000000000"),
         ({"features": 10**300}, "features = 1000"),
         ({"features": 1e300}, "features = 1e+300"),

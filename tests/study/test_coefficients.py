@@ -65,3 +65,27 @@ def test_coefficients_of_a_written_claim_are_shown_and_refused(tmp_path: Path, a
     (folder / "results.json").write_text(json.dumps(written))
     with pytest.raises(RunError):
         explore.print_coefficients(folder, as_json=as_json)
+
+
+def test_the_noise_of_a_first_step_is_not_that_of_the_moments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: the noise of the scaling was added to that of the moments, and intervals were too wide."""
+    tree = tree_of(tmp_path)
+    tree["data"]["scale"] = {"share": 0.1}
+    del tree["seed"]
+    folder = run_sweep(parse_scenario(tree, "test"), RunOptions(out=tmp_path / "run"))
+    stds, compute = list[float](), RidgeStatistics.coefficients
+
+    def note_std(self: RidgeStatistics, point: torch.Tensor, published: MeanStatistics) -> list[Coefficient]:
+        stds.append(published.std)
+        return compute(self, point, published)
+
+    monkeypatch.setattr(RidgeStatistics, "coefficients", note_std)
+    (record,) = read_results(folder).cells
+    explore.compute_coefficients(record, folder)
+    cell = resolve_cell(record["scenario"], "test")
+    assert cell.data.table_schema is not None
+    plan = make_plan(cell, make_schema_task(cell, cell.data.table_schema).objective)
+    assert len(record["releases"]) > 1
+    assert stds == [pytest.approx(float(plan.noise.std_in_mean), rel=1e-6)]

@@ -88,7 +88,7 @@ def test_lambda_is_chosen_on_records_that_the_guard_never_held(tmp_path: Path) -
         "has not read"
         in invoked(policy, scenario, "--model", str(model), "--held-out", str(tmp_path / "more.npz")).output
     )
-    assert "folds, all of which" in invoked(policy, scenario, "--model", str(model)).output
+    assert "folds of records that the release has read" in invoked(policy, scenario, "--model", str(model)).output
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from fedpriv.addons.tune.grids import (
     pair_grids,
 )
 from fedpriv.addons.tune.options import TuneRequest
-from fedpriv.addons.tune.tune import noisy_score
+from fedpriv.addons.tune.tune import _read_score, noisy_score
 from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError
 from fedpriv.plan.task import load_task, partition_records
@@ -310,7 +310,7 @@ def test_scores_of_held_out_records_are_as_private_as_the_run() -> None:
         ([*GRID, "--private", "--resume"], ["--private: keeps no trials to resume from"]),
         ([*GRID, "--private", "--set", "privacy.mode=none"], ["--private", "adds no noise"]),
         ([*GRID, "--private", "--set", "federation.sampling=poisson", "--set", "algorithm.name=dp-sgd",
-          "--set", "privacy.epsilon=2.0", "--set", "federation.epochs=2"], ["--private", "no mu"]),
+          "--set", "privacy.epsilon=2.0", "--set", "federation.epochs=2"], ["--private", "is not mu = "]),
         ([*GRID, "--private", "--set", "privacy.shares=[[1.0, 0.5]]", "--set", "federation.silos=2",
           "--set", "algorithm.trust=untrusted"],
          ["--private", "gives each its own"]),
@@ -348,6 +348,46 @@ def _Quiet(*, quiet: bool) -> Any:  # noqa: N802 - in place of a class
     from fedpriv.claims.outcome import RunObserver
 
     return RunObserver()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("scenario = 3", "scenario: expected the path of a scenario"),
+        ("scenario = 'mine.toml'\nfixed = 3", "fixed: expected a table of dotted keys and values"),
+        ("scenario = 'mine.toml'\nseeds = 5", r"seeds: expected a list of whole numbers, such as \[100, 101\]"),
+        ("scenario = 'mine.toml'\nmetric = 1.0", "metric: expected the name of a metric"),
+        ("scenario = 'mine.toml'\naxis = 3", "axis: expected a dotted key"),
+    ],
+)
+def test_a_tuning_file_with_a_value_of_another_type_is_refused(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "tuning.toml").write_text(f"{line}\n[grid.dp-sgd]\n'algorithm.step' = [1.0, 2.0]\n")
+    with pytest.raises(InputError, match=rf"tuning\.toml: {said}"):
+        complete_request(TuneRequest(tmp_path / "tuning.toml"))
+
+
+@pytest.mark.parametrize("count", [0, -1, 6000, "100"])
+def test_held_out_records_are_some_and_not_all(count: Any) -> None:
+    """A tuning file may give any value."""
+    with pytest.raises(InputError, match=rf"--held-out {count}: synthetic has 6000 training records; hold out 1"):
+        hold_out(resolve_cell(small_tree(), "test"), count)
+
+
+def test_a_grid_can_be_for_a_number(tmp_path: Path) -> None:
+    """Keys of a file are texts, and no point had the grid of its number."""
+    (tmp_path / "mine.toml").write_text(SCENARIO)
+    grids = {"1.0": {"algorithm.step": [1.0, 2.0]}, "4.0": {"algorithm.step": [3.0, 4.0]}}
+    rows = pair_grids(load_scenario(tmp_path / "mine.toml"), grids, "privacy.mu")
+    assert [(when["privacy.mu"], grid) for when, _, grid in rows] == [
+        (mu, grids[str(mu)]) for _ in ("dp-sgd", "dp-ftrl") for mu in (1.0, 4.0)
+    ]
+
+
+def test_a_score_that_is_not_finite_is_no_metric_that_is_lacking() -> None:
+    with pytest.raises(
+        InputError, match="--metric test_loss: a run has no finite value of it, but test_accuracy; "
+    ):
+        _read_score({"test_loss": float("nan"), "test_accuracy": 0.1, "seed": 1}, "test_loss")
 
 
 BY_THEOREM = {

@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 import fedpriv
 from fedpriv.addons.worth import local_models as fits
 from fedpriv.addons.worth.break_even import describe_break_even, estimate_break_even, format_error
-from fedpriv.addons.worth.command import _describe_budgets, _describe_gains
-from fedpriv.addons.worth.joining import JoiningRequest, study_joining
+from fedpriv.addons.worth.command import WorthRequest, _describe_budgets, _describe_gains, _fill_cache
+from fedpriv.addons.worth.joining import JoiningRequest, JoiningResult, SplitGains, study_joining
 from fedpriv.addons.worth.joining_command import make_gain_chart, print_joining
 from fedpriv.addons.worth.worth import (
     Gains,
     PointGains,
+    compare_run,
     compute_references,
     evaluate_gains,
     find_linear_objective,
@@ -26,9 +27,11 @@ from fedpriv.addons.worth.worth import (
     make_evaluator,
 )
 from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.charts import Chart
+from fedpriv.study.results import read_claims
 from tests.study.test_break_even import federation_of, flipped, written
 from tests.study.test_worth import added, cell_on, own_cache
 
@@ -53,8 +56,12 @@ def test_joining_is_not_told_apart_only_where_the_interval_covers_zero() -> None
     assert said[0] == "On these records joining gains: privacy.mu = 8.0.\n"
     assert said[1] == "On these records joining loses: privacy.mu = 0.1.\n"
     assert "not told apart from staying alone: privacy.mu = 1.0; privacy.mu = 2.0" in said[2]
-    assert "one seed: no standard error, so no verdict: privacy.mu = 4.0" in said[3]
-    assert "every seed has the same gain: no standard error: privacy.mu = 5.0" in said[4]
+    assert said[3].startswith(
+        "On these records there is one seed, so no standard error and no verdict: privacy.mu"
+    )
+    assert (
+        "every seed has the same gain, so there is no standard error and no verdict: privacy.mu = 5.0" in said[4]
+    )
     for row in rows[:4]:
         assert row.interval is not None
         covers = row.interval[0] <= 0.0 <= row.interval[1]
@@ -79,6 +86,7 @@ def test_budgets_are_told_where_they_are_swept_and_not_where_all_are_whole() -> 
         "At privacy.mu = 2.0: ε is the whole budget, of which each silo's records spend a share: a 1, b 0.1.\n",
     ]
     assert _describe_budgets(rows[:1])[0].startswith("ε is the whole budget")
+    assert _describe_budgets(rows[1:])[0].startswith("At privacy.mu = 2.0: ε is")  # before: said of both points
     assert _describe_budgets(rows[2:]) == []
 
 
@@ -90,6 +98,65 @@ def test_never_is_said_only_where_the_interval_has_no_crossing() -> None:
     assert describe_break_even(unsure, GRID, -0.01, -0.2) == "above 30 (below 0.1 to above 30)"
     sure = estimate_break_even(GRID, gains - 0.2, 0.5, monotone=True)
     assert describe_break_even(sure, GRID, -0.2, -0.2) == "never, even without noise"
+
+
+def result_of(gains: float, metric: str, splits: int = 0) -> JoiningResult:
+    """A study of two ε: every silo of three has these gains at the first, and half of them at the second."""
+    by_trust = {"untrusted": np.array([1.0, 0.5])[:, None, None] * np.full((2, 2, 3), gains)}
+    means = {trust: values.mean(axis=2) for trust, values in by_trust.items()}
+    split = SplitGains(
+        -0.5,
+        -0.5,
+        means,
+        means,
+        by_trust,
+        {},
+        "",
+        np.array([0.1, 0.1]),
+        0.1,
+        0.1,
+        0.5,
+        np.array([9] * 3),
+        tuple("abc"),
+    )
+    request = JoiningRequest(Path("x"), (), ("untrusted",), (0.1, 30.0), splits)
+    return JoiningResult(request, "x", 1e-5, 3, metric, 20, ("untrusted",), False, split, (split,) * splits, {})
+
+
+def test_gains_of_losses_have_the_digits_of_losses_in_the_chart_too() -> None:
+    assert "ε = 0.1: -0.0300" in tips(make_gain_chart(result_of(-0.03, "-loss")))  # before: "-0.0"
+    assert "ε = 0.1: -3.0" in tips(make_gain_chart(result_of(-0.03, "accuracy")))
+    assert "ε is against the server" not in make_gain_chart(result_of(-0.03, "accuracy")).note
+
+
+def test_joining_only_may_pay_above_a_grid_on_which_it_loses(capsys: pytest.CaptureFixture[str]) -> None:
+    print_joining(result_of(-0.03, "accuracy"), as_json=False, plot=None)
+    assert "Joining may pay from ε above 30" in " ".join(capsys.readouterr().out.split())  # before: "pays"
+
+
+def test_the_scores_of_each_model_are_printed_where_two_have_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The JSON had one entry a seed, so that of two models only one was there."""
+    cells = [cell_on(added("two-models", 2, 20, 1.0), 2, 20, model={"feature_norm": norm}) for norm in (4.0, 8.0)]
+    _fill_cache(cells, WorthRequest(only_local=True, as_json=True))
+    assert [entry["seed"] for entry in json.loads(capsys.readouterr().out)["alone"]] == [3, 3]
+
+
+@pytest.mark.parametrize("content", [None, b"no array"])
+def test_a_model_that_is_gone_or_damaged_is_named(tmp_path: Path, content: bytes | None) -> None:
+    """It was a traceback."""
+    tree = cell_on(added("no-model", 2, 20, 1.0), 2, 20).canonical_data()
+    fedpriv.run(tree, out=tmp_path / "run")
+    (model,) = (tmp_path / "run").rglob("*.npy")
+    model.unlink() if content is None else model.write_bytes(content)
+    with pytest.raises(InputError, match=r"0000\.npy: the model of a cell cannot be read"):
+        compare_run(tmp_path / "run", read_claims(tmp_path / "run"))
+
+
+def test_noise_seeds_are_not_ignored_without_another_option_of_the_grid(tmp_path: Path) -> None:
+    (tmp_path / "results.json").touch()
+    done = CliRunner().invoke(app, ["worth", str(tmp_path), "--seeds", "3"])
+    assert "--seeds" in str(done.exception)
+    assert "run a scenario anew" in str(done.exception)
 
 
 def tips(chart: Chart) -> str:

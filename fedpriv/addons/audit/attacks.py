@@ -1,25 +1,26 @@
 """Attacks on the bits of noisy integers, and by hostile queries, beyond the distribution of the noise.
 
-The attacker on integers knows all records but one, and has two worlds: the record is present, or absent.  Under
-replace-one, an absent record is one with the opposite label.  A release is y = C s + z: s (T, d) are the integer
-sums of T rounds, C (T, T) is the matrix of the noise mechanism's strategy, and z (T, d) is the integer noise.  For
-each world the attacker computes the sums s, and the noise z = y - C s that the world implies.  In the true world
-z has the distribution of the noise.  Three tests tell the worlds apart if the noise is defective:
+The attacker on integers knows all records but one, and has two worlds: the record is present, or absent.  An
+absent record has the opposite label, and under zero-out features of zeros as well.  Releases are functions of
+y = C s + z: s (T, d) are the integer sums of T rounds, C (T, T) is the matrix of the noise mechanism's strategy,
+and z (T, d) is the integer noise.  For each world the attacker computes the sums s, and the noise z = y - C s that
+the world implies.  In the true world z has the distribution of the noise.  Three tests tell the worlds apart if
+the noise is defective:
 
-* Lattice of a generator, after Mironov 2012: Box & Muller's transform takes the radius r of two values from one
-  integer k of w bits, r = √(-2 ln((k + ½) 2^-w)).  So k = 2^w exp(-r²/2) - ½, computed from two noise values, is
-  close to an integer, if k is small enough for the floating-point type to show it.
+* Lattice of a generator, after Mironov 2012: Box & Muller's transform takes the radius r of two normal values from
+  one integer k of w bits, r = √(-2 ln((k + ½) 2^-w)).  So k = 2^w exp(-r²/2) - ½, computed from two noise values
+  over their standard deviation, is close to an integer, if k is small enough for the floating-point type to show
+  it.
 * Residues: a discrete Gaussian is uniform modulo numbers far below its size.  A sum that is rounded after its
   noise, or noise of few digits, is not.
-* Public seed: the noise equals that of a simulation of the scenario.
+* Public seed: the noise of round 1 equals that of a simulation of the scenario.
 
 Mironov attacked Laplace noise ("On significance of the least significant bits for differential privacy", CCS
 2012).
 
 A server may send any finite vector as a query.  A hostile query drives the arithmetic out of range for some
-records only.
-Then the reply is not finite, missing, or far too long for those records, and one round suffices whatever
-the noise.
+records only.  Defective code then replies to those records with a vector that is not finite or far too long, or
+does not reply, and one round suffices whatever the noise.
 """
 
 import dataclasses
@@ -77,11 +78,14 @@ _MAX_EXACT_K = 4e4
 _RESIDUE_COUNT = 2**14
 """Number of values of a round in the residue test, as few suffice to detect a defect."""
 _SAME_VALUE_TOLERANCE = 2.0**-12
-"""Tolerance in units of the noise, within which a value equals the guess up to its type's rounding."""
+"""Tolerance in standard deviations of the noise, within which a value equals the guess up to rounding."""
 
 
 def integers_cell(cell: Cell, mu: float) -> Cell:
-    """Cut a cell to the size of the attack on integers: few rounds, and one record a batch."""
+    """Cut a cell to the size of the attack on integers.
+
+    The small cell has at most 4 rounds and 2 silos, and one record a batch.
+    """
     return make_audit_cell(cell, mu, min(_ROUND_COUNT, cell.schedule.rounds), min(2, cell.federation.silos), 1)
 
 
@@ -96,7 +100,7 @@ def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
 
     Returns:
         The coin, True if the record is present, and the evidence of each of `INTEGER_TESTS` for presence,
-        (tests,): the score of the present world minus that of the absent one.
+        (tests,), which is the score of the present world minus that of the absent one.
     """
     plan = make_plan(cell, make_canary_objective(cell, _FEATURE_COUNT), for_release=True)
     present = bool(public_generator(seed, "audit integers").random() < 0.5)
@@ -151,8 +155,8 @@ def _target_shard(cell: Cell, plan: Plan, *, is_present: bool) -> Shard:
 def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) -> NDArray[np.float64]:
     """Compute y, (T, d) in integer units, from T released means (d,), up to rounding in their type.
 
-    Releases are R = B y · unit / records, with the noise factor B (T, T) and the number of records of a mean.  So
-    y = B⁻¹ R · records / unit.
+    Releases are R = B y · unit / records.  B (T, T) is the noise factor, `unit` the size of an integer unit, and
+    `records` the number of records of a mean: of all silos if the server adds the noise, else of silo 0.
     """
     rows = np.stack([vector.double().numpy() for vector in releases])
     records = sum(plan.batch_sizes) if plan.trust.adds_noise(SERVER) else plan.batch_sizes[0]
@@ -160,9 +164,9 @@ def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tenso
 
 
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
-    """Compute a silo's integer sum of each round, (d,), by its own code, without noise at queries 0.
+    """Compute a silo's integer sum of each round, (d,), at queries 0 and without noise, by its own code.
 
-    Under a trusted server, whose plan is used here, a silo sends its sum without noise.
+    The plan's trust setting is replaced by a trusted server, to which a silo sends its sum without noise.
 
     Args:
         cell: Cell of the run.
@@ -187,8 +191,8 @@ def _score_world(
     A score is large if the world is the true one and the noise has the defect.  In order of `INTEGER_TESTS`:
 
     * for each width, Σ cos 2πk over the radii (`_radius_scores`),
-    * for each b of `MODULUS_BITS`, Σ cos(2π z / 2^b) over the first values of each round,
-    * the share of values of round 1 that equal those of a simulation.
+    * for each b of `MODULUS_BITS`, Σ cos(2π z / 2^b) over the first `_RESIDUE_COUNT` values of each round,
+    * the share of values of y in round 1 that equal those of a simulation of this world, up to rounding.
 
     Args:
         cell: Cell of the run.
@@ -241,7 +245,7 @@ def _radius_scores(residual: NDArray[np.float64]) -> list[float]:
     """Return Σ cos 2πk of the implied noise, for each width w of `RADIUS_BITS`.
 
     Values i and i + d/2 of a round share a radius, r² = z_i² + z_{i+d/2}², and k = 2^w exp(-r²/2) - ½.  The sum is
-    over the radii whose k is less than about `_MAX_EXACT_K`.  It is large if those k are integers.
+    over the radii of all rounds whose k + ½ is less than `_MAX_EXACT_K`.  It is large if those k are integers.
 
     Args:
         residual: Implied noise in units of its standard deviation, (T, d).
@@ -259,13 +263,17 @@ def _radius_scores(residual: NDArray[np.float64]) -> list[float]:
 
 
 HOSTILE_KINDS = ("overflowing logits", "large weights", "denormal weights", "cancelling points")
+"""Kinds of hostile queries (`_queries_of_kind`)."""
 _HOSTILE_ROUNDS = 3
 _HOSTILE_FEATURES = 2
 _HOSTILE_TESTS = ("no finite reply to", "too long a reply to")
 
 
 def hostile_cell(cell: Cell, mu: float) -> Cell | None:
-    """Cut a cell to the size of the attack by queries, or return None if the server is trusted."""
+    """Cut a cell to the size of the attack by queries, or return None if the server adds the noise.
+
+    The small cell has at most 3 rounds and 2 silos, and one record a batch.
+    """
     if cell.algorithm.trust_setting.adds_noise(SERVER):
         return None
     return make_audit_cell(cell, mu, min(_HOSTILE_ROUNDS, cell.schedule.rounds), min(2, cell.federation.silos), 1)
@@ -306,7 +314,8 @@ def bound_hostile_attack(trials: Mapping[str, list[tuple[bool, Scores]]], failur
 
     Args:
         trials: Coin and outcomes (2,) of each trial, from `attack_with_hostile_queries`, by kind.
-        failure: Probability that some bound is wrong, divided equally among the two tests of each kind.
+        failure: Probability that some bound is wrong, at most.  It is divided equally among all tests, two for
+            each kind.
     """
     best_result, share = (0.0, "none"), failure / (len(trials) * len(_HOSTILE_TESTS))
     for kind, outcomes in trials.items():
@@ -319,7 +328,7 @@ def bound_hostile_attack(trials: Mapping[str, list[tuple[bool, Scores]]], failur
 
 
 def hostile_queries(plan: Plan) -> list[Tensor]:
-    """Return the queries under which canaries are tested, one a round, of all kinds in turn."""
+    """Return the hostile queries under which canaries are tested, one a round, of all kinds in turn."""
     rounds = plan.schedule.rounds
     kinds = [_queries_of_kind(kind, plan.objective, rounds) for kind in HOSTILE_KINDS]
     return [kinds[t % len(kinds)][t] for t in range(rounds)]
@@ -358,12 +367,12 @@ def _ask_reply(silo: RestartableSilo, t: int, query: Tensor, keys: bytes) -> Ten
 
 
 def _excess_length(plan: Plan, reply: Tensor | None) -> float:
-    """Return 1 if the norm of a reply (d,) is larger than any honest reply's, else 0.
+    """Return 1 if the norm of a reply (d,) is above a limit that honest replies do not reach, else 0.
 
     The limit is the sum of the largest contributions of all T rounds, plus 6 √(d T) standard deviations of the
-    noise.  A missing reply has no length, and neither has an encoded message: both give 0.
+    noise.  A missing reply and an encoded message have no length, and give 0.
     """
-    if reply is None or plan.masked:  # encoded messages have no length
+    if reply is None or plan.masked:
         return 0.0
     rounds = range(1, plan.schedule.rounds + 1)
     expected_norm = sum(plan.estimator.round(t).max_contribution for t in rounds)

@@ -1,17 +1,18 @@
 """Audit of a cell: lower bounds on μ from the code of a deployment, compared with the claim.
 
-Guards with their ledgers, and the server with its journal, run on canaries in the scenario's own arithmetic.
-Fixed families of tests try to tell the two worlds of a canary apart:
+Guards with their ledgers, and the server with its journal, run on canaries in the scenario's own floating-point
+type.  In a public order, fixed families of tests try to tell the two worlds of a canary apart:
 
 * canaries in the worst case of clip and relation, in the rounds, in a first step, in evaluations, and in all of
   these together (`transcripts`, `statistics`),
 * the same canaries under hostile queries (`attacks.hostile_queries`),
 * the same canaries after a machine is restored from a backup and gets another query (`transcripts`),
-* bits of the noisy integers, and of the floats that leave (`attacks`),
-* missing, infinite or too long replies to hostile queries (`attacks`).
+* bits of the noisy integers, which are decoded, or computed back from the released floats (`attacks`),
+* missing replies to hostile queries, and replies that are not finite or too long (`attacks`).
 
-The order in which records are read is compared with its definition.  The largest lower bound on μ, corrected for
-the number of tests (Bonferroni), must not exceed the claim.
+The order in which records are read is compared with its definition.  Secret rounds and releases of statistics have
+families of their own (`secret`, `counts`).  No lower bound on μ, corrected for the number of tests (Bonferroni),
+may exceed the claim that it tests.
 """
 
 import time
@@ -29,6 +30,7 @@ from fedpriv.addons.audit.counts import CANARIES_PER_RELEASE, COUNTS, audit_coun
 from fedpriv.addons.audit.families import (
     CANARY_COUNT,
     FAMILIES,
+    HEAVIEST_ROUND_COUNT,
     FamilyResult,
     ProgressCallback,
     StepCounter,
@@ -56,10 +58,12 @@ class Audit:
     """Outcome of an audit.
 
     `mu` is a lower bound on the privacy loss of the code, wrong with a probability of at most 1 - confidence.
-    `claimed_mu` and `mu` are those of the family that comes nearest to its claim, or exceeds it most.
+    `claimed_mu` and `mu` are those of the family whose bound is the largest fraction of its claim.
 
-    Where rounds are secret the claim is a curve.  Then `claimed_mu` is the μ that the curve allows at the rate
-    `alarms` of false alarms, at which `mu` was shown, and `sees` has no share for the rounds.
+    Secret rounds are claimed by a curve.  Their `claimed_mu` is the μ that the curve allows at the rate `alarms`
+    of false alarms, at which `mu` was shown.  Both are those of the family that exceeds its curve most, or falls
+    short of it least.  If only the evaluations of such a run exceed their claim, both are those of the evaluations
+    and `alarms` is None.  `sees` has no share for secret rounds.
     """
 
     claimed_mu: float
@@ -72,17 +76,17 @@ class Audit:
     statistic: str
     """Name of the test that shows `mu`."""
     families: Mapping[str, float]
-    """Lower bound on μ of each family."""
+    """Lower bound on μ by family, 0 if it shows nothing."""
     claims: Mapping[str, float]
-    """Claimed μ that each family tests, which differs between parts of a run."""
+    """Claimed μ by family, which differs between parts of a run, or the μ that a curve allows."""
     sees: Mapping[str, float]
-    """Largest share of the noise that is refuted with probability 95 % or more, by family.
+    """Share of the noise that is refuted with probability 95 % or more, by each family that computes it.
 
     Noise of that share of its size, or less, is detected, and a smaller loss of noise can be missed.
     """
     confidence: float
     trials: int
-    """Number of canaries, or of releases of statistics."""
+    """Number of canaries of the rounds, or of releases of statistics."""
     rounds: int
     """Number of rounds of the small run that was audited."""
     silos: int
@@ -96,7 +100,7 @@ class Audit:
     seconds: float
     """Duration of the audit."""
     alarms: float | None = None
-    """Rate of false alarms at which `mu` was shown, or None for a claim of a μ."""
+    """Upper bound on the rate of false alarms at which `mu` was shown, or None for a claim of a μ."""
     pool: bool = False
     """Whether units are clients, whose pool is simulated, so that only the server runs as deployed."""
 
@@ -117,15 +121,17 @@ def audit(
 ) -> Audit:
     """Audit the code path of a cell.
 
-    The code under audit recalibrates the cell to `claimed_mu` and cuts it to a few rounds and silos.  Coins follow
-    from `seed`.  Noise is keyed by the operating system, as in every deployment.
+    The cell is cut to a few rounds and silos, and recalibrated to `claimed_mu` by the code under audit.  Coins
+    follow from `seed`.  Noise is keyed by the operating system, as in every deployment.
 
     Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.
 
     Args:
         cell: Cell of a scenario.
         claimed_mu: μ of the claim.
-        trials: Approximate number of canaries, a quarter of them in the round where they weigh most.
+        trials: Number of canaries, rounded up to whole runs.  In a public order a run has 1024, a quarter of them
+            in the round where they weigh most, or 256 a round if it has fewer than four rounds.  In secret rounds
+            a run has 512.  Releases of statistics are a sixteenth of this number.
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
         progress: Function that is called with the finished share of the work.
@@ -146,14 +152,14 @@ def audit(
         runs = -(-trials // CANARY_COUNT)
         parts = make_run_parts(cell, claimed_mu, runs, seed)
         results = run_families(parts, 1.0 - confidence, families, progress)
-    bound = _make_bound(_worst_result(results), cell.privacy.delta)
-    return _make_audit(
-        cell, parts["rounds"].small_cell, bound, results, confidence, runs * CANARY_COUNT, start_time
-    )
+    bound, small_cell = _make_bound(_worst_result(results), cell.privacy.delta), parts["rounds"].small_cell
+    # A batch has no room for more canaries, and rounds that read the same batch have the same ones.
+    canary_count = min(CANARY_COUNT, HEAVIEST_ROUND_COUNT * len(set(rows_by_round(small_cell))))
+    return _make_audit(cell, small_cell, bound, results, confidence, runs * canary_count, start_time)
 
 
 class _Bound(NamedTuple):
-    """Fields of the outcome for the bound that is the largest fraction of its claim."""
+    """Fields of the outcome that describe its bound and its claim."""
 
     claimed_mu: float
     mu: float
@@ -164,7 +170,7 @@ class _Bound(NamedTuple):
     statistic: str
     """Name of the test."""
     alarms: float | None = None
-    """Rate of false alarms of the test, or None for a claim of a μ."""
+    """Upper bound on the test's rate of false alarms, or None for a claim of a μ."""
 
 
 def _make_bound(result: FamilyResult, delta: float) -> _Bound:
@@ -215,9 +221,14 @@ def _worst_result(results: Mapping[str, FamilyResult]) -> FamilyResult:
 def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
     """Refuse cells that canaries cannot represent, and options out of range.
 
-    Refused cells have no noise, records that answer with more than a gradient, statistics of units that are not
-    records, clients that `check_clients` refuses, a curator, whom no deployment has, or a public order that is not
-    fixed.
+    Refused are cells with one of these properties:
+
+    * no noise,
+    * an algorithm whose records answer with more than a gradient,
+    * statistics of units that are not records,
+    * clients that `check_clients` refuses,
+    * a curator, whom no deployment has,
+    * a public order that is not fixed.
 
     Raises:
         InputError: With the first reason.
@@ -251,7 +262,7 @@ def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float
 def _audit_statistics(
     cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: ProgressCallback, start_time: float
 ) -> Audit:
-    """Audit releases of a plan's own tables, in which a canary is in one of two cells of each table."""
+    """Audit releases of a plan's own tables, by the two records whose increments lie furthest apart."""
     release_count = -(-trials // CANARIES_PER_RELEASE)
     results = {
         COUNTS: audit_counts(cell, mu, release_count, 1.0 - confidence, seed, StepCounter(progress, release_count))
@@ -265,8 +276,8 @@ def _audit_secret_rounds(
 ) -> Audit:
     """Audit secret rounds against their claimed curve, by many canaries and by a canary in known company.
 
-    The probability of failure is 1 - confidence.  Each of both families has half of the failure.  In a cell with
-    evaluations, the evaluations have a fifth, and both families two fifths each.
+    The probability of failure is 1 - confidence, and both families have half of it each.  In a cell with
+    evaluations that have a claim, these have a fifth, and both families two fifths each.
 
     The outcome's bound is that of the family with the largest excess over its curve.  If both families keep their
     claim, and evaluations exceed theirs, the bound is that of the evaluations.
@@ -274,7 +285,8 @@ def _audit_secret_rounds(
     Args:
         cell: Cell of the scenario.
         mu: μ of the claim.
-        trials: Number of canaries, rounded up to whole runs.
+        trials: Number of canaries in shared runs, rounded up to whole runs.  The family "company" has a sixteenth
+            of this number in addition, each in a run of its own.
         confidence: Confidence of the bounds.
         seed: Seed of the coins.
         progress: Function that is called with the finished share of the work.
@@ -305,7 +317,7 @@ def _audit_secret_rounds(
             company_plan, company_trials, ClaimedCurve(secret.sampled_guarantee(company_plan)), failure
         ),
     }
-    # The outcome shows the worst of all families.
+    # The outcome shows the family with the largest excess, and evaluations if only they exceed their claim.
     best_result, delta = max(curve_results.values(), key=lambda item: item.excess), cell.privacy.delta
     bound = _Bound(
         best_result.allowed_mu,

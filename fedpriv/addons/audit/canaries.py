@@ -1,14 +1,15 @@
 """Worst-case canaries, small cells that hold them, and real guards that answer queries on them.
 
-Queries are the vector 0, except for hostile queries and for those of a second run.  Before it is clipped, a
-canary's increment at 0 is far above the clip.  The canary's two worlds are as far apart as the neighbouring
-relation allows: opposite increments (replace-one), or presence and absence (zero-out).
+Queries are the vector 0, except for hostile queries, those of a second run, and one after a rollback.  Before it
+is clipped, a canary's increment at 0 is far above any usual clip.  The canary's two worlds are as far apart as the
+neighbouring relation allows: opposite increments (replace-one), or presence and absence (zero-out).  An absent
+canary under zero-out has features of zeros, and moves only the bias, which no test of canaries reads.
 
-Each canary of a run has a feature that no other has, so that increments are orthogonal.  Noise is independent
-between coordinates.  So each canary of a run is an independent trial (Steinke, Nasr & Jagielski 2023, "Privacy
-auditing with one training run").
+Each canary of a run has a feature that no other has, so that increments are orthogonal but for the bias.  Noise is
+independent between coordinates.  So each canary of a run is an independent trial (Steinke, Nasr & Jagielski 2023,
+"Privacy auditing with one training run").
 
-The rounds in which a canary takes part follow from the definition of a fixed order in `rows_by_round`, not from
+In a fixed order, the rounds in which a canary takes part follow from the definition in `rows_by_round`, not from
 the code under audit.  Guards have ledgers in a folder, and the audit sends them queries as a server does.
 """
 
@@ -38,14 +39,14 @@ from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Policy, RunLimits
 from fedpriv.silo.shard import Shard, ShardViews
 
-_RUN_COUNT = 8  # runs that the budget of an audit's policy allows
+_RUN_COUNT = 8  # budget of an audit's policy, in multiples of the claimed μ, which is enough for this many runs
 
 
 class RestartableSilo(SiloEndpoint, Protocol):
-    """Silo that answers queries as a guard does, and whose process can end."""
+    """Silo that answers queries as a guard does, and that can be restarted and restored from a backup."""
 
     def restart(self) -> None:
-        """End the process, and start another one that continues its runs."""
+        """Open the silo again from its stored state, as a new process does, and continue its runs."""
 
     def back_up(self) -> Callable[[], None]:
         """Copy all stored state, as a backup of the disk does, and return a function that restores the copy."""
@@ -56,10 +57,10 @@ class RestartableSilo(SiloEndpoint, Protocol):
 class PublicOrderViews(ShardViews):
     """Shard whose persons are read in the public order of their numbers.
 
-    A deployed guard derives a secret order from the key of the run.  The guard's releases are a mixture over
-    orders, each as likely for a file as for its neighbour.  An adversary who knows the order sees all that other
-    adversaries see, and more.  So a claim that holds for every order holds for a secret order, too.  The audit
-    tests the stronger adversary, and knows the rounds of its canaries.
+    A deployed guard derives a secret order of persons from the key of the run.  The guard's releases are a mixture
+    over orders, each as likely for a file as for its neighbour.  An adversary who knows the order sees all that
+    other adversaries see, and more.  So a claim that holds for every order holds for a secret order, too.  The
+    audit tests the stronger adversary, and knows the rounds of its canaries.
     """
 
     def order(self, cell: Cell, key: bytes) -> None:
@@ -67,7 +68,7 @@ class PublicOrderViews(ShardViews):
 
 
 class PublicGuard(Guard):
-    """Guard with a public order.  No policy and no scenario selects it, only the audit."""
+    """Guard that reads persons in a public order.  No policy and no scenario selects it, only the audit."""
 
     def __init__(self, policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
         super().__init__(policy, ledger, shard)
@@ -84,14 +85,14 @@ class GuardedSilo:
         self._ledger, self._guard = self._open()
 
     def restart(self) -> None:
-        """End the guard's process, and start another one from the ledger."""
+        """Close the ledger, and open another guard from it, as a new process does."""
         self._ledger.close()
         self._ledger, self._guard = self._open()
 
     def back_up(self) -> Callable[[], None]:
         """Copy the ledger, its rollback mark and its key, and return a function that restores the copies.
 
-        The guard is stopped for the copy, and also while the copies are restored.  A backup of the machine
+        The ledger is closed for the copy, and also while the copies are restored.  A backup of the machine
         restores these files together.
         """
         self._ledger.close()
@@ -177,14 +178,15 @@ FAR_NORM = 1e4
 """Norm of a canary's features, far above a clip of 1, so that a missing clip is detected."""
 CLASS_COUNT = 2
 _RECORDS_PER_PERSON, _EXCESS_FACTOR = 4, 3
-"""Most records of a person that count, and records that a canary has for each that counts."""
+"""Most records of a person or client that count, and records of a canary's person for each of them."""
 _CLIP = 1.0  # replaces a clip from constants of the scenario's loss, which do not hold for canaries
 
 
 def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs: int = 1) -> Cell:
     """Cut a cell to a small size on a linear model, recalibrated to `mu` by the code under audit.
 
-    Persons and clients have a few records each.  The partition is "iid", because it does not matter for canaries.
+    At most `_RECORDS_PER_PERSON` records of a person or client count.  The partition is "iid", because it does not
+    matter for canaries.
 
     Args:
         cell: Cell under audit.
@@ -192,7 +194,7 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
         rounds: Number of rounds, of all epochs together.
         silos: Number of silos, without effect on a cell with clients.
         batch: Number of records of a batch, or of clients of a cohort.
-        epochs: Number of passes over the records.
+        epochs: Number of passes over the records, or of turns of every client.
     """
     size = {"rounds": rounds, "silos": silos, "batch": batch, "epochs": epochs}
     if cell.federation.clients is not None:  # with cohorts of `batch` clients, their number determines the passes
@@ -228,10 +230,10 @@ def rows_by_round(cell: Cell) -> list[range]:
     cohorts of clients.  A schedule with numbers of batches by round has a single pass.
 
     Returns:
-        One range of row indices for each round.
+        One range of row indices for each round, for batches of the size of silo 0's.
 
     Raises:
-        InputError: If the scenario has no fixed order with records in every round.
+        InputError: If the scenario has another schedule than a fixed order.
     """
     schedule = cell.schedule
     if not isinstance(schedule, FixedOrder):
@@ -271,7 +273,7 @@ class CanaryLayout:
     """Round and row index of each of n canaries in silo 0."""
 
     rounds: NDArray[np.int64]
-    """(n,), the canary's round in the first pass, from 1."""
+    """(n,), the canary's round in the first pass, from 1, or 0 for a canary in secret rounds."""
     row_indices: NDArray[np.int64]
     """(n,), indices in the silo's order."""
     row_count: int
@@ -281,8 +283,8 @@ class CanaryLayout:
     def from_rows(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "CanaryLayout":
         """Put up to `batch` canaries into round `heaviest`, and spread the rest over the other rounds.
 
-        The other rounds get their canaries in turn.  Among rounds that read the same rows, only the first one has
-        canaries.  The canaries of a round have its first rows.
+        The other rounds get their canaries in turn, at most `batch` each.  Of other rounds that read the same
+        rows, only the first one has canaries.  The canaries of a round have its first rows.
 
         Args:
             passes: Rows of the silo's order that rounds 1, 2, … read.
@@ -327,8 +329,9 @@ class CanaryLayout:
 def expand_units(shard: Shard, unit: Unit) -> Shard:
     """Return a shard with one unit for each row of `shard`, which is `shard` itself if units are records.
 
-    A person of a canary has more records than count.  All of them point the same way, far beyond the clip, so that
-    a clip of each record in place of each person would add them up.
+    The person of a canary has three times as many records as count, and any other person has one.  All records of
+    a canary point the same way, far beyond the clip, so that a clip of each record in place of each person would
+    add them up.
     """
     if unit.name == RECORD.name:
         return shard

@@ -30,11 +30,12 @@ _LINE_SECONDS = 5.0  # between two lines of progress without a terminal
 def audit_scenario(request: AuditRequest) -> None:
     """Audit the first cell of a scenario, print the report, and store it on request.
 
-    The report, or JSON, is printed and stored even if the claim is refuted.  An outcome is stored only with a run
-    of the same algorithm, trust and model, and only for rounds in a public order, whose claim is a μ.
+    The report, or JSON, is printed, and the outcome stored, even if a lower bound refutes the claim.  If records
+    are not read as the claim assumes, there is neither.  An outcome is stored only with a run of the same
+    algorithm, trust and model, and only for rounds in a public order, whose claim is a μ.
 
     Raises:
-        InputError: If the scenario or an option is not valid.
+        InputError: If the scenario or an option is not valid, or the run of `store` is another one.
         AuditRefutedError: If the claim is refuted.
     """
     import_files(request.imports or [])
@@ -53,7 +54,8 @@ def audit_scenario(request: AuditRequest) -> None:
     print_text(json.dumps(fields) + "\n" if request.as_json else _format_report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
-            f"the claim μ = {format_upper(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
+            f"the claim{'' if outcome.alarms is None else 'ed curve, which at this rate of false alarms allows'} "
+            f"μ = {format_upper(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
             f"at least {format_lower(outcome.mu)} with confidence {outcome.confidence:g}"
         )
 
@@ -68,7 +70,7 @@ def _load_cell(request: AuditRequest) -> Cell:
 
 
 def _format_family(outcome: Audit, name: str, bound: float) -> str:
-    """Format a family's bound, with its claim if the families have different claims."""
+    """Format a family's bound, with its claim if the families have different claims and no curve."""
     has_own_claims = outcome.alarms is None and len(set(outcome.claims.values())) > 1
     return f"{name} μ ≥ {bound:.3g}" + (f" of {outcome.claims[name]:.3g}" if has_own_claims else "")
 
@@ -103,7 +105,8 @@ def _show_progress() -> Iterator[Callable[[float], None]]:
 def _format_report(outcome: Audit) -> str:
     """Format the outcome as lines of text on the claim, the bound, the tests and the power.
 
-    Where rounds are secret, the claim is an (ε, δ) with the μ that its curve allows at the test's false alarms.
+    If the bound is that of secret rounds, the claim is an (ε, δ) with the μ that its curve allows at the test's
+    rate of false alarms.  Else the claim is a μ with its (ε, δ).
     """
     claimed = format_epsilon_delta(outcome.claimed_epsilon, outcome.delta)
     if outcome.alarms is None:

@@ -1,13 +1,13 @@
 """Audit of statistics, by two records whose increments lie furthest apart.
 
-The increment of a record is an indicator of the table cells that count the record, (d,), scaled to a norm of at
-most 1 clip.  If a record can be replaced, a release of statistics is charged for the distance of two indicators.
-For plain counts this distance is √2 clips and not two.
+The increment of a record has a part for each table, a function of the cell that counts the record, (d,) together,
+and a norm of at most 1 clip.  If a record can be replaced, a release of statistics is charged for the largest
+distance of two increments.  For plain counts this distance is √2 clips and not two.
 
 The audit looks for the two raw records whose increments differ most: one world has the first record, the other
 world the second.  Where a record can only be absent, the second world has none.  In each trial a fair coin selects
 the world that real guards of a table count, and the matched filter on the adversary's view guesses the coin.
-Every trial has another title and so is another plan, with a charge and noise of its own.
+Every trial has another title and so is another run, with a charge and noise of its own.
 """
 
 import json
@@ -87,10 +87,11 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
     """Find the two worlds of the relation that lie furthest apart, among up to 400 candidate records.
 
     Distance is the l2 distance of increments.  There are fewer candidates, but 8 or more, if increments are long.
-    An axis divides the values of its column into cells of the axis.  The first candidates have a value of each of
-    these cells in order, as far as there are enough candidates, and all others have values of random cells.  If
-    two axes divide one column, the later one counts.  Under zero-out the second world is the
-    absence of the record with the longest increment.  A pair that is further apart and missed costs power only.
+    An axis divides the values of its column into cells of the axis.  In that column the first candidates have the
+    values of `_axis_values` in order, as far as there are enough candidates, and all others have random ones of
+    them.  If two axes divide one column, the later one counts.  Under zero-out the second world is the absence of
+    the record with the longest increment.  If the search misses a pair that is further apart, that costs power
+    only.
 
     Args:
         cell: Small run, from `make_counts_cell`.
@@ -122,7 +123,7 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
 
 
 def _axis_values(axis: Axis) -> NDArray[np.float64]:
-    """Return a raw value in each cell of an axis, extreme ones first.
+    """Return at least one raw value in each cell of an axis, those of extreme cells first.
 
     NaN is in the cell of missing values.  An axis without edges has the codes 0 … words - 1 of a vocabulary.
     """
@@ -134,14 +135,14 @@ def _axis_values(axis: Axis) -> NDArray[np.float64]:
 
 
 class _CountingSilo(GuardedSilo):
-    """Silo whose guard counts raw records, for one plan after another."""
+    """Silo whose guard counts raw records, in one run after another."""
 
     def __init__(
         self, folder: Path, silo_id: int, cell: Cell, raw: NDArray[np.float64], *, is_present: bool
     ) -> None:
         """Open the guard of a silo whose table has one record that counts, or none.
 
-        The other rows do not count, and so have the label -1, or NaN in a regression.
+        The label -1, or NaN in a regression, marks rows that do not count.
 
         Args:
             folder: Folder for the guard's ledger and socket.
@@ -167,7 +168,7 @@ class _CountingSilo(GuardedSilo):
         self._tree, self._run_name = cell.canonical_data(), ""
 
     def select_plan(self, number: int) -> None:
-        """Select the plan of all later calls by its number."""
+        """Select the run of all later calls by its number."""
         self._run_name = f"run-{number}"
         self._cell = json.dumps({**self._tree, "title": self._run_name}, sort_keys=True)
 
@@ -184,9 +185,9 @@ def audit_counts(
     """Return the lower bound on μ that `trials` releases of a plan's tables show, with the claim `mu`.
 
     In each trial a fair coin selects world 0 or 1 of the furthest pair, with increments x₀ and x₁.  The score of a
-    release r (d,) is ⟨r - weight · (x₀ + x₁)/2, x₀ - x₁⟩, positive in world 0 but for the noise.  The bound is the
-    larger one of those at threshold 0 and at a threshold from a quarter of the trials, with half of `failure`
-    each.
+    release r (d,) is ⟨r - weight · (x₀ + x₁)/2, x₀ - x₁⟩, which but for the noise is positive in world 0 and
+    negative in world 1.  The bound is the larger one of those at threshold 0 and at a threshold from a quarter of
+    the trials, with half of `failure` each.
 
     Args:
         cell: Cell of the plan of statistics.

@@ -4,7 +4,7 @@ A run is audited in parts: its rounds, its first step, which is a round of DP-SG
 are planted in each part, which is a cell of its own and is tested against its own claim.  The releases of all
 parts about the same canaries are tested against the composed claim.
 
-The power of a family is the largest share of the noise that it refutes with probability `POWER`, at the number of
+The power of a test is the largest share of the noise that it refutes with probability `POWER`, at the number of
 trials that the audit has.
 """
 
@@ -42,7 +42,7 @@ from fedpriv.plan.evaluation import evaluation_cell, first_step_cell
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.scenario.schema import Cell
 
-_Each = TypeVar("_Each")
+_Item = TypeVar("_Item")
 ProgressCallback = Callable[[float], None]
 """Function that is called with the share of the work that is finished, from 0 to 1."""
 
@@ -57,7 +57,7 @@ class StepCounter:
         self._finished_steps += steps
         self._progress(min(1.0, self._finished_steps / self._total))
 
-    def after(self, items: Iterable[_Each], steps: float = 1.0) -> Iterator[_Each]:
+    def after(self, items: Iterable[_Item], steps: float = 1.0) -> Iterator[_Item]:
         """Yield the items, and count `steps` after each item."""
         for item in items:
             yield item
@@ -65,22 +65,23 @@ class StepCounter:
 
 
 POWER = 0.95
-"""Probability with which an audit refutes noise of the detectable size that it reports."""
+"""Least probability with which an audit refutes noise of the detectable size that it reports."""
 
 
 def detectable_noise_share(world_distance: float, claimed_mu: float, trials: int, failure: float) -> float:
-    """Return the largest share f of the noise that is refuted with probability `POWER` or more.
+    """Return the largest share f of the noise that the best test refutes with probability `POWER` or more.
 
     The best test has half of `failure`.  On noise of f times its size it guesses wrongly with probability
     Φ(-world_distance / 2f) in each trial, independently.  The claim is refuted if wrong guesses are so few that
-    `bound_at_threshold` exceeds `claimed_mu`.  The number of wrong guesses is binomial, and its probability is
-    exact.  Other tests of a family can refute more, and none of them reduces the power of this test.
+    their bound in `bound_at_threshold` exceeds `claimed_mu`.  The number of wrong guesses is binomial, and its
+    probability is exact.  Bounds by rates of errors, and other tests of a family, can refute more, and none of
+    them reduces this power.
 
     Args:
         world_distance: `separation` of both worlds at the full noise.
         claimed_mu: μ of the claim.
-        trials: Number of canaries.
-        failure: Probability of failure of the family.
+        trials: Number of canaries that the test reads.
+        failure: Probability of failure of the family of tests.
 
     Returns:
         f in [0, 1], 0 if no share can be refuted.
@@ -93,14 +94,18 @@ def detectable_noise_share(world_distance: float, claimed_mu: float, trials: int
 
 
 def _max_wrong_guesses(claimed_mu: float, trials: int, failure: float) -> int:
-    """Return the largest number of wrong guesses that still refutes a claim, or -1 if no number does."""
+    """Return the largest number of wrong guesses that still refutes a claim, or -1 if no number does.
+
+    A half of `failure` of `bound_at_threshold` is the `failure` here.
+    """
     is_refuted = -2.0 * special.ndtri(upper_rates(np.arange(trials), trials, failure)) > claimed_mu
     return int(np.sum(is_refuted)) - 1
 
 
 MAX_ROUNDS, MAX_SILOS = 12, 3
+"""Most rounds and silos of the small cell of a part."""
 CANARY_COUNT, HEAVIEST_ROUND_COUNT = 1024, 256
-"""Number of canaries of a run, and of those in the round where canaries weigh most."""
+"""Most canaries of a run, and of a round.  A run of fewer than four rounds is full with fewer canaries."""
 
 
 class AuditRefutedError(FedprivError):
@@ -118,7 +123,7 @@ class FamilyResult(NamedTuple):
     """Name of the test that shows `mu`."""
     claimed_mu: float
     detectable_noise_share: float | None = None
-    """Largest share of the noise that is refuted with probability `POWER`, or None if it is not computed."""
+    """Share of the noise that is refuted with probability `POWER` or more, or None if it is not computed."""
 
 
 class AuditedPart(NamedTuple):
@@ -170,7 +175,13 @@ class AuditedPart(NamedTuple):
     ) -> Trials:
         """Run the canaries `runs` times, each with its own coins and noise.
 
-        Run i of another part has the same coins, so that its canaries are the same.
+        Run i of another part has the same coins, so that the canaries of its heaviest round are the same.
+
+        Args:
+            plan: Plan of the part, which determines the round where canaries weigh most.
+            runs: Number of runs.
+            queries: Queries of all runs, or None for those of `run_trials`.
+            steps: Counter, which counts one step for each run.
         """
         layout, seeds = self.build_layout(plan), (run_seed(self.seed, run_index) for run_index in range(runs))
         return _concatenate_trials(
@@ -187,7 +198,7 @@ def make_run_parts(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, Aud
     """Make the parts of a run whose records have the claim `mu`: rounds, first step and evaluations.
 
     Rounds and first step have their shares of `mu`.  Evaluations have the whole of it, because test records are
-    other records.  A first step that was taken elsewhere is not audited.
+    other records.  A first step is a part only if the run takes one, and evaluations only if they have a claim.
     """
     target_mu, budget = cell.privacy.target_mu, cell.budget
     assert target_mu is not None
@@ -210,7 +221,8 @@ def run_families(
 ) -> dict[str, FamilyResult]:
     """Run the families that are named in `families`, and return their results by name.
 
-    A family of tests has its share of `failure`, and one result or several (`audit_canaries`).
+    A family of tests has its share of `failure`, and one result under its own name.  Only "canaries" has several
+    if the run has several parts (`audit_canaries`).
 
     Args:
         parts: Parts of the run by name.
@@ -235,7 +247,8 @@ def audit_canaries(
     """Return the best bounds of canaries in the worst case, for each part and for all parts together.
 
     With several parts, the rounds have half of `failure`.  The other parts, and the test of all parts together,
-    share the other half equally.  The rounds alone have all of `failure`, and evaluations alone half of it.
+    share the other half equally.  If rounds are the only part, they have all of `failure`.  If evaluations are the
+    only part, as in a run of secret rounds, they have half of it.
 
     Args:
         parts: Parts of the run by name.
@@ -267,9 +280,9 @@ def _audit_all_parts(
 ) -> FamilyResult:
     """Test the same canaries in the releases of all parts against the composed claim.
 
-    The evidence of a canary of the heaviest round is the sum of its ln of likelihood ratios over all parts.  The
-    bound is the larger one of those at threshold 0 and at a threshold that trials choose, with half of `failure`
-    each.
+    Only canaries of the heaviest round of each part are read, because they have the same coins in all parts.
+    Their evidence is the sum over all parts of the logarithm of the likelihood ratio.  The bound is the larger one
+    of those at threshold 0 and at a threshold that trials choose, with half of `failure` each.
     """
     coins = [trials[name].select_round(heaviest_round(plans[name])).present for name in parts]
     assert all(np.array_equal(coins[0], part_coins) for part_coins in coins)
@@ -290,7 +303,7 @@ def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter
     """Return the largest lower bound on μ from canaries under hostile queries, and the name of the test.
 
     Increments of canaries may change their sign if a query overflows, is denormal or cancels.  So all tests run on
-    the releases and on the negated releases, with half of `failure` each.  A quarter of the runs suffices.
+    the releases and on the negated releases, with half of `failure` each, and on a quarter of the part's runs.
     """
     plan = part.build_plan()
     canary_plan = part.build_plan(len(part.build_layout(plan).rounds))  # runs of few rounds have fewer canaries
@@ -311,9 +324,9 @@ def _reduce_run_count(runs: int) -> int:
 def _audit_rollback(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
     """Return the largest lower bound on μ, and its test, from releases before and after a rollback.
 
-    A rollback restores a machine from its backup, here to the start of the canaries' heaviest round t, or of
-    round 2 if t = 1.  After the restoration that round gets another query.  With several rounds the first round
-    is not chosen, because a run that is opened again draws another key.  A run of a single round is restored to
+    A rollback restores a machine from its backup.  Here it is restored to the start of the round where canaries
+    weigh most, or of round 2 if that is round 1.  After the restoration this round gets another query.  Round 1 is
+    not chosen, because a run that is opened again draws another key.  Only a run of a single round is restored to
     its start.
     """
     t = max(heaviest_round(part.build_plan()), min(2, part.small_cell.schedule.rounds))
@@ -330,6 +343,7 @@ def _rollback_count(runs: int) -> int:
 
 
 def _concatenate_trials(runs: Sequence[Trials]) -> Trials:
+    """Join the canaries of several runs of the same rounds."""
     return Trials(*(np.concatenate(columns) for columns in zip(*runs, strict=True)))
 
 
@@ -358,7 +372,9 @@ class _Family(NamedTuple):
     failure_share: float
     """Share of the audit's probability of failure, where the shares of all families add up to 1."""
     count_steps: Callable[[Mapping[str, AuditedPart]], float]
+    """Function from the parts by name to the number of steps of the progress."""
     run: Callable[[Mapping[str, AuditedPart], float, StepCounter], dict[str, FamilyResult]]
+    """Function from the parts, the family's probability of failure and the counter to the results by name."""
 
 
 def _rounds_family(
@@ -367,7 +383,15 @@ def _rounds_family(
     count_steps: Callable[[int], float],
     find_bound: Callable[[AuditedPart, float, StepCounter], tuple[float, str]],
 ) -> _Family:
-    """Make a family that tests the rounds only, because it tests code that all parts share."""
+    """Make a family that tests the rounds only, because it tests code that all parts share.
+
+    Args:
+        name: Name of the family and of its result.
+        failure_share: Share of the audit's probability of failure.
+        count_steps: Number of steps of the progress, a function of the number of runs.
+        find_bound: Function from the rounds, the probability of failure and the counter to the lower bound on μ
+            and the name of its test.
+    """
 
     def run_family(
         parts: Mapping[str, AuditedPart], failure: float, steps: StepCounter

@@ -23,10 +23,13 @@ class AuditRequest:
     overrides: Overrides = None
     mu: Annotated[float, typer.Option(help="The claim: the scenario is recalibrated to it.")] = 1.0
     trials: Annotated[
-        int, typer.Option(help="Canaries, a quarter of them in the round where they weigh most.")
+        int,
+        typer.Option(
+            help="Number of canaries. In a public order a quarter of them is in the round where they weigh most."
+        ),
     ] = 16_384
-    confidence: Annotated[float, typer.Option(help="Of the lower bound that is shown.")] = 0.99
-    seed: Annotated[int, typer.Option(help="Of the coins; the noise is the operating system's.")] = 0
+    confidence: Annotated[float, typer.Option(help="Confidence of the lower bound that is shown.")] = 0.99
+    seed: Annotated[int, typer.Option(help="Seed of the coins; noise has a key of the operating system.")] = 0
     store: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="Keep the outcome with this run; its report shows it.")
     ] = None
@@ -48,5 +51,5 @@ def audit(request: AuditRequest) -> None:
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add the command `audit` to `fedpriv`, and none to `fedpriv silo` and `fedpriv data`."""
     app.command()(audit)

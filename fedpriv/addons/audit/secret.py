@@ -7,12 +7,13 @@ Two families of tests are compared with the claimed curve (`statistics.ClaimedCu
   example one whose coins follow from the public seed.
 * Company: a silo has one canary, and all its other records pull the other way as far as they can.  An adversary
   who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.  The
-  family "company" detects equal batches, first come first served, and means over the drawn records.
+  family "company" detects schedules that fill batches of equal size, first come first served, and means over the
+  drawn records in place of the expected batch.
 
-Releases are in units of one record's clipped weight: noise z · N(0, 1), plus 1 in rounds of the canary.  Rows of a
-silo's order are in public groups: row i is in group i mod `groups`, and takes part only in rounds t (from 1) with
-t - 1 ≡ i (mod `groups`).  Each group has `bins` such rounds in an epoch, of which a row's secret rounds are drawn.
-Shapes name n canaries and T rounds.
+Releases are in units of one record's clipped weight: noise z · N(0, 1), plus 1 in rounds of a canary that is
+present.  Rows of a silo's order are in public groups: row i is in group i mod `groups`, and takes part only in
+rounds t (from 1) with t - 1 ≡ i (mod `groups`).  Each group has `bins` such rounds in an epoch, of which a row's
+secret rounds are drawn.  Shapes name n canaries and T rounds.
 """
 
 import math
@@ -57,18 +58,18 @@ Floats = NDArray[np.float64]
 _MAX_BINS, _MAX_EPOCHS, _MAX_SILOS = 8, 6, 3
 _BATCH_SIZE, _COMPANY_BATCH_SIZE = 128, 128
 CANARY_COUNT = 512
-"""Canaries of one run."""
+"""Most canaries of one run."""
 TRIALS_PER_COMPANY_RUN, COMPANY_RUNS_PER_STEP = 16, 32
 """Trials of an audit for each run of the family "company", and such runs in one step of the progress.
 
 A step takes about as long as a run of canaries.
 """
 BEST_TEST_SHARE = 0.5
-"""Share of the failure for the tests that are best against correct code."""
+"""Share of a family's failure for the test that is best against correct code."""
 
 
 def small_run_size(cell: Cell) -> tuple[int, int]:
-    """Return rounds and epochs of a small run with the same groups, and with fewer bins and epochs.
+    """Return rounds and epochs of a small run with the same groups, and with at most 8 bins and 6 epochs.
 
     Raises:
         InputError: If no rounds are secret.
@@ -87,9 +88,9 @@ def make_canary_cell(cell: Cell, mu: float) -> Cell:
 
 
 def make_company_cell(cell: Cell, mu: float) -> Cell:
-    """Cut a cell to one silo of few records, which adds the noise itself.
+    """Cut a cell to one silo of few records, and let the silo add the noise to its own sums.
 
-    Schedule and sums of a silo are the same in every trust setting.
+    A silo's schedule and its sums before noise are the same in every trust setting.
     """
     rounds, epochs = small_run_size(cell)
     company_cell = make_audit_cell(cell, mu, rounds, 1, _COMPANY_BATCH_SIZE, epochs)
@@ -99,14 +100,14 @@ def make_company_cell(cell: Cell, mu: float) -> Cell:
 
 
 class CanaryTrials(NamedTuple):
-    """Trials of canaries: releases along each canary in units of its clipped weight, coins, row indices."""
+    """Trials of n canaries in T secret rounds."""
 
     releases: Floats
-    """(n, T)."""
+    """Releases along each canary, (n, T), in units of one record's clipped weight."""
     present: NDArray[np.bool_]
-    """(n,), the coins."""
+    """Coins, (n,), True for a canary that is present."""
     row_indices: NDArray[np.int64]
-    """(n,), rows in the silo's file."""
+    """Rows of the canaries in the silo's order, (n,)."""
 
 
 def sampled_guarantee(plan: Plan) -> Sampled:
@@ -117,6 +118,7 @@ def sampled_guarantee(plan: Plan) -> Sampled:
 
 
 def _claimed_stream(plan: Plan) -> ReleaseStream:
+    """Return the stream of silo 0 if the silo publishes its own sums, else the first stream of the run."""
     rounds = plan.schedule.rounds
     return (
         make_silo_stream(plan, 0, rounds)
@@ -126,15 +128,16 @@ def _claimed_stream(plan: Plan) -> ReleaseStream:
 
 
 def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
-    """Divide releases by the weight of one record's increment in each round.
+    """Convert releases to units of one record's clipped weight, and whiten correlated noise.
 
-    Releases with independent noise and no decay, or of a mechanism whose columns have no blocks
-    (`Mechanism.blocks`),
-    are divided by the weight alone.  Other noise is whitened first.  The releases are r = B y with y = C s + z:
-    increments s (T,), independent noise z (T,), noise factor B and strategy C, both (T, T).  A record of round t
-    moves y along column c_t of C, whose matched filter is the best test of that round.  So the result of round t
-    is c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's norm.  Filters of
-    rounds that lie `groups` apart read disjoint blocks, so that their noise is independent.
+    Two kinds of releases are only divided by the weight of one record in each round: those with independent noise
+    and no decay, and those of a mechanism whose columns have no blocks (`Mechanism.blocks`).
+
+    Other noise is whitened first.  The releases are r = B y with y = C s + z: increments s (T,), independent noise
+    z (T,), noise factor B and strategy C, both (T, T).  A record of round t moves y along column c_t of C, whose
+    matched filter is the best test of that round.  So the result of round t is c_tᵀ B⁻¹ r / (‖c_t‖ m), with the
+    largest product m of a round's weight and its column's norm.  Filters of rounds that lie `groups` apart read
+    disjoint blocks, so that their noise is independent.
 
     Args:
         plan: Plan of the run.
@@ -160,8 +163,8 @@ def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
 def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats]:
     """Return B and C, both (T, T), of A = B C for a mechanism with one fresh vector a round.
 
-    Row t of the noise factor B has the mechanism's factors of all fresh vectors in the noise of round t.  The
-    workload A has the entries decay^(t-k) for k ≤ t, else 0, and C = B⁻¹ A.
+    The noise of round t is row t of the noise factor B times the fresh vectors of all rounds.  The workload A has
+    the entries decay^(t-k) for k ≤ t, else 0, and C = B⁻¹ A.
     """
     state, noise_factor = mechanism.start(), np.empty((workload.rounds, workload.rounds))
     for t, impulse in enumerate(torch.eye(workload.rounds, dtype=torch.float64), start=1):
@@ -173,7 +176,9 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
 
 
 def run_canaries(small_cell: Cell, seed: int) -> CanaryTrials:
-    """Run canaries of silo 0 once on the path of a deployment, in the first rows, so in all groups.
+    """Run canaries of silo 0 once on the path of a deployment.
+
+    Canaries are in the first rows, and so in all groups if there are as many canaries as groups.
 
     Args:
         small_cell: Cell from `make_canary_cell`.
@@ -199,10 +204,11 @@ def run_company(
         small_cell: Cell from `make_company_cell`.
         runs: Number of runs, each of which is one trial.
         seed: Seed of the coins.
-        steps: Function that is called with the finished steps of the progress, a part of a step after each run.
+        steps: Function that is called after each run with the run's part of a step of the progress, 1/32.
 
     Returns:
-        Trials, one of the canary in each run, with releases along its direction: feature 0, class 1 minus class 0.
+        Trials, one of the canary in each run, with releases along its direction: feature 0, class 1 minus class 0,
+        over √2.
     """
     plan = make_plan(small_cell, make_canary_objective(small_cell, 1), for_release=True)
     rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
@@ -241,7 +247,7 @@ class Evidence:
     """Standard deviation z of a round's noise, in units of one record's clipped weight."""
 
     def log_ratios(self, releases: Floats, row: NDArray[np.int64], shift: float = 1.0) -> Floats:
-        """Return ln of the likelihood ratio of a shift in the row's secret rounds to no shift, (n,).
+        """Return the log-likelihood ratio of a shift in the row's secret rounds to no shift, (n,).
 
         The likelihood is a mean over the sets of rounds that the schedule can draw for the row.
 
@@ -262,10 +268,11 @@ class Evidence:
         )
 
     def score_known_company(self, trials: CanaryTrials) -> Floats:
-        """Score the canary if all other records of each round are known to pull the other way.
+        """Score the canary as if each round had 128 records, and all others pulled the other way.
 
-        After their sum is added back, a round of the canary has a shift of 2 if the canary is present.  The shift
-        is 1 if the canary is absent under zero-out, and 0 if it is replaced by its opposite.
+        After 128 is added to every release, a round of the canary has a shift of 2 if the canary is present, and
+        other rounds have none.  If the canary is absent, its round has a shift of 1 under zero-out, and of 0 under
+        replace-one.
         """
         shifted_releases = trials.releases + _COMPANY_BATCH_SIZE
         log_ratios = self.log_ratios(shifted_releases, trials.row_indices, 2.0)
@@ -278,7 +285,7 @@ class Evidence:
     def score_fixed_round(self, trials: CanaryTrials) -> Floats:
         """Score the canary as if its row had the same secret rounds in every epoch.
 
-        The ln of ratios are added over the epochs, and then mixed over the rounds of a single epoch.
+        Logarithms of ratios are added over the epochs, and then mixed over the rounds of a single epoch.
         """
         ratios = self._release_ratios(trials.releases, 1.0)
         return self._mix_ratios(
@@ -290,7 +297,7 @@ class Evidence:
     ) -> Floats:
         """Score the canary as if `sampling_randomness` drew its rounds.
 
-        The score is the sum of ln of ratios over these rounds.
+        The score is the sum of the logarithms of ratios over these rounds, 0 if there are none.
 
         Args:
             trials: Trials of canaries in silo 0.
@@ -306,14 +313,14 @@ class Evidence:
         return np.asarray((participation * ratios).sum(1), np.float64)
 
     def _release_ratios(self, releases: Floats, shift: float) -> Floats:
-        """Return ln of the density of N(shift, z²) over that of N(0, z²) at each release, (n, T)."""
+        """Return the logarithm of N(shift, z²)'s density over that of N(0, z²) at each release, (n, T)."""
         return (shift * releases - shift**2 / 2.0) / self.multiplier**2
 
     def _mix_ratios(self, ratios: Floats, row: NDArray[np.int64]) -> Floats:
         """Mix each canary's log-likelihood ratios over its possible rounds, (n, T) -> (n,).
 
         Args:
-            ratios: Log-likelihood ratio of each canary and round, (n, T).
+            ratios: Log-likelihood ratio of each canary and round, (n, T), or (n, rounds of one epoch).
             row: Rows of the canaries in the silo's order, (n,).
         """
         scores = np.empty(len(ratios))
@@ -327,7 +334,7 @@ class Evidence:
 
 
 def _mix_per_epoch(schedule: SecretOrder, ratios: Floats) -> Floats:
-    """Mix ln of ratios (n, epochs · bins) over one secret round of the `bins` rounds of every epoch.
+    """Mix log-ratios (n, epochs · bins) over one secret round of the `bins` rounds of every epoch.
 
     Returns:
         Σ_e ln((1/bins) Σ_b exp(ratios[e, b])), (n,), over epochs e and their rounds b.
@@ -341,7 +348,7 @@ def _mix_per_epoch(schedule: SecretOrder, ratios: Floats) -> Floats:
 
 
 def _mix_per_round(schedule: SecretOrder, ratios: Floats) -> Floats:
-    """Mix ln of ratios (n, rounds) over a coin of rate q = 1 / bins in each round.
+    """Mix log-ratios (n, rounds) over a coin of rate q = 1 / bins in each round.
 
     Returns:
         Σ_t ln(1 - q + q exp(ratios[t])), (n,).
@@ -351,7 +358,7 @@ def _mix_per_round(schedule: SecretOrder, ratios: Floats) -> Floats:
 
 
 def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
-    """Mix ln of ratios (n, rounds) over all sets of `passes` = rounds / bins rounds.
+    """Mix log-ratios (n, rounds) over all sets of `passes` = rounds / bins rounds.
 
     The sum over all sets of k rounds is the elementary symmetric polynomial e_k of r_t = exp(ratios[t]).  Round t
     updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, with e_0 = 1, in logarithms.
@@ -420,7 +427,11 @@ def evaluate_canaries(
 def evaluate_company(plan: Plan, trials: CanaryTrials, curve: ClaimedCurve, failure: float) -> CurveResult:
     """Return the result with the largest excess over the claim among tests in known company.
 
-    Arguments are those of `evaluate_canaries`.
+    Args:
+        plan: Plan of the cell of the trials.
+        trials: Trials of all runs, with one canary each.
+        curve: Claimed trade-off curve.
+        failure: Probability that some test refutes a true claim, at most.
     """
     best_tests = {"a round that all others leave": make_evidence(plan).score_known_company(trials)}
     return _find_largest_excess(
@@ -438,7 +449,8 @@ def _find_largest_excess(
     """Return the result with the largest excess over the claimed curve.
 
     Scores are (n,), by name of the test.  All of `best_tests` together have the share `BEST_TEST_SHARE` of the
-    failure, and `other_tests` have the rest, both in equal parts.  NaN counts as a very large score.
+    failure, and `other_tests` have the rest, both in equal parts.  NaN counts as a very large score, and infinite
+    scores as very large ones of their sign.
 
     Guarantee: the failures of the tests add up to `failure` (Bonferroni), whatever the dependence between tests.
     """

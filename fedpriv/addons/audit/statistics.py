@@ -6,17 +6,18 @@ scores into lower bounds on μ, with confidence:
 * No test has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) > μ (Dong, Roth & Su 2022).  So upper bounds on both error rates of a test
   give a lower bound on μ (Nasr et al. 2023, "Tight auditing of differentially private machine learning", section
   on Gaussian DP).
-* No test is right with a probability above Φ(μ/2).  So a lower bound on that probability gives another one.
+* No test guesses the world of a fair coin with a probability above Φ(μ/2).  So a lower bound on that probability
+  gives another lower bound on μ.
 
 Tests of canaries are fixed before a trial: the scores that each test reads, and its share of the probability that
 the audit may be wrong (`failure`).  A matched filter on the whole transcript is the best test of correct code.
 Repeated, missing or badly stored noise would lower its score.  Such noise shows in single releases, in differences
 of releases, of silos and of runs, and in the sum of all releases.
 
-A claim may be a curve of (ε, δ) in place of a μ.  Under it a test with false alarms α and misses β is impossible,
-for both directions, unless
+A claim may be a curve of (ε, δ) in place of a μ, which holds for both orders of two neighbours.  Under it every
+test with the rate α of false alarms has a rate β of misses with
 
-    β ≥ f(α) = max over ε of 1 - δ(ε) - e^ε α  and  e^-ε (1 - δ(ε) - α)
+    β ≥ f(α) = max over ε ≥ 0 of 0, 1 - δ(ε) - e^ε α  and  e^-ε (1 - δ(ε) - α)
 
 (Wasserman & Zhou 2010; Dong, Roth & Su 2022).  A test with upper bounds α and β on both rates shows
 μ = Φ⁻¹(1 - α) - Φ⁻¹(β).  At this α the claim allows Φ⁻¹(1 - α) - Φ⁻¹(f(α)), the μ of the Gaussian curve through
@@ -42,7 +43,8 @@ from fedpriv.plan.plan import Plan
 Scores = NDArray[np.float64]
 
 QUANTILES = np.linspace(0.005, 0.995, 199)
-THRESHOLD_FRACTION = 4  # one in four trials chooses the threshold
+"""Probabilities of the quantiles of scores among which a threshold is chosen."""
+THRESHOLD_FRACTION = 4  # the first of so many equal parts of the trials chooses the threshold
 
 
 class ErrorCounts(NamedTuple):
@@ -84,15 +86,19 @@ def mu_lower_bound(scores: Scores, present: NDArray[np.bool_], failure: float) -
 
 
 def bound_at_threshold(threshold: float, scores: Scores, present: NDArray[np.bool_], failure: float) -> float:
-    """Return the bound of `mu_lower_bound` at a threshold that was fixed without a look at these trials.
+    """Return a lower bound on μ at a threshold that was fixed without a look at these trials, at least 0.
 
-    No trials are needed for the choice of a threshold, so that the bound suits few trials.
+    The bound is wrong with a probability of at most `failure`, as that of `mu_lower_bound`.  All trials count, and
+    none chooses the threshold, so that the bound suits few trials.
     """
     return max(0.0, float(_mu_bounds(count_errors(np.array([threshold]), scores, present), failure)[0]))
 
 
 def count_errors(thresholds: Scores, scores: Scores, present: NDArray[np.bool_]) -> ErrorCounts:
-    """Count the errors of a test that guesses "present" above a threshold, for each of `thresholds`."""
+    """Count the errors of a test that guesses "present" above a threshold, for each of `thresholds`.
+
+    A score that equals the threshold is a guess of "absent".
+    """
     with_canary, without = np.sort(scores[present]), np.sort(scores[~present])
     return ErrorCounts(
         len(without) - np.searchsorted(without, thresholds, "right"),
@@ -120,7 +126,7 @@ def _mu_bounds(errors: ErrorCounts, failure: float) -> Scores:
 def upper_rates(events: NDArray[np.int64], trials: int, failure: float) -> Scores:
     """Return upper bounds on the rates of `events`, each wrong with a probability of at most `failure`.
 
-    The bounds are those of Clopper & Pearson, and 1 if every one of the `trials` is an event.
+    The bounds are those of Clopper & Pearson, and 1 if every one of the `trials` is an event or there are none.
     """
     rates = special.betainccinv(events + 1.0, np.maximum(trials - events, 1.0), failure)
     return np.where(events >= trials, 1.0, rates)
@@ -152,9 +158,9 @@ def find_best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, 
     """Return the largest lower bound on μ of the family of tests, and the name of the test.
 
     The whole transcript of the heaviest round has the share `BEST_TEST_SHARE` of `failure`, and a threshold that
-    is fixed in advance.  All other tests of all rounds' canaries share the rest equally, and choose their
-    thresholds.  A test that reads the releases of k runs shows 1/√k of its bound, since k runs together are √k
-    μ-GDP.
+    is fixed in advance.  All tests of all rounds' canaries, this one among them, share the rest equally and choose
+    their thresholds.  A test that reads the releases of k runs shows 1/√k of its bound, since k runs together are
+    √k μ-GDP.
 
     Guarantee: code that keeps its claim gets a bound above the claim with a probability of at most `failure`: the
     failures of the tests add up to `failure` (Bonferroni), whatever the dependence between tests.
@@ -183,25 +189,27 @@ def find_rollback_bound(trials: Trials, failure: float) -> tuple[float, str]:
     """Return the largest lower bound on μ, and its test, from releases before and after a rollback.
 
     A rollback restores a machine from its backup, after which rounds are released again.  Each round's difference
-    of both releases is one test, with an equal part of `failure`.  Both releases keep the claim, so that their
-    difference is √2 μ-GDP.
+    of both releases is one test, with an equal part of `failure`.  If both releases keep a claim of μ, their
+    difference is √2 μ-GDP, so that a test shows 1/√2 of its bound.
     """
     best_result, round_count = (0.0, "none"), trials.run_differences.shape[1]
     for index in range(round_count):
         bound = mu_lower_bound(
             _replace_nonfinite(trials.run_differences[:, index]), trials.present, failure / round_count
         ) / math.sqrt(2.0)
-        test = "release of the round before a rollback minus that after it"
-        best_result = max(best_result, (bound, test if index == 0 else f"{test}, {index} later"))
+        best_result = max(
+            best_result, (bound, f"release of repeated round {index + 1} before a rollback minus that after it")
+        )
     return best_result
 
 
 def log_likelihood_ratios(plan: Plan, trials: Trials) -> Scores:
-    """Return ln of the likelihood ratio of present to absent, (n,), for canaries of the heaviest round.
+    """Return the log-likelihood ratio of present to absent, (n,), for canaries of the heaviest round.
 
-    With the score x of the matched filter, ln of the ratio is (x - midpoint) · D w / σ²: D is the distance of both
-    worlds in units of the canary's weight w, and σ the standard deviation of the noise.  Ratios of independent
-    releases of the same canaries add up: their sum is the best joint test.
+    With the score x of the matched filter, it is (x - midpoint) · D w / σ²: w is the canary's weight times its
+    clip, D the distance of both worlds in units of w, and σ the standard deviation of the noise
+    (`canary_weight_and_std`).  Logarithms for independent releases of the same canaries add up, and their sum is
+    the best joint test.
     """
     heaviest = heaviest_round(plan)
     scores = _replace_nonfinite(trials.select_round(heaviest).releases @ matched_filter(plan, heaviest))
@@ -212,8 +220,9 @@ def log_likelihood_ratios(plan: Plan, trials: Trials) -> Scores:
 def separation(plan: Plan) -> float:
     """Distance of both worlds in the best test, in standard deviations of its noise.
 
-    The distance is D w √(δᵀ Σ⁺ δ) / σ for a canary of the heaviest round: world distance D, weight w, signal δ,
-    noise of covariance σ² Σ.  The distance equals μ if the claim is exact.
+    The distance is D w √(δᵀ Σ⁺ δ) / σ for a canary of the heaviest round, with the D, w and σ of
+    `log_likelihood_ratios`, the signal δ (T,) and noise of covariance σ² Σ (T, T).  It equals μ if the claim is
+    exact.
     """
     heaviest = heaviest_round(plan)
     weight, std = canary_weight_and_std(plan, heaviest)
@@ -224,8 +233,8 @@ def separation(plan: Plan) -> float:
 def canary_weight_and_std(plan: Plan, canary_round: int) -> tuple[float, float]:
     """Return a canary's weight times its clip, and the noise's standard deviation, in the visible release.
 
-    The visible release is the mean over all silos if the server or all silos together release it, else the mean of
-    silo 0.  A mean is over the records of a round, which has one batch or several.
+    The visible release is the mean over all silos if the server adds the noise or messages are masked, else the
+    mean of silo 0.  A mean is over the records of a round, which has one batch or several.
     """
     sees_mean = plan.masked or float(plan.noise.std_of(SERVER)) > 0.0
     weight = (plan.weights[0] if sees_mean else 1.0) / plan.batch_sizes[0]
@@ -234,12 +243,12 @@ def canary_weight_and_std(plan: Plan, canary_round: int) -> tuple[float, float]:
 
 
 def _world_distance(plan: Plan) -> int:
-    """Distance of a canary's two worlds, in units of its weight."""
+    """Distance of a canary's two worlds, in units of its weight times its clip."""
     return 2 if plan.relation == "replace-one" else 1
 
 
 def _replace_nonfinite(scores: Scores) -> Scores:
-    """Replace NaN and infinite scores by very large ones, so that scores can be ordered."""
+    """Replace NaN by a very large score and infinity by one of its sign, so that scores can be ordered."""
     return np.asarray(np.nan_to_num(scores, nan=math.inf).clip(-1e300, 1e300))
 
 
@@ -286,7 +295,7 @@ def noise_factor(plan: Plan) -> Scores:
     """Return B, (T, T), of a mechanism with one fresh vector a round.
 
     The noise of release t is row t of B times the fresh vectors of all rounds.  So the mechanism is run once with
-    the t-th unit vector (T,) as the fresh vector of round t, and its noise in round t is row t.
+    the t-th unit vector (T,) as the fresh vector of round t, and its noise in round t is row t of B.
 
     Raises:
         InputError: If the mechanism draws several vectors a round.
@@ -309,8 +318,8 @@ def matched_filter(plan: Plan, canary_round: int) -> Scores:
 def _signal(plan: Plan, canary_round: int) -> Scores:
     """Return a canary's signal δ (T,) in each release, in units of its first increment.
 
-    δ_t is the sum of decay^(t-k) clip_k / clip_c over the rounds k ≤ t in which the canary takes part: round c =
-    `canary_round`, and the same round of every later pass.
+    The canary takes part in round c = `canary_round` and in the same round of every later pass.  δ_t is the sum of
+    decay^(t-k) clip_k / clip_c over these rounds k ≤ t.
     """
     rounds, first_clip = plan.schedule.rounds, float(plan.estimator.round(canary_round).clip)
     signal: Scores = np.zeros(rounds)
@@ -324,11 +333,13 @@ def _signal(plan: Plan, canary_round: int) -> Scores:
 
 
 def _batch_count(plan: Plan, t: int) -> int:
+    """Return the number of batches that round t reads."""
     counts = getattr(plan.schedule, "batch_counts", ())
     return int(counts[t - 1]) if counts else 1
 
 
 _EPSILONS = np.concatenate([np.linspace(0.0, 3.0, 301), np.linspace(3.0, 12.0, 181)[1:]])
+"""Grid of ε at which a claimed curve is evaluated."""
 
 
 class CurveResult(NamedTuple):
@@ -337,6 +348,7 @@ class CurveResult(NamedTuple):
     mu: float
     """Lower bound on μ, below 0 if the test guesses worse than a coin or trials are few."""
     allowed_mu: float
+    """μ that the claimed curve allows at `false_alarm_rate`."""
     false_alarm_rate: float
     """Upper bound on the rate of false alarms."""
     miss_rate: float
@@ -356,14 +368,14 @@ class CurveResult(NamedTuple):
 
 
 class ClaimedCurve:
-    """Claimed trade-off curve: smallest rate of misses for every rate of false alarms."""
+    """Claimed trade-off curve f: lower bound on the rate of misses for every rate of false alarms."""
 
     def __init__(self, guarantee: Sampled) -> None:
         self._factors = np.exp(_EPSILONS)
         self._deltas = guarantee.curve(_EPSILONS)
 
     def min_miss_rates(self, alarms: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return f(α) for each α of `alarms`, or less, as the maximum runs over a grid of ε only."""
+        """Return a lower bound on f(α), for each α of `alarms`, as the maximum runs over a grid of ε only."""
         rates = np.asarray(alarms, np.float64)[..., None]
         from_alarms = 1.0 - self._deltas - self._factors * rates
         from_misses = (1.0 - self._deltas - rates) / self._factors
@@ -383,8 +395,8 @@ def evaluate_on_curve(
     """
     pilot_count = len(scores) // THRESHOLD_FRACTION
     candidates = np.quantile(scores[:pilot_count], QUANTILES)
-    pilot_bounds = _curve_bounds(curve, candidates, scores[:pilot_count], present[:pilot_count], failure)
-    threshold = candidates[[int(np.argmax(pilot_bounds[0] - pilot_bounds[1]))]]
+    mus, allowed_mus, *_ = _curve_bounds(curve, candidates, scores[:pilot_count], present[:pilot_count], failure)
+    threshold = candidates[[int(np.argmax(mus - allowed_mus))]]
     columns = _curve_bounds(curve, threshold, scores[pilot_count:], present[pilot_count:], failure)
     mu, allowed_mu, alarms, misses = (float(column[0]) for column in columns)
     return CurveResult(mu, allowed_mu, alarms, misses, test)

@@ -2,14 +2,15 @@
 
 | trust | code that runs | view |
 |---|---|---|
-| untrusted | guards of two silos, each with its ledger | their replies, in two runs |
+| untrusted | guards of silos 0 and 1 with their ledgers | their replies, and those of silo 0 in a second run |
 | secure-aggregation | guards of all silos, each with its ledger | sum of their encoded messages |
 | trusted | deployed server with its journal, and guards | releases of the server |
 | trusted, with clients | the same server, and its pool of clients | releases of the server |
 
-Half-way the guard of silo 0, or the pool, is restarted, and so is the server if it adds the noise.  Only the
-replies of a single run to an untrusted server come without a restart.  `run_rollback` has the views before and
-after a machine is restored from its backup.
+Half-way the guard of silo 0, or the pool, is restarted, and so is the server if it adds the noise.  There is no
+restart in a run of a single round without such a server, nor if an untrusted server gets the replies of one run
+only, as for hostile queries and after a rollback.  `run_rollback` has the views before and after a machine is
+restored from its backup.
 
 Replies have the scenario's own `run.dtype`, and are not recomputed in another type.
 
@@ -56,14 +57,17 @@ from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo
 
 MAX_PASSES = 3
-"""Most passes over cyclic cohorts, and most evaluations of the same test records."""
+"""Most passes of a small run in a public order.
+
+A pass is an epoch, a turn of every client, or an evaluation of the test records.
+"""
 _CLIP_MARGIN = 10.0
 _FIRST_GRADIENT = FAR_NORM * 0.5**0.5
 """Norm of a canary's gradient at the model 0, which has probability ½ for each of two classes."""
 
 
 def count_passes(cell: Cell) -> int:
-    """Return the number of turns of a client, or the number of epochs of a run without clients."""
+    """Return the largest number of turns of a client, or the number of epochs of a run without clients."""
     if cell.federation.clients is None:
         return cell.federation.epochs
     return -(-cell.federation.total_rounds // cell.federation.rounds_per_epoch)
@@ -79,15 +83,21 @@ def public_run_size(cell: Cell, max_rounds: int) -> tuple[int, int]:
 def check_clients(cell: Cell) -> None:
     """Check that canaries can represent the clients of a cell, and refuse other cells.
 
-    Refused are cells without clients, whose guards have none, rounds that are drawn, because the tests need
-    cohorts in turn, a clip that follows a quantile, which is a coordinate of its own in releases, and local steps
-    so short that the update of a canary is less than 10 clips long.
+    Refused are cells with one of these properties:
+
+    * no pool of clients, as no guard has clients,
+    * cohorts that are drawn, because the tests need cohorts in turn,
+    * a clip that follows a quantile, because it is a coordinate of its own in releases,
+    * local steps so short that the first step of a canary is less than 10 clips long.
 
     Raises:
         InputError: With the first reason, in one line.
     """
     if cell.federation.clients is None:
-        raise InputError('privacy.unit = "client": no guard has clients, and the audit is of pools: give clients')
+        raise InputError(
+            'privacy.unit = "client": no guard has clients, and the audit knows them in pools only; audit a copy '
+            "with federation.clients and federation.cohort in place of silos"
+        )
     if isinstance(cell.schedule, DrawnOrder):
         raise InputError(
             f'federation.sampling = "{cell.schedule.name}": canaries have rounds of their own here, and tests are '
@@ -117,7 +127,7 @@ class ClientPool:
         self._state = self._silo.initial_state()
 
     def restart(self) -> None:
-        """Build the pool again from its key, and continue from its state."""
+        """Build the pool's code again from records and key, and continue from its state."""
         self._silo = self._make_silo()
 
     def back_up(self) -> Callable[[], None]:
@@ -145,7 +155,7 @@ class ClientPool:
         return Silo.for_release(0, self._plan, self._records, self._key, b"")
 
 
-_CONFIDENT_WEIGHT = 1e2 / FAR_NORM  # weight at which the model is sure of a canary's class
+_CONFIDENT_WEIGHT = 1e2 / FAR_NORM  # weight at which the model is sure that a canary has label 0
 
 _MEMORY_FOLDER = "/dev/shm"
 """Folder in memory for ledgers, which need not survive a power cut, and would mostly wait for a disk."""
@@ -154,7 +164,7 @@ _MEMORY_FOLDER = "/dev/shm"
 class Trials(NamedTuple):
     """View of n canaries, projected on their directions.
 
-    Differences are (n, 0) if no adversary sees both terms.
+    Differences are (n, 0) if no adversary sees both terms, or if a run has queries of its own.
     """
 
     releases: NDArray[np.float64]
@@ -162,11 +172,14 @@ class Trials(NamedTuple):
     silo_differences: NDArray[np.float64]
     """Releases of silo 0 minus those of silo 1, (n, rounds)."""
     run_differences: NDArray[np.float64]
-    """Releases of silo 0 minus those of another run of the same records under other queries, (n, rounds)."""
+    """Releases of silo 0 minus those of another run of the same records under other queries, (n, rounds).
+
+    After a rollback they are releases before it minus the repeated ones, for the repeated rounds only.
+    """
     present: NDArray[np.bool_]
     """Coins, True for a canary that is present, (n,)."""
     rounds: NDArray[np.int64]
-    """Round of each canary in the first pass, (n,)."""
+    """Round of each canary in the first pass, from 1, (n,), or 0 for a canary in secret rounds."""
 
     def select_round(self, t: int) -> "Trials":
         """Return the canaries of one round."""
@@ -241,8 +254,9 @@ def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
         t: Round before which the backup is made, from 1.
 
     Returns:
-        Trials with the releases of all rounds before the restoration, without differences of silos.  Their
-        `run_differences` are the releases of rounds t, t + 1, … before the restoration minus those after it.
+        Trials with the releases of all rounds that were made before the restoration, without differences of silos.
+        Their `run_differences` are the releases of rounds t, t + 1, … before the restoration minus those after it,
+        (n, rounds - t + 1).
     """
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
@@ -337,7 +351,7 @@ def _run_twice(
     """Return replies of silo 0 in two interleaved runs, and of silo 1, if it exists, in the first run.
 
     Both runs read the same records, and the second one has another query in all rounds.  Silo 0 is restarted
-    half-way.
+    half-way, unless there is a single round.
 
     Returns:
         Replies (d,) by round: of silo 0 in the first run, of silo 0 in the second run, and of silo 1, or none if
@@ -355,7 +369,7 @@ def _run_twice(
 
 
 def _confident_query(query: Tensor) -> Tensor:
-    """Return a model that is sure of a canary's class, so that one of its two worlds adds almost nothing."""
+    """Return a model that is sure of a present canary's label, so that this canary adds almost nothing."""
     confident_query = torch.zeros_like(query)
     confident_query.view(2, -1)[0, :-1], confident_query.view(2, -1)[1, :-1] = (
         _CONFIDENT_WEIGHT,
@@ -369,7 +383,7 @@ def collect_masked_sums(
 ) -> NDArray[np.int64]:
     """Collect the noisy integer sums (T, d) that the receiver of all encoded messages decodes.
 
-    The guard of silo 0 is restarted half-way.
+    The guard of silo 0 is restarted half-way, unless there is a single query.
     """
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
     for t, query in enumerate(queries, start=1):

@@ -1,6 +1,7 @@
 """First scenario of a user: description of a table, advice on settings, and a folder to start from.
 
-`inspect_table` describes a table, `advise` chooses a row and its numbers, and `create_folder` writes a folder.
+`inspect_table` describes a table, `advise` recommends settings for public facts, and `create_folder` writes a
+folder.
 
 Imports: the core.
 """

@@ -1,7 +1,8 @@
 """Advice on algorithm, batch, clip, step, rounds and trust, from public facts alone.
 
 No record is read, because the advice is a function of `Facts`.  docs/advise.md has the measurement behind every
-constant.  `as_advised` puts the advice into the scenario own-data, for records that a program gives.
+constant.  `as_advised` puts the advice into the scenario own-data, and reads the numbers of records, features and
+classes off the arrays of a program.
 
 | here | meaning |
 |---|---|
@@ -10,7 +11,7 @@ constant.  `as_advised` puts the advice into the scenario own-data, for records 
 | μ | μ of (ε, δ), by the accountant |
 | m | noise terms in the mean: M for an untrusted server, 1 for noise of one party or of a masked sum |
 | q = n μ / (√m F) | signal-to-noise ratio of the records, on which all rules depend |
-| travel = step · clip · rounds | largest norm that the model can reach |
+| travel = step · clip · rounds | largest norm that the model can reach, apart from noise |
 | turn | largest move of a score (or of a prediction) in one round, travel · √(F² + 1) / rounds |
 """
 
@@ -29,7 +30,7 @@ from fedpriv.core.figures import format_upper, format_upper_delta
 from fedpriv.data.own import Dataset
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import format_schema_toml
-from fedpriv.noise.trust import RECORD, UNTRUSTED, find_trust
+from fedpriv.noise.trust import RECORD, UNTRUSTED, find_trust, make_unit
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import DTYPES
 from fedpriv.scenario.load import resolve_cell
@@ -40,7 +41,7 @@ DEFAULT_ROUNDS, MAX_ROUNDS = 30, 100
 CLIP = 0.1
 """Clip as a fraction of the largest feature norm with the constant, less than most gradients have."""
 CLASSES_TRAVEL, CLASSES_POWER = 6.0, 2.0 / 3.0
-"""Factor and power of q in the travel for classes."""
+"""Factor c and power p of the travel c q^p for classes."""
 CLASSES_TURN, TURN_POWER = 20.0, 0.75
 """Largest move of a score in a round in which all records pull the same way.
 
@@ -59,11 +60,11 @@ REASONS = {
     "algorithm.name": "dp-sgd with independent noise: where a record takes part in every round, "
     "independent noise has the least error in the sum of all rounds; correlated noise (dp-ftrl) is for "
     "rounds that read different records",
-    "federation.rounds": f"{DEFAULT_ROUNDS}, up to {MAX_ROUNDS} where the travel needs them, and never more than "
-    "the network allows: more rounds cost messages and no privacy, and gain little where noise decides "
-    "how far a model travels",
-    "algorithm.clip": f"{CLIP:g} of a record's largest feature norm F: records then count alike, and only "
-    "clip times step matters: a small clip cannot diverge",
+    "federation.rounds": f"{DEFAULT_ROUNDS}, up to {MAX_ROUNDS} where the travel for classes needs them, "
+    "and never more than the network allows: more rounds cost messages and no privacy, and gain little "
+    "where noise decides how far a model travels",
+    "algorithm.clip": f"{CLIP:g} of √(F² + 1), the largest norm of a record's features with the constant: "
+    "records then count alike, and only clip times step matters: a small clip cannot diverge",
     "algorithm.step": f"travel / (clip · rounds): travel {CLASSES_TRAVEL:g} q^(2/3) for classes, "
     f"{REAL_TRAVEL:g} q for numbers, and no round that could move a score by more than {CLASSES_TURN:g} "
     f"(classes / 2)^{TURN_POWER:g}, a number by more than {REAL_TURN:g} half ranges: noise grows with the "
@@ -76,7 +77,7 @@ REASONS = {
     "data.scale": "no first step: noisy means and deviations take budget, and pay where ranges are much "
     "wider than the records",
 }
-"""Setting and reason by key, whose measurements are in docs/advise.md."""
+"""Choice and reason by key, as a comment above the key.  Their measurements are in docs/advise.md."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +86,19 @@ class Facts:
 
     | field | meaning |
     |---|---|
-    | `sizes` | training units of each silo: records, or persons if these are protected |
+    | `sizes` | number of training units of each silo: records, or persons if these are protected |
     | `features` | number of features of a record |
     | `classes` | number of classes, 0 for a real target, which is scaled to -1 … 1 |
-    | `feature_norm` | bound on a record's norm, or None for √features, the bound of features in -1 … 1 |
+    | `feature_norm` | F, bound on the norm of a record's features, or None for √features, that of -1 … 1 |
     | `epsilon`, `delta` | privacy target of the run |
     | `trust`, `relation`, `unit` | as in a scenario |
     | `rounds` | largest number that the network allows, or None for no limit |
-    | `records_of_person` | largest number of a person's records that count, for unit = "user" |
+    | `records_of_person` | largest number of a person's records that count, for unit = "user", or None |
 
     Raises:
-        InputError: If the number of silos, or a number other than `records_of_person`, is out of its range.  The
-            message names the fact.
+        InputError: If the number of silos or another number is out of its range, the unit is unknown, or a unit
+            other than "record" lacks `records_of_person`.  The message names the fact.  `trust` and `relation` are
+            checked when a run is planned.
     """
 
     sizes: tuple[int, ...]
@@ -125,6 +127,7 @@ class Facts:
             _check_number("feature_norm", self.feature_norm, 1e-6, 1e6)
         _check_number("epsilon", self.epsilon, 1e-3, 100.0)
         _check_number("delta", self.delta, 1e-30, 0.01)
+        make_unit(self.unit, 1 if self.unit == RECORD.name else self.records_of_person or 0)
 
     @property
     def unit_count(self) -> int:
@@ -174,7 +177,7 @@ class Forecast:
     norm: float
     """Norm of the noise in all coordinates, std · √dimension."""
     travel: float
-    """Largest norm of the model."""
+    """Largest norm of the model, apart from noise."""
     q: float
     """Signal-to-noise ratio of the records, as in the table of this module."""
     enough: bool
@@ -188,9 +191,8 @@ class Forecast:
         coordinate_std, vector_norm = format_upper(self.std, 3), format_upper(self.norm, 3)
         sentence = (
             f"Noise of the published model: {coordinate_std} in each coordinate, {vector_norm} in all, "
-            "beside a model of norm "
+            f"beside a model of norm {self.travel:.3g} at most; q = {self.q:.3g}."
         )
-        sentence += f"{self.travel:.3g} at most; q = {self.q:.3g}."
         if not self.enough:
             return (
                 f"{sentence} So little is left of the signal that a constant prediction is likely to do as well."
@@ -211,20 +213,21 @@ class Advice:
     epsilon: float
     """ε of the plan by the accountant, at most that of the facts."""
     others: tuple[str, ...]
-    """Gains by secure aggregation, more rounds or a secret order, in a sentence each."""
+    """Sentences on secure aggregation, more rounds and a secret order, and a warning of a large δ."""
 
     @property
     def text(self) -> str:
-        """Text of the scenario file, with a reason above every setting."""
+        """Text of the scenario file, with a reason above every setting that has one in `chosen`."""
         return f"name = {json.dumps(self.tree['name'])}\n\n" + "\n".join(self.sections().values())
 
     def sections(self, notes: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the text of each section of the scenario file by name.
 
-        A reason stands above every advised setting.
+        A reason stands above every setting that has one in `chosen`, and the forecast below the header [privacy].
 
         Args:
-            notes: Comment lines below the header of a section, by the section's name.
+            notes: Comment lines below the header of a section, by the section's name.  A note on "privacy" takes
+                the place of the forecast.
         """
         reasons = {recommendation.key: recommendation.why for recommendation in self.chosen}
         comments = {"privacy": format_comment(self.forecast.sentence), **(notes or {})}
@@ -259,11 +262,11 @@ def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: s
 
     Args:
         facts: Public facts of the federation.
-        data: The scenario's [data], by default an .npz file that is still to be named.
+        data: The scenario's [data], by default the file records.npz, which need not exist yet.
         name: Name of the scenario.
 
     Raises:
-        InputError: If no run can have these facts, in one line.
+        InputError: If no run can have these facts.  The message has one line.
     """
     settings = _choose_numbers(facts)
     tree = _make_tree(facts, settings, data or {"name": "records.npz"}, name)
@@ -304,17 +307,17 @@ def _find_q(facts: Facts) -> float:
 
 
 def _has_one_noise_source(trust: str) -> bool:
-    """Whether the mean has a single noise term, that of the server or of a masked sum."""
+    """Whether the mean has a single noise term, that of a server, of a curator or of a masked sum."""
     return find_trust(trust).name != UNTRUSTED.name
 
 
 def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
     """Choose travel, rounds and clip by the rules of docs/advise.md.
 
-    The target travel is 6 q^(2/3) for classes, and 0.7 q for a real target.  Classes get as many rounds, from 30
-    to 100, as the travel needs at the largest turn, and a real target gets 30.  A limit of the network on rounds
-    comes before both.  The travel is then at most the largest turn · rounds / √(F² + 1).  The clip is a tenth of
-    √(F² + 1).
+    With q and F of this module's table, the target travel is 6 q^(2/3) for classes, and 0.7 q for a real target.
+    Classes get as many rounds, from 30 to 100, as the travel needs at the largest turn, and a real target gets 30.
+    A limit of the network on rounds comes before both.  The travel is then at most the largest turn · rounds /
+    √(F² + 1).  The clip is a tenth of √(F² + 1), rounded to three digits.
     """
     q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.classes:
@@ -409,19 +412,19 @@ def _explain_settings(
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     """Describe the gain by secure aggregation, more rounds and a secret order, and warn of a large δ.
 
-    Secure aggregation is described only if several silos each add noise.  δ is large if its product with the
-    number of units of the largest silo is 1 or more.
+    The result has a sentence for each.  Secure aggregation is described only if several silos each add noise.  δ
+    is large if its product with the number of units of the largest silo is 1 or more.
     """
     alternatives = []
     silos = len(facts.sizes)
     if not _has_one_noise_source(facts.trust) and silos > 1:
         masked_q = _find_q(replace(facts, trust="secure-aggregation"))
         alternatives.append(
-            f"Secure aggregation: q = {masked_q:.3g} in place of {forecast.q:.3g}, as {silos} times the records, "
-            f"or about {math.sqrt(silos):.2g} times ε, would give."
+            f"Secure aggregation: q = {masked_q:.3g} in place of {forecast.q:.3g}, as "
+            f"{math.sqrt(silos):.2g} times the records at each silo, or about as many times ε, would give."
         )
     alternatives.append(
-        "More rounds: the same noise in the last model; they help where the step is at its limit only."
+        "More rounds: the noise in the last model is the same; they help only where the step is at its limit."
     )
     alternatives.append("A secret order: nothing, since every record is read in every round.")
     if facts.delta * max(facts.sizes) >= 1.0:
@@ -451,7 +454,7 @@ def advise(
         epsilon: ε of the privacy budget, with δ = 1e-5 unless `delta` is given.
         silos: Number of silos, which may be omitted if `records` has a number for each silo.
         classes: Number of classes, 0 for a regression.
-        data: The scenario's [data], by default an .npz file that is still to be named.  The file is not opened.
+        data: The scenario's [data], by default the file records.npz.  The file is not opened.
         name: Name of the scenario.
         further_facts: Further fields of `Facts`, which are delta, trust, feature_norm, rounds, relation,
             unit and records_of_person.
@@ -460,7 +463,7 @@ def advise(
         The scenario with reasons, the forecast of its noise, and alternatives.
 
     Raises:
-        InputError: If no federation has such a fact, with the name of the fact.
+        InputError: If no federation has such a fact, with the name of the fact, or if no run can have all facts.
 
     Example:
         >>> import fedpriv
@@ -468,7 +471,7 @@ def advise(
         >>> advice.tree["federation"]["batches"]
         [500, 500, 500, 500]
     """
-    if isinstance(records, int):
+    if not isinstance(records, Sequence):
         _check_integer("silos", silos, 1, 100_000)
         assert silos is not None
         sizes = (records,) * silos
@@ -476,8 +479,8 @@ def advise(
         sizes = tuple(records)
         if silos is not None and silos != len(sizes):
             raise InputError(f"advise: silos = {silos}: records has {len(sizes)} numbers, one for each silo")
-    if unknown := sorted(further_facts.keys() - Facts.__dataclass_fields__.keys()):
-        raise InputError(f"advise: {unknown[0]}: no fact; known are {', '.join(Facts.__dataclass_fields__)}")
+    if unknown := sorted(further_facts.keys() - {*(fact_names := [*Facts.__dataclass_fields__][1:])}):
+        raise InputError(f"advise: {unknown[0]}: no fact; known are records, silos, {', '.join(fact_names)}")
     return advise_on_facts(Facts(sizes, features, classes, epsilon, **further_facts), data, name)
 
 
@@ -490,10 +493,12 @@ _SECTIONS = ("federation.", "algorithm.", "privacy.")
 def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scenario with advised rounds, clip and step, in which every round reads all records.
 
-    Facts come from the settings, else from the scenario or from the data.  Settings may be lists of swept
-    values: the advice is for the smallest ε and the first trust.  If the settings have a number of rounds, the
-    step is shortened so that the travel stays that of the advice.  The scenario is returned unchanged if a
-    setting is outside the advice, such as another algorithm or unit, or if its facts allow no advice.
+    Facts come from the settings, else from the scenario or from the data.  The settings of ε and trust may be
+    lists of swept values: the advice is for the smallest ε and the first trust.  If the settings have more rounds
+    than the advice, the step is shortened so that the travel stays that of the advice.
+
+    The scenario is returned unchanged if the program sets another key of [federation], [algorithm] or [privacy]
+    than the advice considers, such as another algorithm or unit, or if the facts allow no advice.
 
     Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
     label does.

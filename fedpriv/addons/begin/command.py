@@ -1,7 +1,7 @@
 """Commands that write a first scenario: `fedpriv data inspect`, `fedpriv advise` and `fedpriv init`.
 
-`inspect` describes a table, and writes a scenario and policies.  `advise` chooses algorithm, clip, step, rounds
-and trust.  `init` makes a folder to start from.
+`inspect` describes a table, and writes a scenario and policies.  `advise` recommends settings for public facts.
+`init` makes a folder to start from.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ _MIN_RECORDS = 10
 """Number of a silo's training records below which `inspect` warns."""
 _DEFAULT_EPSILON = 3.0
 _DEFAULT_SILOS = 4  # number of silos for a table without a column of sites
-_MAX_RECORDS_PER_PERSON = 16  # records of a person: each enlarges every batch, and further ones add little
+_MAX_RECORDS_PER_PERSON = 16  # each record of a person enlarges every batch, and further ones add little
 WARNING = (
     "ranges, vocabularies and numbers of records below were read from the records, and to publish them is a\n"
     "release that no noise protects.  Replace them by what is known without the records, such as what a\n"
@@ -62,7 +62,7 @@ _UNIT_COMMENT = (
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """Columns that a user named, None for a role without a column, and the kind of the target."""
+    """Columns that a user named, or None for a role without a column, and the kind of the target."""
 
     target: str | None
     site: str | None
@@ -76,9 +76,9 @@ class ColumnRoles:
 def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
     """Print a description of a table, and with `out` write a scenario and a policy for each silo.
 
-    Without a target, the description ends with the columns.  With a target, the description also has the columns
-    that are left out, persons, small silos, and a target that may be amounts.  Files are written into `out` only
-    if none of them exists there.
+    Without a target, the description has the columns and the number of repeated records.  With a target, it also
+    has the columns that are left out, persons, silos with few records or one class, and a note on a target of
+    integers that may be amounts.  Files are written into `out` only if none of them exists there.
 
     Args:
         path: The table, .csv or .parquet.
@@ -86,13 +86,14 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
         out: Folder of scenario.toml and silo-N.toml, or None for no files.
 
     Raises:
-        InputError: If the table cannot be read or run, a column is missing, or a file exists in `out`.
+        InputError: If the table cannot be read or run, a column is missing, `out` is given without a target, or a
+            file exists in `out`.
     """
     if not is_table_path(path.name):
         raise InputError(f"{path}: expected a .csv or .parquet file")
     if out is not None and roles.target is None:
         raise InputError("--out: needs --target, the column that is to be predicted")
-    # Columns as they are, and records that occur twice.
+    # Columns, and records that equal an earlier one.
     table = read_table(path)
     typer.echo(f"{path}: {len(table)} records, {len(table.columns)} columns")
     columns = summarize_columns(table)
@@ -101,7 +102,7 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
     if copies := table.duplicate_count():
         typer.echo(
             f"warning: {format_count(copies, 'record')} equal an earlier one in every column; "
-            "is each another unit?"
+            "is each of them a unit of its own?"
         )
     if roles.target is None:
         return
@@ -151,10 +152,10 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
 
 
 def _find_unit_keys(encoded: TableRows, schema: TableSchema) -> dict[str, Any]:
-    """Print the number of records of a person, and return the keys of [privacy] that protect persons.
+    """Print the number of persons, and return the keys of [privacy] that protect persons.
 
-    The keys are `unit` and `records`, the largest number of a person's records that count.  There are no keys if
-    no person has several records.
+    The keys are `unit` and `records`, the largest number of a person's records that count, at most 16.  There are
+    no keys if no person has several records, or if the table has no column of persons.
     """
     if (persons := count_persons(encoded)) is None:
         return {}
@@ -186,7 +187,8 @@ def _count_units(
 ) -> list[int]:
     """Return the number of units among some rows in each silo.
 
-    A silo is a site.  In a table without sites, the units are divided equally among the default number of silos.
+    A silo is a site, and a person is at the site of the person's first row.  In a table without sites, the units
+    are divided equally among four silos, without a remainder.
 
     Args:
         encoded: Rows of the table.
@@ -204,7 +206,7 @@ def _count_units(
 
 
 def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
-    """Print warnings of silos with few training units, or with a single class in training or test.
+    """Print warnings of silos with few training units, and of sites with a single class in a part or none.
 
     Args:
         encoded: Rows of the table.
@@ -213,7 +215,7 @@ def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequenc
         noun: Name of these units in the warnings.
 
     Raises:
-        InputError: If a silo has no training record, so that the table cannot be run.
+        InputError: If a silo has no training unit, so that the table cannot be run.
     """
     names = schema.sites or tuple(f"silo {silo}" for silo in range(len(sizes)))
     if (min_size := min(sizes)) < 1:
@@ -236,8 +238,9 @@ def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequenc
 def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
     """Make the texts of scenario.toml and of a policy silo-N.toml for each silo, by name.
 
-    The scenario has the advised settings.  The policies allow exactly this run.  The table's description stays
-    public = false in the files, so that a run with noise is refused until its owner has checked the ranges.
+    The scenario has the advised settings.  The policies are the narrowest ones that allow this run.  The table's
+    description stays public = false in the files, so that a run with noise is refused until its owner has replaced
+    what was read from the records.
 
     Args:
         path: The table.
@@ -272,7 +275,7 @@ def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dic
 
 
 def _advise_on_table(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> "Advice":
-    """Advise on a table from its description and its number of units in each silo."""
+    """Advise on a table from its description and its number of units in each silo, with ε = 3."""
     keys = {"unit": unit["unit"], "records_of_person": unit["records"]} if unit else {}
     facts = Facts(
         tuple(sizes), schema.width, schema.class_count, _DEFAULT_EPSILON, feature_norm=schema.max_norm, **keys
@@ -291,14 +294,14 @@ def print_advice(
 
     Args:
         silos: Number of silos.
-        records: Records of each silo, as one number or as numbers with commas.
+        records: Training records of each silo, as one number for all or as numbers with commas.
         further_facts: Other facts, by the names of arguments of `advise`.
-        data: Name of the data in the scenario, or None for an .npz file that is still to be named.
+        data: Name of the data in the scenario, or None for records.npz.
         out: File of the scenario, or None for none.
         as_json: Whether JSON is printed in place of a table.
 
     Raises:
-        InputError: If no federation has these facts, or `out` exists.
+        InputError: If no federation has these facts, `records` is no list of numbers, or `out` exists.
     """
     if out is not None and out.exists():
         raise InputError(f"--out {out}: exists; give another name")
@@ -365,7 +368,10 @@ _STARTER_FILES = ("scenario.toml", "my_algorithm.py", "my_model.py", "notebook.i
 
 
 def _make_starter_sections(name: str) -> str:
-    """Make the advised sections of the starter's scenario, with the starter's own model."""
+    """Make the advised sections of the starter's scenario, with the starter's own model and without [run].
+
+    The advice is that for softmax regression, without `algorithm.output`.
+    """
     advice = advise_on_facts(
         Facts((_STARTER_RECORDS,) * 5, 784, 10, 4.0, trust="trusted"), {"name": "synthetic"}, name
     )
@@ -379,7 +385,8 @@ def _make_starter_sections(name: str) -> str:
 def create_folder(folder: Path) -> list[Path]:
     """Write the starter files into a new folder, whole or not at all, and return their paths.
 
-    The scenario has the numbers that `fedpriv advise` recommends, and the folder has an algorithm to edit.
+    The scenario has the numbers that `fedpriv advise` recommends, and the folder has an algorithm, a model and a
+    notebook to edit.
 
     Raises:
         InputError: If the folder exists or cannot be written, or its name cannot be a scenario's.

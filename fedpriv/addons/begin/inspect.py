@@ -1,6 +1,6 @@
-"""Inspection of a table for its owner, with a description to start from.
+"""Inspection of a table for its owner: a summary of its columns, and a public schema to start from.
 
-Summary and description are read from the records.  Publishing them is a release without noise.
+Both are read from the records.  Publishing them is a release without noise.
 """
 
 import math
@@ -19,8 +19,8 @@ from fedpriv.data.schema import OTHER_WORD, FeatureColumn, TableSchema
 MAX_WORDS = 50
 """Most words of a usable column.  A column with more is treated as names or text, and left out."""
 MAX_CLASS_CODES = 10
-"""Most distinct integers of a target that is treated as codes of classes, which occur often."""
-_MIN_OCCURRENCES = 5  # mean number of records of a code
+"""Most distinct integers of a target that is treated as codes of classes."""
+_MIN_OCCURRENCES = 5  # smallest mean number of records of such a code
 _MAX_SHOWN_WORDS = 8
 _MIN_NUMBER_SHARE = 0.9
 """Smallest share of numbers among the cells of a column of numbers with mistakes.
@@ -50,13 +50,13 @@ class ColumnSummary:
     missing: int
     """Number of missing cells."""
     span: tuple[float, float] | None
-    """Smallest and largest number, or None for a column of words."""
+    """Smallest and largest number, or None for a column of words, or of numbers with odd cells."""
     distinct: int
-    """Number of distinct values."""
+    """Number of distinct values, missing ones not included."""
     words: tuple[str, ...]
-    """Distinct words, the most frequent first, or empty if there are more than 10,000."""
+    """Texts of the distinct values, the most frequent first, or empty if there are more than 10,000."""
     odd_cells: tuple[str, ...] = ()
-    """Location and content of the first cells that are no numbers, if nearly all other cells are numbers."""
+    """Location and content of the first three cells that are no numbers, if at least 90 % are numbers."""
     odd_count: int = 0
     """Number of such cells."""
 
@@ -66,14 +66,17 @@ class ColumnSummary:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the column can become features without changes."""
+        """Whether the column can become features without changes.
+
+        A column of numbers needs two different ones, and a column of words 2 to 50 of them.
+        """
         if self.span is not None:
             return self.span[0] < self.span[1] and math.isfinite(self.span[1] - self.span[0])
         return not self.odd_cells and 2 <= self.distinct <= MAX_WORDS
 
     @property
     def has_class_codes(self) -> bool:
-        """Whether the column has only a few distinct integers, with many occurrences on average."""
+        """Whether the column has at most 10 distinct integers, each with 5 occurrences or more on average."""
         if not self.is_numeric or self.distinct > MAX_CLASS_CODES:
             return False
         are_integers = all(
@@ -85,7 +88,8 @@ class ColumnSummary:
         """Describe the column's values, missing cells and remedies in a line.
 
         A column with odd cells shows the first of them.  A column of numbers shows its range.  A column of words
-        shows the most frequent ones, and a remedy if nearly all words are dates, or numbers with decimal commas.
+        shows the most frequent ones, and a remedy if at least 90 % of the words are dates, or numbers with decimal
+        commas.
         """
         gaps = f", {self.missing} missing" if self.missing else ""
         if self.odd_cells:
@@ -102,7 +106,7 @@ class ColumnSummary:
         return f"{self.distinct} words{': ' * bool(examples)}{examples}{more}{gaps}{remedy}"
 
     def _nearly_all_match(self, kind: re.Pattern[str]) -> bool:
-        """Whether nearly all words match a pattern."""
+        """Whether at least 90 % of the words match a pattern."""
         return sum(kind.fullmatch(word) is not None for word in self.words) >= _MIN_NUMBER_SHARE * len(self.words)
 
     def describe_odd_cells(self) -> str:
@@ -139,8 +143,9 @@ def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSu
     """Summarize a column as numbers, as numbers with some odd cells, or as words.
 
     A column of numbers has no other cells but missing ones, and is not made of "true" and "false".  A column of
-    numbers with odd cells has at least 10 distinct numbers, and at most a tenth of its cells are no numbers.  All
-    other columns are words.  A summary of odd cells has no span, so that its column is not used.
+    numbers with odd cells has at least 10 distinct numbers, and at most a tenth of its cells that are not missing
+    are no numbers.  All other columns are words.  A summary of odd cells has no span, so that its column does not
+    become features.
     """
     numbers, missing = cells.to_numbers(), int(cells.is_missing.sum())
     distinct, vocabulary = cells.count_values(_MAX_LISTED_WORDS)
@@ -186,7 +191,8 @@ def describe_table(
         split: Column with "train" and "test", or None.
 
     Raises:
-        InputError: If a column is missing, or the target cannot be predicted.
+        InputError: If a column is missing or has two roles, the target cannot be predicted, the column of sites is
+            empty, or no column can become a feature.
     """
     columns_by_name = {column.name: column for column in columns}
     _check_roles(table, {"target": target, "site": site, "person": person, "split": split})
@@ -288,6 +294,13 @@ def _make_column(column: ColumnSummary) -> FeatureColumn:
 
 
 def round_outwards(low: float, high: float) -> tuple[float, float]:
-    """Round bounds outwards to multiples of the span's power of ten: 17 … 83 becomes 10 … 90."""
+    """Round bounds outwards to multiples of the span's power of ten: 17 … 83 becomes 10 … 90.
+
+    The power is the largest one that is not above the span.
+
+    Args:
+        low: Lower bound.
+        high: Upper bound, above `low`.
+    """
     step = 10.0 ** math.floor(math.log10(high - low))
     return math.floor(low / step) * step, math.ceil(high / step) * step

@@ -1,4 +1,4 @@
-"""Options of this add-on's commands, whose code is imported when a command is called."""
+"""Commands of this add-on and their options. The implementation of a command is imported when it is called."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,20 +7,20 @@ import typer
 
 
 def advise(
-    silos: Annotated[int, typer.Option(help="How many silos there are.")],
-    records: Annotated[str, typer.Option(help="Records of each silo for training: 500, or 120,80,300.")],
-    features: Annotated[int, typer.Option(help="Numbers that a record becomes.")],
-    epsilon: Annotated[float, typer.Option(help="Of the promise.")],
-    delta: Annotated[float, typer.Option(help="Of the promise.")] = 1e-5,
-    classes: Annotated[int, typer.Option(help="How many classes there are; 0 for a real target.")] = 0,
+    silos: Annotated[int, typer.Option(help="Number of silos.")],
+    records: Annotated[str, typer.Option(help="Training records of each silo: 500, or 120,80,300.")],
+    features: Annotated[int, typer.Option(help="Number of features of a record.")],
+    epsilon: Annotated[float, typer.Option(help="ε of the run's privacy target.")],
+    delta: Annotated[float, typer.Option(help="δ of the run's privacy target.")] = 1e-5,
+    classes: Annotated[int, typer.Option(help="Number of classes; 0 for a real target.")] = 0,
     trust: Annotated[str, typer.Option(help="untrusted, secure-aggregation or trusted.")] = "untrusted",
     feature_norm: Annotated[
         float | None,
-        typer.Option(help="Bound on the norm of a record; by default that of features in -1 … 1, √features."),
+        typer.Option(help="Bound on the norm of a record's features; by default √features, that of -1 … 1."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="The most that the network allows.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Most rounds that the network allows.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="What the scenario names as its data; nothing of it is read.")
+        str | None, typer.Option(help="Name or file of the data, for the scenario; it is not opened.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scenario there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
@@ -58,17 +58,22 @@ def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder
 def data_inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file.")],
     target: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
-    site: Annotated[str | None, typer.Option(help="The column that says whose records they are.")] = None,
-    person: Annotated[str | None, typer.Option(help="The column that says who a record is about.")] = None,
+    site: Annotated[str | None, typer.Option(help="The column of sites, each of which becomes a silo.")] = None,
+    person: Annotated[
+        str | None, typer.Option(help="The column of persons, who may have several records.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help='A column with "train" and "test".')] = None,
     regression: Annotated[
-        bool | None, typer.Option("--regression/--classes", help="What the target is; guessed otherwise.")
+        bool | None,
+        typer.Option(
+            "--regression/--classes", help="Whether the target is real or has classes; guessed by default."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write scenario.toml and a policy a silo, to start from.")
+        Path | None, typer.Option(help="Folder for scenario.toml and a policy for each silo, to start from.")
     ] = None,
 ) -> None:
-    """Describe a table, and write a scenario and policies to start from. They have to be made public first.
+    """Describe a table, and with --out write a scenario and policies. Make the table's description public first.
 
     Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
     """
@@ -78,7 +83,7 @@ def data_inspect(
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add `advise` and `init` to the commands of `fedpriv`, and `inspect` to those of `fedpriv data`."""
     app.command()(advise)
     app.command()(init)
     data.command("inspect")(data_inspect)

@@ -1,4 +1,4 @@
-"""Private counts, quantiles, survival curves and ROC curves of tables.
+"""Private counts, means, quantiles, survival curves and ROC curves of tables.
 
 `Statistics` is a plan with its scenario, `Indicators` is the model with which a run counts, and `CurveScores` adds
 the tables of ROC and calibration curves to an evaluation.

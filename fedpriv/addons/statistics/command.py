@@ -1,7 +1,7 @@
 """`fedpriv statistics` and `fedpriv.statistics`: a plan's released tables, with intervals and claim.
 
 A dry run prints the cost of a plan and its errors.  A run writes the tables as JSON, as CSV and as a page of bars
-and curves with their intervals.
+and curves with their intervals.  Shares of records below the edges of quantiles are in JSON and on the page only.
 """
 
 import csv
@@ -36,12 +36,13 @@ from fedpriv.study.results import read_claims
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 JSON_FILE, CSV_FILE, PAGE_FILE = "statistics.json", "statistics.csv", "statistics.html"
-_WIDTH, _MARGIN, _BAR_HEIGHT = 560, 190, 22
-_HEIGHT, _BOTTOM = 260, 30
+_WIDTH, _MARGIN, _BAR_HEIGHT, _HEIGHT, _BOTTOM = 560, 190, 22, 260, 30
+_FIGURES = ("value", "low", "high", "covers")
+"""Keys of a row that are no labels."""
 
 
 def format_number(value: float) -> str:
-    """Format a figure with at most as many digits as are worth reading.
+    """Format a figure of 100 or more as a whole number, and a smaller one with three significant digits.
 
     Infinity, as of a quantile beyond the last edge, is "above".  NaN and minus infinity are "-".
     """
@@ -51,11 +52,19 @@ def format_number(value: float) -> str:
 
 
 def table_rows(table: TableResult) -> list[dict[str, Any]]:
-    """Return one row for each estimate, with its interval and the subject of the interval."""
+    """Return one row for each estimate and each point of a survival curve.
+
+    A row has its labels, its value, the ends of its interval of 95 % and the subject of the interval.  Labels of
+    counts are the words of the columns by name, or by "column NAME" for a name in `_FIGURES`.  Labels of other
+    kinds are one text, "of".
+    """
     rows = []
     for estimate in table.estimates:
         labels = (
-            dict(zip(table.of, estimate.of, strict=False))
+            {
+                f"column {name}" if name in _FIGURES else name: label
+                for name, label in zip(table.of, estimate.of, strict=True)
+            }
             if table.kind == "counts"
             else {"of": " ".join(estimate.of)}
         )
@@ -76,7 +85,7 @@ def table_rows(table: TableResult) -> list[dict[str, Any]]:
 
 
 def statistics_data(stats: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables and their claim as plain data, with None for infinities and NaN.
+    """Return the tables and their claim as plain data, with None for infinities and NaN in tables.
 
     The claim is taken from `record`, the cell of the run's results.
     """
@@ -94,14 +103,14 @@ def _replace_infinities(value: Any) -> Any:
 
 
 def render_csv(tables: Sequence[TableResult]) -> str:
-    """Render all tables as one CSV file."""
-    buffer, figures = io.StringIO(), ("value", "low", "high", "covers")
+    """Render the rows of all tables (`table_rows`) as one CSV file, with a row's labels in one column."""
+    buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["table", "of", *figures])
+    writer.writerow(["table", "of", *_FIGURES])
     for table in tables:
         for row in table_rows(table):
-            of = " / ".join(str(value) for key, value in row.items() if key not in figures)
-            writer.writerow([table.name, of, *(row[key] for key in figures)])
+            of = " / ".join(str(value) for key, value in row.items() if key not in _FIGURES)
+            writer.writerow([table.name, of, *(row[key] for key in _FIGURES)])
     return buffer.getvalue()
 
 
@@ -138,9 +147,10 @@ def render_statistics_page(stats: Statistics, tables: Sequence[TableResult], rec
             stats.plan.title or stats.plan.name, verdict
         ),
         Markup(
-            "<p>Bars are counts as they were released; the line on a bar is an interval of 95 %, the noise in it. "
-        )
-        + Markup("A band about survival covers the population: noise and sampling are both in it.</p>"),
+            "<p>A bar is a count as it was released, and the line on it is an interval of 95 % that includes the "
+            "noise. A band about survival is of 95 % for the population, and includes noise and sampling. A band "
+            "about shares of records is of 95 % for these records, and includes the noise.</p>"
+        ),
     ]
     for table in tables:
         parts.append(Markup("<h2>{}</h2>").format(table.name))
@@ -152,6 +162,7 @@ def render_statistics_page(stats: Statistics, tables: Sequence[TableResult], rec
 
 
 def _render_table(table: TableResult) -> Markup:
+    """Render the rows of a table (`table_rows`) in HTML."""
     rows = table_rows(table)
     head = Markup("").join(Markup("<th>{}</th>").format(name) for name in (rows[0] if rows else ()))
     lines = [
@@ -169,6 +180,7 @@ def _render_table(table: TableResult) -> Markup:
 
 
 def _draw_bars(table: TableResult) -> Markup:
+    """Draw a bar for each count, a negative one without length, and its interval as a line."""
     scale = (_WIDTH - _MARGIN - 20) / max([1.0, *(max(entry.high, entry.value) for entry in table.estimates)])
     bar = Markup(
         '<text x="{}" y="{}" text-anchor="end">{}</text><rect x="{}" y="{}" width="{:.1f}" height="{}" '
@@ -186,7 +198,10 @@ def _draw_bars(table: TableResult) -> Markup:
 
 
 def _draw_curve(table: TableResult, curve: Curve) -> Markup:
-    """Draw the steps of a survival curve, or the share below each edge, with its band."""
+    """Draw a survival curve, or the share of records below each edge, with its band.
+
+    Values at neighbouring edges are joined by straight lines.
+    """
     first, last = curve.at[0], curve.at[-1]
     x_positions = [
         _MARGIN / 3 + (_WIDTH - _MARGIN / 3 - 20) * (at - first) / ((last - first) or 1.0) for at in curve.at
@@ -262,7 +277,7 @@ def statistics(
         out: Folder for the results, runs/NAME by default.
 
     Raises:
-        InputError: A key cannot be used.  The message names it.
+        InputError: The plan or the engine cannot be used.  The message says why.
         RunError: The run could not be finished, for instance because a silo refused.  The message says why.
     """
     stats = Statistics.from_plan(read_plan(plan if isinstance(plan, Mapping) else Path(plan)))
@@ -271,7 +286,7 @@ def statistics(
 
 
 _MAX_SHOWN_LINES = 24
-"""Most lines of a table in the terminal.  Files have all lines."""
+"""Most estimates of a table in the terminal.  Files have all of them."""
 
 
 @dataclass(frozen=True)
@@ -338,7 +353,7 @@ def run_statistics(
         sys.stdout.write("\n")
     mu, epsilon, delta = (released.data[name] for name in ("mu", "epsilon", "delta"))
     sys.stdout.write(
-        "intervals of 95 %, the noise in them; < stands for less than can be told from none\n"
+        "intervals are of 95 % and include the noise; a count that cannot be told from 0 is < its interval's end\n"
         f"all tables together: μ = {format_upper(mu)}, {format_epsilon_delta(epsilon, delta)} "
         f"({released.data['relation']}), trust {released.data['trust']}\n"
         f"written: {released.folder}/statistics.json, .csv and .html; the claim: fedpriv show {released.folder}\n"
@@ -346,7 +361,11 @@ def run_statistics(
 
 
 def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> None:
-    """Print the cells of each table, its error under each trust, and the price of all tables."""
+    """Print the size of each table, its error under each trust setting, and the price of all tables.
+
+    The error is that of one released number, in units of protection: half an interval of 95 % in text, a standard
+    deviation in JSON.
+    """
     privacy = stats.cell.privacy
     tables = list(zip(stats.plan.table, stats.settings.tables, strict=True))
     mu = max(stream.mu for stream in make_release_streams(stats.make_plan(for_release=for_release), 1))
@@ -390,7 +409,10 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
 
 
 def _print_result(table: TableResult) -> None:
-    """Print numbers with intervals, and "< high" for a count below half the length of its interval."""
+    """Print estimates with intervals, at most 24, and the last value of each survival curve with its band.
+
+    A count below 1.96 standard errors is printed as "< high", with the upper end of its interval.
+    """
     width = max([1, *(len(estimate.of) for estimate in table.estimates)])
     lines = [[table.name, *([""] * (width - 1)), "", "95 %", "covers"]]
     for estimate in table.estimates[:_MAX_SHOWN_LINES]:

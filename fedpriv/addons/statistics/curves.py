@@ -1,17 +1,18 @@
 """Curves and figures from private sums: ROC and calibration tables, survival bands, and their display.
 
 Tables of class by score bin are added to the sums of an evaluation.  AUC and calibration by groups follow from
-them.  A test record b of two classes, with the logit s_b of class 1, is in one cell of each table j: the cell of
-its group, its class and the bin of s_b.  Bins have equal width on -8 … 8, and the threshold is one edge more.  The
-increment of the record is
+them.  A test record of two classes, with the logit s of class 1 over class 0, is in one cell of each of J tables:
+the cell of its group, its class and the bin of s.  Bins have equal width on -8 … 8, and the threshold is one edge
+more, unless it is one of their edges.  The increment of the record is
 
-    (right_b - 1/2,  loss_b / bound - 1/2,  a C e_1b,  …,  a C e_Jb),      a = √(w/J) √(1/2) / ‖C e_1‖
+    (right - 1/2,  loss / bound - 1/2,  a C e_1,  …,  a C e_J),      a = √(w/J) √(1/2) / c
 
-with C the square root of prefix sums for each class of each group (indicators.py).  The increment's norm is at
-most √((1 + w)/2).  The distance of two increments is at most √(2 + w), less than twice the norm.
+with e_j the indicator of its cell in table j, C the square root of prefix sums for each class of each group
+(indicators.py), c the largest norm of a column of C, and w the tables' weight.  The increment's norm is at most
+√((1 + w)/2).  The distance of two increments is at most √(2 + w), less than twice the norm.
 
-Groups are read off the features that a model sees: the largest of a column's one-hot features, or a number between
-edges.  A missing value is in the group of the value that replaces it.
+Groups are read off the features that a model sees: the largest of the one-hot features of a column of words, or
+the bin of a number between edges.  A missing value is in the group of the value that replaces it.
 
 Kaplan–Meier curves follow from noisy sums of events and of censored records, with bands for the noise.  There are
 d_b events and c_b censored records in bin b.  The number of records that leave in bin i is l_i = d_i + c_i, and
@@ -19,7 +20,9 @@ one more bin has the records that leave behind the last edge:
 
     R_b = Σ_{i ≥ b} l_i - c_b/2,   h_b = d_b/R_b,   S = Π (1 - h),   Λ = -log S
 
-The band is that of Λ, by the score test (Wilson 1927, for counts).  The ends of the band solve
+R_b is the number at risk in bin b, h_b the hazard, S the survival at the upper edge of a bin, with the product
+over the bins so far, and Λ the cumulative hazard.  The band is that of Λ, by the score test (Wilson 1927, for
+counts).  Λ̂ is the estimate, and the ends of the band are the Λ that solve
 
     (Λ̂ - Λ)² = 1.96² (v + u Λ)
 
@@ -28,18 +31,20 @@ is tested.  The factor u is the mean of 1/R_b over the bins so far.  If Λ̂ is 
 noise, and the ratio of Greenwood's variance to Λ̂ is larger than this mean, u is that ratio.
 
 Where noise dominates, the band is the interval of log S, cut at S = 1.  Before the first event it still has a
-length.  The interval of log(-log S) covers less in these cases, down to nothing.
+length.  The interval of log(-log S) covers less in these cases, down to nothing.  Once an estimate of S is 0, the
+band is 0 … 1.
 
 Figures of test records are written with intervals of 95 %, for [evaluation.curves]:
 
 | key of results.json | figure of |
 |---|---|
 | `test_auc`, `test_auc_low`, `test_auc_high` | all test records |
-| `test_auc_of_sex=Male`, … | the records of a group |
-| `test_auc_at_SILO`, … | the records of a silo |
+| `test_auc_of_sex=Male`, `test_auc_of_sex=Male_low`, … | the records of a group |
+| `test_auc_at_SILO`, `test_auc_low_at_SILO`, … | the records of a silo |
 | `test_observed_where_0.212`, … | share of class 1 where the model's mean score is .212 |
 
-A figure is left out if there were too few records for it.
+The other figures of `roc` have keys like those of the AUC.  A figure is left out if there were too few records for
+it.
 """
 
 import math
@@ -70,9 +75,9 @@ from fedpriv.study.results import Results
 Z = 1.959963984540054
 """Half the length of a 95 % interval, in standard errors."""
 _MIN_AT_RISK = 4.0
-"""Fewest records at risk for which a curve is shown, in standard errors of their number."""
+"""Number of records at risk above which a curve is shown, in standard errors of that number."""
 _MIN_HAZARD = 3.0
-"""Smallest Λ̂ for which Greenwood's variance is used, in standard deviations of its noise."""
+"""Λ̂ above which Greenwood's variance can be used, in standard deviations of the noise in Λ̂."""
 Floats = NDArray[np.float64]
 
 
@@ -84,13 +89,16 @@ class SurvivalBands(NamedTuple):
     start_error: float
     """Standard deviation of the noise in `start`."""
     values: Floats
-    """Survival S, (..., bins), falling, in 0 … 1."""
+    """Survival S, (..., bins), in 0 … 1, not larger than in the bin before."""
     low: Floats
     """Lower end of the band, (..., bins)."""
     high: Floats
     """Upper end of the band, (..., bins)."""
     is_shown: NDArray[np.bool_]
-    """Masks, (..., bins), true up to the last bin before one with 4 standard errors at risk or less."""
+    """Masks, (..., bins), true before the first bin with a number at risk of 4 standard errors or less.
+
+    Values and bands of later bins mean nothing.
+    """
 
 
 def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
@@ -188,14 +196,14 @@ class CurveSettings(BaseModel):
 
     @cached_property
     def edge_logits(self) -> Floats:
-        """Edges between bins, increasing.  A logit below the first edge is in bin 0."""
+        """Edges between bins, in logits, increasing.  A logit below the first edge is in bin 0."""
         cut = math.log(self.threshold / (1.0 - self.threshold))
         inner = np.linspace(-MAX_LOGIT, MAX_LOGIT, self.bins + 1)[1:-1]
         return inner if np.isclose(inner, cut, atol=1e-9).any() else np.sort(np.append(inner, cut))
 
     @property
     def bin_count(self) -> int:
-        """Number of bins, including the one that the threshold adds."""
+        """Number of bins, with one more if the threshold is no edge of the bins of equal width."""
         return len(self.edge_logits) + 1
 
     @property
@@ -214,7 +222,7 @@ class CurveSettings(BaseModel):
         """Return the scores `plain` with the tables of the curves added.
 
         Raises:
-            InputError: The tables cannot be formed, as for `make_groupings`.
+            InputError: `make_groupings` refuses the columns or the data.
         """
         groupings = make_groupings(self, schema, model, is_scaled=scaled)
         return CurveScores(plain.base, plain.loss_bound, plain.classes, self, groupings)
@@ -258,7 +266,7 @@ def make_groupings(
     """Return one grouping for each column of `settings.by`, or `ONE_GROUP` if there are none.
 
     A grouping reads the group of a record off the features that the model sees: the one-hot features of a column
-    of words, or a scaled number between edges that are scaled alike.
+    of words, or a scaled number between edges that are scaled alike.  Groupings are in the order of `settings.by`.
 
     Args:
         settings: Columns and the edges of their groups.
@@ -267,16 +275,19 @@ def make_groupings(
         is_scaled: Whether columns of numbers are scaled by the result of a first step.
 
     Raises:
-        InputError: The data are no table of two classes, a column is unknown or has wrong edges, there are more
-            than 64 groups, or the features that the model sees do not show the groups.
+        InputError: The data are no table of two classes, a column is unknown, numbers have no edges or edges
+            beyond their range, words have edges, a column has more than 64 groups, or the features that the model
+            sees do not show the groups.
     """
     if schema is None or schema.class_count != 2:
-        raise InputError("evaluation.curves: is of a table of two classes; leave it out for other data")
+        raise InputError("evaluation.curves: curves need a table of two classes; leave it out for other data")
     groupings, first_feature = [], 0
     for name, column in schema.sorted_columns:
         if name in settings.by:
             if getattr(model, "backbone", None) is not None:
-                raise InputError("evaluation.curves.by: a backbone's features do not tell groups; leave it out")
+                raise InputError(
+                    "evaluation.curves.by: features of a backbone do not show the group of a record; leave it out"
+                )
             edges = settings.edges.get(name)
             if (column.range is None) != (edges is None):
                 reason = "needs edges" if edges is None else "is a column of words, which has no edges"
@@ -296,12 +307,15 @@ def make_groupings(
             f"evaluation.curves.by: {missing[0]!r} is no feature of the table{suggestion(missing[0], names)}"
         )
     if any(len(grouping.labels) > _MAX_GROUPS for grouping in groupings):
-        raise InputError(f"evaluation.curves.by: more than {_MAX_GROUPS} groups of one column")
+        raise InputError(
+            f"evaluation.curves.by: a column has more than {_MAX_GROUPS} groups; leave it out, or give fewer edges"
+        )
     order = {name: index for index, name in enumerate(settings.by)}
     return tuple(sorted(groupings, key=lambda grouping: order[grouping.name])) or (ONE_GROUP,)
 
 
 def _keeps_encoding(model: ModelSettings, schema: TableSchema) -> bool:
+    """Return whether the model sees the numbers of a table as encoded, neither scaled nor centred."""
     norm = getattr(model, "feature_norm", None)
     plain = getattr(model, "scaling", "at-most") == "at-most" and not getattr(model, "centre", 0.0)
     return plain and (norm is None or norm >= schema.max_norm)
@@ -316,7 +330,7 @@ def _make_number_grouping(
     - 1, at position `start`.
 
     Raises:
-        InputError: An edge is not within the range of the number.
+        InputError: An edge is not above the low end of the range, or is above the high end.
     """
     low, high = bounds
     if not all(low < edge <= high for edge in edges):
@@ -329,7 +343,7 @@ def _make_number_grouping(
 
 @dataclass(frozen=True)
 class CurveScores(SummedScores):
-    """Scores of `base`: a test record's increment holds its accuracy, its loss and its cell of each table.
+    """Scores of the model `base`, by which an increment has accuracy, loss and a cell of each table.
 
     Guarantee: an increment is a function of its own record and the model.  Its norm is at most `norm`, and it is
     no further than `diameter` from any other increment and from zeros.  Both hold whatever the model is, because a
@@ -351,7 +365,7 @@ class CurveScores(SummedScores):
 
     @cached_property
     def scale(self) -> float:
-        """Scale a of one count, the same for all tables."""
+        """Factor a of a column of C in an increment, the same for all tables."""
         return math.sqrt(0.5 * self.settings.weight / len(self.groupings)) / self._extent[0]
 
     @property
@@ -361,13 +375,14 @@ class CurveScores(SummedScores):
 
     @property
     def _extent(self) -> tuple[float, float]:
+        """Largest norm of a column of C, and largest distance of two columns (`find_extent`)."""
         return find_extent((CellBlock(size=self.settings.bin_count, kind="prefix"),) * 2)
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """Return the increments of the records, (..., B, `dimension`).
 
-        The first two entries are those of accuracy and loss.  For each grouping, the vector a C e_1b follows, for
-        the cell of the record's group, class and bin of the logit.  A logit that is not a number is counted as 0.
+        The first two entries are those of accuracy and loss.  For each grouping, the column of a C follows that is
+        of the record's group, class and bin of the logit.  A logit that is not a number is counted as 0.
         """
         scores = super().contributions(model, records)
         logits = to_logits(self.base.outputs(model, records)).double()
@@ -388,14 +403,14 @@ class CurveScores(SummedScores):
         return super().to_metrics(mean[..., :2])
 
     def tables(self, mean: Tensor, records: int) -> list[Floats]:
-        """Return C n with its noise for each table, in records.
+        """Return the noisy C n of each table, in records, with n the counts of the bins of a group and class.
 
         Args:
-            mean: Mean of the increments, (`dimension`,).
+            mean: Mean of the increments with its noise, (`dimension`,).
             records: Number of records in the mean.
 
         Returns:
-            A table (groups, 2, bins) for each grouping.
+            A table (groups, 2, bins) for each grouping, class 0 first.
         """
         shapes = [(len(grouping.labels), 2, self.settings.bin_count) for grouping in self.groupings]
         parts = np.split(mean[2:].double().numpy(), np.cumsum(list(map(math.prod, shapes))))[:-1]
@@ -408,7 +423,7 @@ class CurveScores(SummedScores):
             mean: Mean of the increments, (`dimension`,).
             std: Standard deviation of the noise in each coordinate of the mean.
             places: Number of records in the mean.
-            groups: Whether to add the figures of groups, and the shares of class 1 by score.
+            groups: Whether to add the figures of groups, if there are groups, and the shares of class 1 by score.
         """
         tables, noise = self.tables(mean, places), float(std) * places / self.scale
         (negative, positive), std_of_all = combine_groups(tables, [noise] * len(tables))
@@ -454,8 +469,8 @@ def intervals_of(results: Results) -> list[LabelledTable]:
     """Return a table of figures and one of reliability curves, without those that are empty.
 
     Both tables are empty without [evaluation.curves].  The first has a line for each point of the sweep and group
-    of records, with the means over seeds of the figures and of the ends of their intervals.  The second has a line
-    for each point, seed and bin of the score, with the observed share of class 1.
+    of records, with the means of the figures and of the ends of their intervals over the seeds that have them.
+    The second has a line for each point, seed and bin of the score, with the observed share of class 1.
     """
     figures, observed = list[list[str]](), list[list[str]]()
     for point in sweep_points(results):
@@ -493,7 +508,10 @@ def intervals_of(results: Results) -> list[LabelledTable]:
 
 
 def _find_group(key: str) -> str | None:
-    """Return the group of records that a key of a lower end names, or None for another key."""
+    """Return the group of records in the key of an interval's lower end, or None for another key.
+
+    The result is "all", "at SILO" or "COLUMN=LABEL".
+    """
     if (match := _LOW_KEY.fullmatch(key)) is None:
         return None
     return match[4] or (f"at {match[2]}" if match[2] else "all")
@@ -514,6 +532,7 @@ def _find_figure_metric(name: str) -> Metric:
 
 
 def _format_interval(cells: Sequence[Mapping[str, Any]], keys: tuple[str, str, str], metric: Metric) -> str:
+    """Format the means of a figure and its ends over the cells with all three, or a dash without any."""
     complete_cells = [cell for cell in cells if all(key in cell for key in keys)]
     if not complete_cells:
         return "–"

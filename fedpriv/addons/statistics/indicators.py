@@ -1,8 +1,9 @@
 """Model that counts records in the cells of public tables.
 
-A record is in at most one cell k_j of each table j.  The record's increment is (a_j C_j e_{k_j})_j, columns of
-public matrices, of norm at most 1.  C_j is the identity, or the square root of prefix or suffix sums in blocks of
-ordered cells.  With n for the counts of a block:
+A record is in at most one cell k_j of each table j.  A release is the noisy mean of the vectors
+(a_j C_j e_{k_j})_j, columns of public matrices, of norm at most 1.  C_j is the identity, or the square root of
+prefix or suffix sums in blocks of ordered cells.  With n for the counts of a block, and noise of standard
+deviation σ in units of these counts:
 
 | kind of a block | C | estimates from C n + noise |
 |---|---|---|
@@ -11,12 +12,13 @@ ordered cells.  With n for the counts of a block:
 | "suffix" | its transpose | R_k = Σ_{i ≥ k} n_i |
 
 A table of moments of a number has (x, 2x² - 1, 1.7) in place of a column, with x the number scaled to -1 … 1.  The
-third coordinate counts the records that have a value.  This coordinate costs no sensitivity, because the largest
-distance of two records with values exceeds that of a record from zeros.
+third coordinate counts the records that have a value.  If a record can be replaced, this coordinate costs no
+sensitivity, because the largest distance of two records with values exceeds that of a record from zeros.  If a
+record can only be absent, it costs: the largest norm grows from √2 to 2.21.
 
-The weights a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give each table its share of one budget, with one standard
-deviation of the noise for all coordinates.  The sensitivity is at most `Indicators.diameter`, which is tighter
-than twice the clip norm.
+The scales a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give each table its share of one budget by its weight w_j, with one
+standard deviation of the noise for all coordinates.  If a record can be replaced, the sensitivity is at most
+`Indicators.diameter`, which is less than twice the clip norm.
 
 Source: Fichtenberger, Henzinger & Upadhyay 2023, "Constant matters" (the square root of prefix sums).
 """
@@ -87,7 +89,7 @@ class Axis(_PublicModel):
 
     @property
     def ordered_count(self) -> int:
-        """Number of cells without the cell of missing values.
+        """Number of cells, not counting the cell of missing values.
 
         For numbers these are a cell below all bins, the bins, and a cell above them.  For words there is a cell
         for each word.
@@ -120,7 +122,7 @@ class Axis(_PublicModel):
 
 
 class CellBlock(BaseModel):
-    """Cells of a table that are summed together, in their order."""
+    """Consecutive cells of a table with one matrix C: single counts, or sums in the order of the cells."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -176,7 +178,10 @@ class Cells(_PublicModel):
 
     @property
     def blocks(self) -> tuple[CellBlock, ...]:
-        """Blocks in the order of the cells, the same ones for every group of a curve."""
+        """Blocks in the order of the cells, the same ones for every group of a curve.
+
+        Moments have one block of three coordinates.
+        """
         if self.form == "counts":
             return (CellBlock(size=math.prod(axis.cell_count for axis in self.axes), kind="plain"),)
         if self.form == "moments":
@@ -189,6 +194,7 @@ class Cells(_PublicModel):
 
     @property
     def size(self) -> int:
+        """Number of coordinates of the table in an increment."""
         return sum(block.size for block in self.blocks)
 
     @property
@@ -205,9 +211,9 @@ class Cells(_PublicModel):
             raw: Raw cells of the records, (n, columns).
 
         Returns:
-            (n,), integers below `size`.  For moments x in [-1, 1], or 9 for a missing number.  In a survival table
-            each group has the bins of events, the bins of censored records, one cell of records beyond all bins,
-            and one of records without a time or an event.
+            (n,), integers from 0 to `size` - 1, or for moments floats: x in [-1, 1], or 9 for a missing number.
+            In a survival table each group has the bins of events, the bins of censored records, one cell of
+            records beyond all bins, and one of records without a time or an event, or with a time below all bins.
         """
         if self.form == "moments":
             (low, high), numbers = self.axes[0].edges or (0.0, 1.0), raw[:, self.axes[0].column]
@@ -268,11 +274,11 @@ def _squared_extent(block: CellBlock) -> tuple[float, float]:
 
 
 def find_extent(blocks: Sequence[CellBlock]) -> tuple[float, float]:
-    """Return the largest norm c of a column of C, and the largest distance Δ.
+    """Return the largest norm c of a column of C, and the largest distance Δ of two columns.
 
-    The distance is that of two columns, or of a column and zeros.
+    C has the `blocks` on its diagonal.  One of the two columns may be zeros.
 
-    Guarantee: no column is longer than c, and the increments of no two records are further apart than Δ, but for a
+    Guarantee: no column is longer than c, and the columns of no two records are further apart than Δ, but for a
     relative 2^-40.  One of the two records may be in no cell.
     """
     extents = [_squared_extent(block) for block in blocks]
@@ -310,7 +316,7 @@ class StatisticsSettings(ModelSettings):
 
     @cached_property
     def scales(self) -> tuple[float, ...]:
-        """Scale a_j of each table."""
+        """Scale a_j = √(w_j / Σ w) / c_j of each table."""
         total_weight = sum(table.weight for table in self.tables)
         return tuple(
             math.sqrt(table.weight / total_weight) / norm
@@ -321,7 +327,7 @@ class StatisticsSettings(ModelSettings):
 def encode_cells(cells: NDArray[Any], dtype: torch.dtype, settings: StatisticsSettings) -> Tensor:
     """Encode raw cells (n, columns) as codes (n, tables).
 
-    Each row is a function of that record's own cells.
+    Each row is a function of that record's own cells (`Cells.codes`).
 
     Raises:
         InputError: The cells are not (n, columns) of float64, or a table reads a column that they lack.
@@ -337,11 +343,12 @@ def encode_cells(cells: NDArray[Any], dtype: torch.dtype, settings: StatisticsSe
 class Indicators(Deterministic):
     """Objective whose increment is -(a_j C_j e_k)_j for a record in the cells k.
 
-    One step of size 1 from 0 gives the mean of (a_j C_j e_k)_j over the records.
+    In a table of moments, (x, 2x² - 1, 1.7) is in place of C_j e_k.  One step of size 1 from 0 gives the mean of
+    (a_j C_j e_k)_j over the records.
 
-    Guarantee: an increment is one of finitely many public vectors, whatever a server asks.  Its norm is at most 1,
-    and it is no further than `diameter` from any other increment and from zeros.  A record whose code is no cell
-    of a table adds zeros there.
+    Guarantee: an increment is a public function of the record's codes, whatever a server asks.  Its norm is at
+    most 1, and it is no further than `diameter` from any other increment and from zeros.  A record whose code is
+    no cell of a table adds zeros there.
     """
 
     settings: StatisticsSettings
@@ -404,8 +411,8 @@ class Indicators(Deterministic):
         most |`factor`|.
 
         Guarantee: a record adds a vector of norm at most `norm`, truncation included, that is a function of its
-        own cells and public numbers.  The time that the sum takes depends on n and public numbers, because cells
-        are counted.
+        own cells and public numbers.  The number of operations depends on n and public numbers only: a record that
+        does not count, or is in no cell, takes part in all of them and adds zeros.
 
         Args:
             codes: Codes of the records, (n, tables).
@@ -421,14 +428,15 @@ class Indicators(Deterministic):
         scale = math.copysign(min(abs(factor), norm * (1.0 - 2.0**-30) / max_norm), factor)
         parts = []
         for table_index, (table, a) in enumerate(zip(self.settings.tables, self.settings.scales, strict=True)):
-            table_codes = codes[is_counted, table_index]
+            table_codes = np.where(is_counted, codes[:, table_index], np.nan)
             if table.form == "moments":
-                x = table_codes[np.abs(table_codes) <= 1.0]
-                moments = np.stack([x, 2.0 * x * x - 1.0, np.full_like(x, PRESENT_MOMENT)])
-                parts.append(np.trunc(scale * a * moments).astype(np.int64).sum(axis=1))
+                x = np.where(np.abs(table_codes) <= 1.0, table_codes, np.nan)
+                moments = np.stack([x, 2.0 * x * x - 1.0, np.where(np.isnan(x), np.nan, PRESENT_MOMENT)])
+                parts.append(np.nan_to_num(np.trunc(scale * a * moments)).astype(np.int64).sum(axis=1))
                 continue
-            inside = table_codes[(table_codes >= 0) & (table_codes < table.size)].astype(np.int64)
-            counts, start = np.bincount(inside, minlength=table.size), 0
+            # Records in no cell get a cell of their own, behind those of all blocks.
+            inside = np.where((table_codes >= 0) & (table_codes < table.size), table_codes, table.size)
+            counts, start = np.bincount(inside.astype(np.int64), minlength=table.size + 1), 0
             for block in table.blocks:
                 block_counts = counts[start : start + block.size]
                 start += block.size
@@ -441,7 +449,10 @@ class Indicators(Deterministic):
         return -np.concatenate(parts)
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """Return a loss of 0 and no accuracy, since counts predict nothing."""
+        """Return a loss of 0 and no accuracy, since counts predict nothing.
+
+        The loss is NaN if a value of the model is not finite.
+        """
         return ModelEvaluation(point.sum(-1) * 0.0, None)
 
     def _make_vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
@@ -472,7 +483,9 @@ class Indicators(Deterministic):
         """Tensors from which the columns a_j C_j e_k of each table are formed.
 
         For each cell k of a table, the first three tensors, (cells,), hold the half-open range [low, high) of rows
-        in which the column is not 0, and the direction in which it extends.  The fourth holds the values a_j f_i.
+        of its block, or of the row k alone for a plain one, and the direction in which the column extends from row
+        k: 1 to later rows, -1 to earlier ones.  The fourth holds the values a_j f_i of the column i rows from row
+        k.  A table of moments uses only the first value of the fourth, a_j.
         """
         tensors = []
         for table, scale in zip(self.settings.tables, self.settings.scales, strict=True):

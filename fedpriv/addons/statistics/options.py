@@ -22,11 +22,11 @@ def statistics(
         Path | None, typer.Option(metavar="FILE", help="Deployment: whom to trust for the SuperLink's TLS (PEM).")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say cells, errors and price; nothing is asked or charged.")
+        bool, typer.Option("--dry-run", help="Print cells, errors and price; no silo is asked or charged.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
-    """Release counts, quantiles and survival curves of a table, with intervals that include the noise.
+    """Release counts, means, quantiles and survival curves of a table, with intervals for the noise.
 
     Examples:
 
@@ -42,5 +42,5 @@ def statistics(
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add the command `statistics` to `fedpriv`, and none to `fedpriv silo` and `fedpriv data`."""
     app.command()(statistics)

@@ -1,4 +1,4 @@
-"""Plans of statistics: tables, data and promise, and the columns that a silo's policy allows."""
+"""Plans of statistics: tables, data and budget, and the columns that a silo's policy allows."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class StatisticsGuard:
 
     @staticmethod
     def allowance(cell: Cell) -> dict[str, Any]:
-        """Return the policy key with the columns that the statistics read, or nothing for another model.
+        """Return the policy key with the columns that the statistics read, or nothing for other models.
 
         Raises:
             InputError: The test rows of the plan's table are chosen by their position, which is another in a
@@ -49,8 +49,8 @@ class StatisticsGuard:
             return {}
         if schema.split is None and schema.expected_test_share:
             raise InputError(
-                "table.test_share: by their place in the file other rows would be for testing in a silo's own; "
-                "for statistics of a deployment give a column `split`, or test_share = 0"
+                "table.test_share: rows for testing are chosen by their place in the file, and a silo's own file "
+                "has other rows there; for statistics of a deployment give a column `split`, or test_share = 0"
             )
         return {"statistics": [schema.raw_columns[place] for place in sorted(settings.used_columns)]}
 
@@ -62,7 +62,7 @@ ColumnNames = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class TableRequest(Section):
-    """[[table]] of a plan: one table of counts, sums or curves."""
+    """[[table]] of a plan: one table of counts, one mean, quantiles or survival curves."""
 
     name: str | None = Field(None, description="of the table; its columns, unless given")
     of: Annotated[ColumnNames, Field(min_length=1, max_length=4)] = Field(
@@ -74,7 +74,9 @@ class TableRequest(Section):
         description='"means": of one number, with the deviation, values beyond its range taken for its ends',
     )
     edges: dict[str, Annotated[tuple[float, ...], Field(strict=False, min_length=2)]] = Field(
-        {}, description="edges of a column's bins; 10 equal bins of its public range, unless given"
+        {},
+        description="edges of a column's bins; unless given, 10 equal bins of its public range, and for means the "
+        "range itself",
     )
     quantiles: Annotated[tuple[Annotated[float, Field(gt=0.0, lt=1.0)], ...], Field(strict=False)] = (
         0.25,
@@ -91,7 +93,7 @@ class TableRequest(Section):
 
 
 class StatisticsPlan(Section):
-    """A plan file: data, promise, trust and tables."""
+    """A plan file: data, budget, trust and tables."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="lower-case letters, digits and dashes")
     title: str = ""
@@ -121,10 +123,10 @@ def read_plan(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -
 
     Args:
         source: A plan file (TOML), or the same as nested dictionaries.
-        overrides: "KEY=VALUE" for dotted keys of a file.
+        overrides: "KEY=VALUE" for dotted keys of a file, without effect on nested dictionaries.
 
     Raises:
-        InputError: The source is no plan.  The message has one line.
+        InputError: The source or an override is not valid.  The message has one line.
     """
     if isinstance(source, Mapping):
         return validate_section(StatisticsPlan, source, "plan")

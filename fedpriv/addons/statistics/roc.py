@@ -12,8 +12,9 @@ bin i lies above bin j, and 1/2 for i = j.
 | `balanced_accuracy` | mean of the two |
 | `calibration_error_squared` | Σ_b (D_b² - bias of D_b² by noise and sampling) / m_b, over Σ m_b |
 
-D_b is the number of records of class 1 in bin b minus the sum of the bin's scores, and m_b is the number of
-records in it.  Squares are debiased.  An absolute error cannot be debiased: it reads .04 for a calibrated model of
+D_b is the number of records of class 1 in bin b minus the sum of the scores of its records, each taken at the
+centre of its own small bin, and m_b is the number of records in it.  Bins b are merged until each has enough
+records.  Squares are debiased.  An absolute error cannot be debiased: it reads .04 for a calibrated model of
 300 records at μ = 1.
 
 Intervals cover 95 % and include two sources of error:
@@ -42,7 +43,7 @@ from fedpriv.addons.statistics.indicators import lower_toeplitz, prefix_root_mat
 Floats = NDArray[np.float64]
 _Z = 1.959963984540054
 _MIN_RECORDS, _MIN_STANDARD_ERRORS = 30.0, 4.0
-"""Fewest records of a class or bin, and fewest standard errors of their number, for any figure."""
+"""Fewest records of a class or merged bin, and fewest standard errors of their number, for any figure."""
 
 
 class IntervalEstimate(NamedTuple):
@@ -87,7 +88,10 @@ class TwoClassTable:
         )
 
     def figures(self) -> dict[str, IntervalEstimate]:
-        """Return the figures by name, or an empty dictionary if a class has too few records."""
+        """Return the figures by name, or an empty dictionary if a class has too few records.
+
+        The calibration error is left out if no merged bin has enough records.
+        """
         if not self.has_enough_records:
             return {}
         (sensitivity, sensitivity_variance), (specificity, specificity_variance) = (
@@ -109,7 +113,8 @@ class TwoClassTable:
         """Estimate the area under the ROC curve, pᵀ W n / (P N), with its interval.
 
         The squared standard error is the larger of DeLong's and of Hanley & McNeil's variance, plus the variance
-        of the noise to first order, plus h²/3 for the fraction 2h of pairs that share a bin.
+        of the noise to first order, plus h²/3 for the fraction 2h of pairs that share a bin.  The value can be
+        outside 0 … 1, and the ends of the interval cannot.
         """
         p, n, bins = self._bin_counts(self.ones), self._bin_counts(self.zeros), len(self.ones)
         above = np.tril(np.ones((bins, bins)), -1) + np.eye(bins) / 2.0
@@ -146,7 +151,8 @@ class TwoClassTable:
         """Estimate the squared calibration error, or return None if no bin has enough records.
 
         The estimate is Σ_b (D_b² - v_b) / m_b, over Σ m_b, for the merged bins b.  The bias v_b of D_b² is the
-        variance of its noise plus m_b q (1 - q), with q the observed share of class 1.
+        variance of D_b's noise plus m_b q (1 - q), with q the observed share of class 1 in b.  The estimate can be
+        negative, and the ends of its interval are at least 0.
         """
         total = error = count = 0.0
         for rows in self._merge_bins():
@@ -163,8 +169,8 @@ class TwoClassTable:
     def reliability(self) -> list[ReliabilityBin]:
         """Return the observed shares in bins of the logit, with neighbours merged where there are few records.
 
-        The mean score of a bin is its observed share minus D_b/m_b.  An interval of the share has the noise and
-        the binomial sampling variance.
+        The mean score of a bin is its observed share minus D_b/m_b, cut to 0 … 1.  An interval of the share adds
+        up the variance of the noise in D_b/m_b and the binomial variance of sampling.
         """
         reliability_bins = []
         for rows in self._merge_bins():
@@ -177,6 +183,7 @@ class TwoClassTable:
         return reliability_bins
 
     def _observed_share(self, rows: NDArray[np.bool_]) -> float:
+        """Return the share of class 1 in the bins of the mask `rows`, cut to 0 … 1."""
         ones, zeros = (float(self._bin_counts(released)[rows].sum()) for released in (self.ones, self.zeros))
         return min(max(ones / (ones + zeros), 0.0), 1.0)
 
@@ -192,7 +199,8 @@ class TwoClassTable:
         """Return masks of bins, (bins,) each, that have enough records.
 
         The bins are one logit wide, and those beyond ± 4 are one bin on each side.  Neighbours are merged from
-        below until each mask has enough records.
+        below until each mask has enough records.  What remains above is merged into the last mask.  The result is
+        empty if all bins together have too few records.
         """
         coarse = np.searchsorted(np.arange(-4.0, 5.0), _bin_centres(self.edges))
         inverse, masks = _inverse_root_matrix(len(self.ones)), list[NDArray[np.bool_]]()
@@ -222,7 +230,8 @@ def combine_groups(tables: Sequence[Floats], stds: Sequence[float]) -> tuple[Flo
         stds: Standard deviation of the noise in each table.
 
     Returns:
-        The combined table (2, bins), and the standard deviation of its noise.
+        The combined table (2, bins), the first one if a table has no noise, and the standard deviation of its
+        noise.
     """
     variances = np.array([len(table) * std**2 for table, std in zip(tables, stds, strict=True)])
     if not variances.all():  # without noise, every grouping of the records has the same sums

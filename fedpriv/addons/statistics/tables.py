@@ -3,8 +3,7 @@
     plan ─▶ scenario of one round (model "statistics") ─▶ any engine ─▶ its model, times the records ─▶ tables
 
 The scenario is an ordinary one: silos, guards, noise, integers, ledger and claim treat it like a run of DP-SGD.
-This module computes facts that are known before the run (cells, standard errors, the price), and functions of the
-release.
+This module computes facts that are known before the run (cells, standard errors), and functions of the release.
 """
 
 import itertools
@@ -62,7 +61,8 @@ class Statistics:
         """Make the scenario of a plan.
 
         Raises:
-            InputError: The data are no table, a column is unknown, or no run can have these settings.
+            InputError: The data are no table, a column is unknown, there are more silos than records, or no run
+                can have these settings.
         """
         schema = find_schema(plan.data.name, plan.data.table)
         if schema is None:
@@ -100,7 +100,7 @@ class Statistics:
 
     @property
     def unit_count(self) -> int:
-        """Public number of units (rows or persons), the denominator of all means."""
+        """Public number of units (rows or persons) in all silos, the denominator of the released mean."""
         return sum(self.cell.batch_sizes)
 
     def make_plan(self, trust: str | None = None, *, for_release: bool = False) -> Plan:
@@ -116,15 +116,20 @@ class Statistics:
         return make_plan(cell, make_schema_task(cell, self.schema).objective, for_release=for_release)
 
     def noise_stds(self, trust: str | None = None, *, for_release: bool = False) -> tuple[float, ...]:
-        """Return the standard deviation of the noise in the coordinates of each table, in records."""
+        """Return the standard deviation of the noise in each coordinate of each table, in records.
+
+        Args:
+            trust: Trust setting in place of the plan's own, or None for that of the plan.
+            for_release: Whether the engine makes a release.
+        """
         std = self.make_plan(trust, for_release=for_release).noise.std_in_mean * self.unit_count
         return tuple(float(std) / scale for scale in self.settings.scales)
 
     def read_tables(self, model: NDArray[np.floating[Any]], *, for_release: bool = False) -> "list[TableResult]":
-        """Compute the tables from the released mean of increments and public numbers.
+        """Compute the tables from the released model and public numbers.
 
         Args:
-            model: Released mean of increments, (d,).
+            model: Released model, (d,), the noisy mean of (a_j C_j e_k)_j (`Indicators`).
             for_release: Whether the engine makes a release.
         """
         settings, stds = self.settings, self.noise_stds(for_release=for_release)
@@ -142,7 +147,7 @@ def _count_units(plan: StatisticsPlan, schema: TableSchema) -> tuple[int, ...]:
     """Count the rows or persons of each silo of a simulation, a number that the relation makes public.
 
     Raises:
-        InputError: There are more silos than records.
+        InputError: There are more silos than records, or persons.
     """
     data = load(plan.data.name, table=plan.data.table)
     sites = None if data.sites is None else data.sites.train
@@ -170,7 +175,9 @@ def _make_cells(request: TableRequest, schema: TableSchema) -> Cells:
 
 
 def _axis_data(table: TableRequest, name: str, schema: TableSchema) -> dict[str, Any]:
-    """Return an axis as plain data: the column's position, and its words or the edges of its bins.
+    """Return an axis as plain data: the column's position, and its number of words or the edges of bins.
+
+    Without given edges there are 10 bins of equal width over the range of the column, or one bin for a mean.
 
     Raises:
         InputError: The table has no such column, or a column of words is given edges.
@@ -214,9 +221,12 @@ class TableEstimate:
     of: tuple[str, ...]
     """Labels of the cell, or labels of the group and the name of the figure."""
     value: float
-    """Estimate in records, in the unit of a column, or a share."""
+    """Estimate in records, or in the unit of a column."""
     standard_error: float
-    """Standard deviation of the estimate, by noise or, for the population, by noise and sampling."""
+    """Standard deviation of the estimate, by noise or, for the population, by noise and sampling.
+
+    Quantiles have the largest standard deviation of the noise in their sums of records, for both intervals.
+    """
     low: float
     """Lower end of the interval."""
     high: float
@@ -246,11 +256,11 @@ class Curve:
     """A curve over public edges, of one group, with the band of 95 % from `low` to `high`."""
 
     group: tuple[str, ...]
-    """Labels of the group, empty if there is one only."""
+    """Labels of the group, empty if no column splits the curve."""
     at: tuple[float, ...]
     """Edges at which the curve has values."""
     values: tuple[float, ...]
-    """Share of records below each edge, or survival at it."""
+    """Share of the records with a value that are below each edge, or survival at it."""
     low: tuple[float, ...]
     """Lower end of the band at each edge."""
     high: tuple[float, ...]
@@ -296,10 +306,12 @@ def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableE
     """Estimate the number of values, their mean and their standard deviation.
 
     With (s_1, s_2, s_3) released sums of (x, 2x² - 1, 1.7), for numbers x scaled to -1 … 1, the number of values
-    is n = s_3/1.7, their mean is s_1/n and their variance (s_2/n + 1)/2 - (s_1/n)², in the scale of x.
+    is n = s_3/1.7, their mean is s_1/n and their variance (s_2/n + 1)/2 - (s_1/n)², cut to 1/n … 1, in the scale
+    of x.
 
-    The last two need more than 4 standard errors of values.  Intervals for these records are by the delta method.
-    Intervals for the population add the sampling variance of the mean.
+    Mean and deviation are left out unless n is more than 4 of its standard errors.  Their intervals for these
+    records are by the delta method.  The mean has an interval for the population, too, which adds the variance of
+    sampling.
     """
     low, high = table.axes[0].edges or (0.0, 1.0)
     unit, (first, second, third) = (high - low) / 2.0, released.tolist()
@@ -338,11 +350,14 @@ def _cross_labels(names: list[list[str]]) -> list[tuple[str, ...]]:
 def _estimate_quantiles(
     request: TableRequest, table: Cells, group: tuple[str, ...], released: Floats, std: float
 ) -> tuple[list[TableEstimate], Curve]:
-    """Estimate quantiles of the values that are not missing, and the share of records below each edge.
+    """Estimate quantiles of the values that are not missing, and the share of these below each edge.
 
-    A quantile is the upper edge of its bin, infinite beyond the last edge.  The interval for the records is where
-    a band of ± 1.96 standard deviations of the noise of N_k - q n contains 0.  The interval for the population
-    adds the variance n q (1 - q) to that noise.
+    N_k is the noisy number of values below the upper edge of cell k, and n that of all values.  The quantile q is
+    the first upper edge with N_k ≥ q n, once N is made monotone, and infinite beyond the last edge.  The interval
+    for these records has the edges at which a band of ± 1.96 standard deviations of the noise about N_k - q n
+    contains 0.  The interval for the population adds the variance n q (1 - q) to that of the noise.
+
+    The curve is empty if n is not above 0.
     """
     from scipy.optimize import isotonic_regression  # slow to import, and only released quantiles need it
 
@@ -375,7 +390,7 @@ def _estimate_quantiles(
 
 
 def _find_first_edge(values: Floats, upper: Floats) -> float:
-    """Return the edge of the first value that is at least 0, or the last edge if all are negative."""
+    """Return the entry of `upper` at the first value of at least 0, or its last one if all are negative."""
     hits = np.flatnonzero(values >= 0.0)
     return float(upper[hits[0]] if hits.size else upper[-1])
 
@@ -383,7 +398,10 @@ def _find_first_edge(values: Floats, upper: Floats) -> float:
 def _estimate_survival(
     table: Cells, group: tuple[str, ...], released: Floats, std: float
 ) -> tuple[list[TableEstimate], Curve]:
-    """Estimate the Kaplan–Meier curve at the edges of the bins, and the number at risk at its start."""
+    """Estimate the Kaplan–Meier curve at the edges of the bins, and the number at risk at its start.
+
+    The curve is 1 at the first edge, and ends before the first bin with too few records at risk.
+    """
     bands = compute_survival_bands(released[: 2 * table.bin_count + 1], std)
     start, half = float(bands.start), Z * bands.start_error
     low, high = max(0.0, start - half), max(0.0, start + half)
@@ -395,7 +413,7 @@ def _estimate_survival(
 
 
 def cell_of_plan(path: Path, overrides: Sequence[str]) -> Cell | None:
-    """Return the cell of a plan's file, or None for another file.
+    """Return the cell of a plan's file, or None for a file that is no plan.
 
     Raises:
         InputError: The plan is malformed, or no run can have its settings.

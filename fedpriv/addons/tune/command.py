@@ -1,4 +1,7 @@
-"""`fedpriv tune`: choose settings on held-out records, with the same number of trials for each row."""
+"""`fedpriv tune`: choose settings on held-out records.
+
+An open choice tries the same number of settings for each row.  A private one makes a random number of runs.
+"""
 
 import json
 import shlex
@@ -50,22 +53,30 @@ from fedpriv.scenario.load import Scenario, load_scenario, read_toml
 from fedpriv.scenario.published import TunedChoice, Tuning, parse_assignment
 from fedpriv.study.sweep import RunOptions, lock_folder
 
-_DEFAULT_SEED = 100  # a seed that no scenario uses
+_DEFAULT_SEED = 100  # the scenarios of fedpriv have smaller seeds
 _DEFAULT_TRIALS = 25
 _DEFAULT_MEAN_RUNS = 20.0
-TUNING_KEYS = {"scenario", "seeds", "fixed", "grid", "axis", "metric"}
+TUNING_KEYS: Mapping[str, tuple[type, str]] = {
+    "scenario": (str, "the path of a scenario, from the folder of this file"),
+    "grid": (dict, "a table [grid.VALUE] for every value of the axis"),
+    "axis": (str, 'a dotted key, such as "algorithm.name"'),
+    "fixed": (dict, 'a table of dotted keys and values, such as "data.validation" = 1000'),
+    "seeds": (list, "a list of whole numbers, such as [100, 101]"),
+    "metric": (str, 'the name of a metric, such as "test_loss"'),
+}
+"""Keys of a tuning file, with the type of the value and its description."""
 
 
 @dataclass(frozen=True)
 class Grids:
-    """Values to try, by the value of a swept key, or the same values for all rows."""
+    """Values to try, by the value of a key of the row, or the same values for all rows."""
 
     by_value: Mapping[Any, Grid] | None = None
     """Grids by the value of `axis`, or None if rows share `for_all` or have default grids."""
     for_all: Grid = field(default_factory=dict)
     """Grid of every row, or empty."""
     axis: str = "algorithm.name"
-    """Dotted key by whose value a row has its grid."""
+    """Dotted key of a scenario, by whose value in a row the row has its grid."""
 
 
 def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
@@ -73,20 +84,23 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
 
     A tuning file is TOML with the keys `scenario` (path from the file's folder), `grid` (a table of grids by the
     value of a key), and optionally `axis` (this key), `fixed` (keys of all trials), `seeds` and `metric`.  Options
-    of the command line take precedence over `seeds` and held-out records, and the file's metric over the option.
+    of the command line take precedence over `seeds`, `fixed` and held-out records, and the file's metric over the
+    option.  A file without `scenario` or `grid` is a scenario.
 
     Returns:
         The request, with the scenario that the tuning file names, and the grids.
 
     Raises:
-        InputError: A tuning file has an unknown key, a grid varies keys that do not train, or options and file
-            contradict each other.
+        InputError: A tuning file has an unknown key or a value of another type, a grid varies keys that do not
+            train, options and file contradict each other, or the number of held-out records is in `fixed`.
     """
     line_grid, fixed = parse_grid(request.grid or []), request.fixed or []
     check_grid(line_grid, "--grid")
     for assignment in fixed:
         if parse_assignment(assignment, "--while-tuning")[0] == "data.validation":
-            raise InputError(f"--while-tuning {assignment!r}: how many records are held out; give --held-out")
+            raise InputError(
+                f"--while-tuning {assignment!r}: this key is how many records are held out; give --held-out"
+            )
     path = find_scenario_file(request.scenario)
     tree = read_toml(path)
     if not {"scenario", "grid"} <= tree.keys():
@@ -95,23 +109,24 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
         raise InputError(f"{request.scenario}: {unknown[0]}: a tuning file has {', '.join(sorted(TUNING_KEYS))}")
     if line_grid:
         raise InputError(f"{request.scenario}: a tuning file has grids of its own; leave --grid out")
-    if not isinstance(tree["grid"], dict):
-        raise InputError(f"{request.scenario}: grid: expected a table [grid.VALUE] for every value of the axis")
+    for key, (kind, description) in TUNING_KEYS.items():
+        if not isinstance(tree.get(key, kind()), kind):
+            raise InputError(f"{request.scenario}: {key}: expected {description}")
     for value, grid in tree["grid"].items():
         check_grid(grid, f"{request.scenario}: grid.{value}:")
     file_keys = tree.get("fixed", {})
-    file_assignments = [
-        f"{key}={json.dumps(value)}" for key, value in file_keys.items() if key != "data.validation"
-    ]
     completed = replace(
         request,
         scenario=(path.parent / tree["scenario"]).resolve(),
-        fixed=[*file_assignments, *fixed],
+        fixed=[
+            *(f"{key}={json.dumps(value)}" for key, value in file_keys.items() if key != "data.validation"),
+            *fixed,
+        ],
         held_out=file_keys.get("data.validation") if request.held_out is None else request.held_out,
         seeds=request.seeds or tree.get("seeds", [_DEFAULT_SEED]),
         metric=tree.get("metric", request.metric),
     )
-    return completed, Grids(tree["grid"], axis=str(tree.get("axis", Grids.axis)))
+    return completed, Grids(tree["grid"], axis=tree.get("axis", Grids.axis))
 
 
 def tune_scenario(request: TuneRequest) -> None:
@@ -121,7 +136,8 @@ def tune_scenario(request: TuneRequest) -> None:
     openly or, with `private`, by a random number of runs.  Results are written into `out`, or runs/NAME-tuned.
 
     Raises:
-        InputError: The scenario cannot be tuned.
+        InputError: The scenario cannot be tuned, or not by these options.
+        RunError: A trial fails.
     """
     completed, grids = complete_request(request)
     import_files(completed.imports or [])
@@ -132,7 +148,7 @@ def tune_scenario(request: TuneRequest) -> None:
     run_count = _make_run_count(completed) if completed.private else None
     if run_count is None and (completed.poisson or completed.eta):
         raise InputError("--poisson and --eta say how many runs a private choice makes: give --private with them")
-    # A private choice needs secret randomness, and an open one is to be the same again.
+    # A private choice needs secret randomness, unless a test gives a seed.  An open one is to be the same again.
     generator = np.random.default_rng(completed.seed if completed.seed is not None or completed.private else 0)
     rows = _choose_row_settings(scenario, completed, grids, generator)
     cells = [point.cell for point in scenario.points]
@@ -175,7 +191,19 @@ def _write_and_show(
     trial_count: int,
     folder: Path,
 ) -> None:
-    """Write the tuned scenario and its table, and print them with a command that runs the scenario."""
+    """Write the tuned scenario and its table, and print the table and a command that runs the scenario.
+
+    Args:
+        scenario: Scenario that was tuned.
+        request: Completed request.
+        metric: Metric by which settings were compared.
+        choices: Choices of the rows.
+        held_out: Held-out records.
+        run_count: Distribution of the number of runs of a private choice, or None for an open one.
+        trial_count: Number of settings that were tried for each row, or after a private choice the number in the
+            grid of the first row.
+        folder: Folder of the results.
+    """
     delta = scenario.points[0].cell.privacy.delta
     tuned = Tuning(
         settings=trial_count,
@@ -212,10 +240,11 @@ def _write_and_show(
 def _choose_row_settings(
     scenario: Scenario, request: TuneRequest, grids: Grids, generator: np.random.Generator
 ) -> list[tuple[TuningRow, list[Setting]]]:
-    """Return the rows of the tuning with the settings to try.
+    """Return the rows of the tuning with the settings to try, or for a private choice those to draw from.
 
     Raises:
-        InputError: No point has a grid, a grid varies a swept key, or the number of trials does not fit the grids.
+        InputError: No point has a grid, a grid varies a swept key, the scenario has no number for a default grid,
+            or the number of trials does not fit the grids.
     """
     points = pair_grids(scenario, grids.by_value, grids.axis)
     if not points:
@@ -243,5 +272,6 @@ def _choose_row_settings(
 
 
 def _make_run_count(request: TuneRequest) -> RunCountDistribution:
+    """Return the distribution of the number of runs of a private choice, with `trials` or 20 on average."""
     mean = _DEFAULT_MEAN_RUNS if request.trials is None else request.trials
     return PoissonRunCount(mean) if request.poisson else NegativeBinomialRunCount(mean, request.eta)

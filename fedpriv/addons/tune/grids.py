@@ -1,8 +1,8 @@
 """Grids, rows and trials of a tuning.
 
 A row is a point of the scenario with settings to try on fewer records.  A grid varies keys that affect training,
-never the promise, the adversary or the records.  Without a given grid, it has multiples of the numbers in the
-scenario.  Trials train without the held-out records.
+never the promise, the adversary or the records.  The default grid has multiples of the numbers in the scenario's
+[algorithm].  Trials train without the held-out records.
 """
 
 import itertools
@@ -21,9 +21,9 @@ from fedpriv.scenario.published import assign_key, look_up_key, parse_assignment
 from fedpriv.scenario.schema import Cell
 
 _READING_KEYS = ("rounds", "batch", "batches", "cohort", "epochs")
-"""Keys of [federation] for the reading of records.
+"""Keys of [federation] that a grid may vary, all about how many records a round reads and how often.
 
-The silos that have the records, and the secret parts of the reading, are not chosen.
+The silos that have the records, and which records a round reads in secret, are given and not chosen.
 """
 _PROMISE_KEYS = ("sampling", "groups", "min_separation", "max_participations")
 _ALLOWED_KEYS = f"algorithm.KEY, model.KEY and federation.{', '.join(_READING_KEYS[:-1])} or {_READING_KEYS[-1]}"
@@ -56,8 +56,8 @@ def check_grid(grid: Any, source: str) -> None:
 def _why_refused(key: str) -> str | None:
     """Return the reason for which a grid may not vary a key, or None if it may.
 
-    Allowed are keys of [algorithm] except name and trust, of [model], and of [federation] for the reading of
-    records.
+    Allowed are keys of [algorithm] except name and trust, all keys of [model], and `_READING_KEYS` of
+    [federation].
     """
     section, _, name = key.partition(".")
     if key in ("seed", "seeds"):
@@ -103,7 +103,7 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
     """Parse "KEY=[VALUES]" of a command line.
 
     Raises:
-        InputError: A value is no list, or a key has two grids.
+        InputError: An assignment is not KEY=[VALUES] with one value or more, or a key has two grids.
     """
     grid: dict[str, list[Any]] = {}
     for assignment in assignments:
@@ -119,8 +119,8 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
 def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
     """Return a grid of multiples, by factors from 1/9 to 9, of numbers in the cell's [algorithm].
 
-    These are the numbers that the scenario sets and that may be any number above 0.  Each has 5 factors, or 25 if
-    there is one number only, equally spaced in logarithm.
+    These are the numbers, whole ones not among them, that the scenario sets and that may be any number above 0.
+    Each has 5 factors, or 25 if there is one number only, equally spaced in logarithm.
 
     Raises:
         InputError: The scenario has no such number.
@@ -149,7 +149,7 @@ def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
 
 
 def _is_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
-    """Return whether a field takes all numbers above 0, unlike one with an upper end."""
+    """Return whether a field takes all numbers above a bound, unlike one with an upper end."""
     kinds = annotation, *getattr(annotation, "__args__", ())
     entries = [*metadata, *(part for kind in kinds for part in getattr(kind, "__metadata__", ()))]
     flat = [part for entry in entries for part in (getattr(entry, "metadata", None) or [entry])]
@@ -207,7 +207,10 @@ class GridPosition:
 
 
 def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
-    """Return the position of the setting's value for each key that has several values."""
+    """Return the position of the setting's value for each key that has several values.
+
+    Numbers are in increasing order, and other values in the order of the grid.
+    """
     positions = []
     for key, values in grid.items():
         numeric = all(isinstance(value, int | float) for value in values)
@@ -223,7 +226,7 @@ LOWER_IS_BETTER = ("loss", "error", "mae", "brier")
 
 @dataclass(frozen=True)
 class TuningRow:
-    """Row of a tuning: one point of the scenario's sweep, with one cell for all seeds."""
+    """Row of a tuning: one point of the scenario's sweep, for all of its seeds."""
 
     when: Mapping[str, Any]
     """Swept keys and their values, or the algorithm if nothing is swept."""
@@ -240,7 +243,8 @@ def pair_grids(
 
     Args:
         scenario: Scenario that is tuned.
-        grids: Grids by the value of `axis`, or None for an empty grid at each point.
+        grids: Grids by the value of `axis` as text, such as "dp-sgd" or "0.5", or None for an empty grid at each
+            point.
         axis: Dotted key, which need not be swept and which points may lack.
 
     Returns:
@@ -250,7 +254,7 @@ def pair_grids(
     for point in scenario.points[:: len(scenario.seeds)]:
         tree = point.cell.canonical_data()
         when = dict(point.swept_values) or {"algorithm.name": point.cell.algorithm.name}
-        grid = {} if grids is None else grids.get(point.swept_values.get(axis, look_up_key(tree, axis)))
+        grid = {} if grids is None else grids.get(str(point.swept_values.get(axis, look_up_key(tree, axis))))
         if grid is not None:
             pairs.append((when, point.cell, grid))
     return pairs
@@ -269,7 +273,7 @@ class HeldOut:
 
     @property
     def description(self) -> str:
-        """Description of the held-out records for their owner."""
+        """Description of the held-out records, and of the silos to which they belong."""
         run_total, silo_range = (
             format_count_range(map(sum, self.silo_counts_by_run)),
             format_count_range(count for run in self.silo_counts_by_run for count in run),
@@ -309,20 +313,23 @@ def hold_out(cell: Cell, count: int | None) -> HeldOut:
     """Hold out the last `count` training records, or a tenth of them if it is None.
 
     Raises:
-        InputError: There are not more than `count` training records.
+        InputError: `count` is no whole number from 1 to one less than the number of training records.
     """
     records = len(load_task_of_inputs(ModelInputs.from_cell(cell)).train.labels)
     held_out_count = max(1, records // _HELD_OUT_DIVISOR) if count is None else count
-    if held_out_count >= records:
-        raise InputError(f"--held-out {held_out_count}: {cell.data.name} has {records} training records")
+    if not isinstance(held_out_count, int) or not 0 < held_out_count < records:
+        raise InputError(
+            f"--held-out {held_out_count}: {cell.data.name} has {records} training records; hold out 1 or more, "
+            "and not all"
+        )
     return HeldOut(held_out_count, records, ()).count_in_runs([cell])
 
 
 def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
     """Return the cell with a setting, trained on the remaining records.
 
-    If these do not suffice, the trial has fewer rounds, samples or batches.  Values in `fixed` and in the setting
-    take precedence, those in the setting over all others.
+    If these do not suffice, the trial has fewer rounds or samples, or smaller batches.  Values in `fixed` and in
+    the setting take precedence, those in the setting over all others but the seed.
 
     Args:
         cell: Cell of the scenario.
@@ -348,6 +355,8 @@ def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[
 def check_settings(row: TuningRow, settings: Sequence[Setting]) -> None:
     """Check that a run on all records has enough records with each setting.
 
+    A grid that does not vary [federation] needs no check.
+
     Raises:
         InputError: A setting needs more records than there are.  The message names the setting.
     """
@@ -360,7 +369,11 @@ def check_settings(row: TuningRow, settings: Sequence[Setting]) -> None:
 
 
 def _with_reading_keys(cell: Cell, setting: Setting) -> Cell:
-    """Return the cell with the keys of a setting that affect the reading of records."""
+    """Return the cell with the keys of a setting in [federation].
+
+    Raises:
+        InputError: The cell cannot run with them.
+    """
     reading_keys = {key: value for key, value in setting.items() if key.startswith("federation.")}
     if not reading_keys:
         return cell
@@ -387,9 +400,10 @@ def _resolve_trial(tree: dict[str, Any], setting: Setting) -> Cell:
 
 
 def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
-    """Return keys with fewer rounds, samples or batches if the remaining records do not suffice.
+    """Return keys with fewer rounds or samples, or smaller batches, if the remaining records are too few.
 
-    The result is empty if they suffice for one epoch.  A partition by site always gets the batches of its sites.
+    The result is empty if they suffice for one epoch.  Batches of a partition by site, if the scenario gives them,
+    are always cut to the remaining records of each site.
     """
     federation, remaining = cell.federation, held_out.total_count - held_out.count
     if cell.data.partition == "site" and federation.batches is not None:

@@ -29,8 +29,8 @@ class TuneRequest:
     trials: Annotated[
         float | None,
         typer.Option(
-            help="So many settings of every row at random; with --private how many runs on average.  [default: "
-            "the whole grid; 25 without --grid; 20 with --private]"
+            help="Number of settings of every row, at random; with --private the mean number of runs.  "
+            "[default: the whole grid; 25 if no grid is given; 20 with --private]"
         ),
     ] = None
     held_out: Annotated[
@@ -42,7 +42,7 @@ class TuneRequest:
     metric: Annotated[
         str | None,
         typer.Option(
-            help="What settings are compared by.  [default: test_accuracy; of a regression test_r2 if "
+            help="Metric by which settings are compared.  [default: test_accuracy; of a regression test_r2 if "
             "run.metrics has it, else test_loss]"
         ),
     ] = None
@@ -57,13 +57,18 @@ class TuneRequest:
         typer.Option("--private", help="Publish the best of a random number of runs only, and charge for it."),
     ] = False
     eta: Annotated[
-        float, typer.Option(help="Of the number of private runs: 0 logarithmic, 1 geometric, between and beyond.")
+        float,
+        typer.Option(
+            help="Shape of the distribution of the number of private runs: 0 logarithmic, "
+            "1 geometric, others between and beyond."
+        ),
     ] = 0.0
     poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of private runs instead.")] = False
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Of which settings are tried. With --private only for tests: it is then no secret."
+            min=0,
+            help="Seed of the settings that are tried. With --private only for tests: it is then no secret.",
         ),
     ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Resume a tuning that was stopped.")] = False
@@ -73,7 +78,7 @@ class TuneRequest:
 
 @expand_option_groups
 def tune(request: TuneRequest) -> None:
-    """Choose settings on held-out training records, as many for every row. Write the scenario with them.
+    """Choose settings on held-out training records, and write the scenario with them.
 
     The test set is not looked at. Without --private the choice reads records without noise, and no ε covers it.
 
@@ -91,5 +96,5 @@ def tune(request: TuneRequest) -> None:
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add the command `tune` to `fedpriv`, and none to `fedpriv silo` and `fedpriv data`."""
     app.command()(tune)

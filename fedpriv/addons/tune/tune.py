@@ -2,8 +2,8 @@
 
 A row is one point of the scenario's sweep, with a grid of values for some keys.  A setting is one combination of
 these values, and a trial is a run with it that does not train on the held-out records.  An open tuning compares
-all settings of a row.  A private one publishes the best of a random number of trials.  Both write the scenario
-with the chosen settings, and a table of their positions in the grid.
+all settings that are tried for a row.  A private one publishes the best of a random number of trials.  Both write
+the scenario with the chosen settings, and a table of their scores and their positions in the grid.
 """
 
 import json
@@ -59,7 +59,7 @@ class TuningChoice:
     setting: Setting | None
     """Chosen setting, or None if a private choice made no run, so that the scenario's own setting stays."""
     score: float | None
-    """Score of the chosen setting, or None if there is no setting."""
+    """Score of the chosen setting, with its noise after a private choice, or None if there is no setting."""
     next_best: float | None = None
     """Best score of the rejected settings, or None after a private choice or if there are none."""
     selection: PrivateSelection | None = None
@@ -78,7 +78,8 @@ def tune_openly(
 ) -> list[TuningChoice]:
     """Run each setting of each row on each seed, and choose the setting with the best mean score.
 
-    All trials are points of one sweep.  Scores are functions of the held-out records without noise.
+    All trials are points of one sweep.  Scores are functions of the held-out records without noise.  Of settings
+    with the same score the first one is chosen.
 
     Args:
         scenario: Scenario that is tuned.
@@ -92,6 +93,7 @@ def tune_openly(
 
     Raises:
         InputError: The runs do not have the metric, which is found before they start, or a score is not finite.
+        RunError: A run fails.
 
     Returns:
         The choice for each row, in the order of `rows`.
@@ -147,9 +149,9 @@ def tune_privately(
         generator: Secret source of the number of runs, their settings, seeds and the noise of scores.
 
     Raises:
-        InputError: The guarantee of a run is no μ for one record.  Or, before any run, a setting has another
-            promise than the scenario, the model is a regression, or a record influences which records are held out
-            or read together.
+        InputError: The guarantee of a run is no μ for one record.  Or, before any run: a row has no noise, shares
+            of the budget, another unit than a record or a regression, a setting has another promise than the
+            scenario, or a record influences which records are held out or read together.
         RunError: A run fails.
     """
     # Refuse rows and settings to which the guarantee does not apply.
@@ -208,7 +210,8 @@ def _check_partition(cell: Cell) -> None:
     divided.
 
     Raises:
-        InputError: The partition is made by labels, or the table drops or splits rows by their cells.
+        InputError: The partition is made by labels, or the table drops or splits rows by their cells, or has
+            persons.
     """
     if cell.data.partition in PARTITION_KEYS:
         raise InputError(
@@ -227,8 +230,8 @@ def _check_partition(cell: Cell) -> None:
 def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
     """Check that a trial has the promise that is charged, and the same held-out records.
 
-    Guarantee: relation, unit, target and the party that adds the noise are the scenario's, so that a price for the
-    scenario's promise is one for every trial; a record moves a score by 1/`held_out.count` at most.
+    Guarantee: relation, unit, target, sampling and the party that adds the noise are the scenario's, so that a
+    price for the scenario's promise is one for every trial; a record moves a score by 1/`held_out.count` at most.
 
     Raises:
         InputError: A key of the promise, or the number of held-out records, is another one.
@@ -263,8 +266,8 @@ def check_promise(finished: CellOutcome, mu: float) -> None:
     claim = compute_claim(finished.releases)
     if claim is None or claim.guarantee.mu is None or claim.guarantee.mu > mu:
         raise InputError(
-            "--private: the guarantee of this scenario's runs is a curve of (ε, δ), no mu; use a public order of "
-            'records, federation.sampling = "fixed"'
+            f"--private: the guarantee of this scenario's runs is not mu = {mu:g} or less, as of a curve of "
+            '(ε, δ); use a public order of records, federation.sampling = "fixed"'
         )
 
 
@@ -303,9 +306,10 @@ def _find_target(row: TuningRow) -> float:
 
 
 def _check_metric(cells: Sequence[Cell], metric: str) -> None:
-    """Check that evaluations of the cells have a metric.
+    """Check that evaluations of the trials' cells have a metric.
 
-    The initial model is evaluated on the test records, once for cells with the same data, model and run.
+    The initial model is evaluated on the held-out records, which are the test records of a trial, once for cells
+    with the same data, model and run.
 
     Raises:
         InputError: An evaluation lacks the metric.
@@ -326,12 +330,16 @@ def _read_score(cell: Mapping[str, object], metric: str) -> float:
     """
     value = cell.get(metric)
     if not isinstance(value, int | float) or not math.isfinite(value):
-        metric_names = [name for name in cell if name.startswith("test_")]
-        raise InputError(f"--metric {metric}: the runs have {', '.join(metric_names)}")
+        names = ", ".join(name for name in cell if name.startswith("test_") and name != metric)
+        raise InputError(
+            f"--metric {metric}: a run has no finite value of it, but {names or 'no other metric'}; take another "
+            "metric, or leave out the setting of that run"
+        )
     return float(value)
 
 
 HEADER = ("row", "setting", "score", "next best", "place in the grid")
+"""Heads of the columns of the table of choices."""
 
 
 def format_tuned_scenario(
@@ -342,7 +350,7 @@ def format_tuned_scenario(
     Args:
         text: Content of the scenario file.
         choices: Choices of the rows.
-        tuned: Content of [tuned].
+        tuned: Content of [tuned], and of its rows.
         overrides: "KEY=VALUE" with which the new scenario is parsed.
         source: Name of the file in error messages.
 
@@ -355,7 +363,8 @@ def format_tuned_scenario(
     blocks = [
         text.rstrip("\n"),
         "",
-        f"# Settings by `fedpriv tune`, {tuned.settings} for every row, on {tuned.held_out} held-out records.",
+        f"# Settings by `fedpriv tune`, {tuned.settings if tuned.law == 'none' else 'a random number of runs'} "
+        f"for every row, on {tuned.held_out} held-out records.",
     ]
     for choice in choices:
         if choice.setting is not None:
@@ -425,7 +434,7 @@ def table_lines(choices: Sequence[TuningChoice]) -> list[tuple[str, ...]]:
 
 
 def warn_of_edges(choices: Sequence[TuningChoice]) -> list[str]:
-    """Return a warning for each key whose chosen value is the first or last number of its grid."""
+    """Return a warning for each key and value chosen that is the smallest or largest number of its grid."""
     at_edges = [position for choice in choices for position in _find_positions(choice) if position.is_edge]
     counts = Counter((position.key, position.value) for position in at_edges)
     return [
@@ -435,11 +444,14 @@ def warn_of_edges(choices: Sequence[TuningChoice]) -> list[str]:
 
 
 def describe_costs(choices: Sequence[TuningChoice], delta: float) -> list[str]:
-    """Describe the cost of each row's choice, alone and with one run of it, or that nothing is charged."""
+    """Describe the cost of each private choice, alone and with one run of its row.
+
+    Rows of the same cost have one sentence.  If no choice is private, the text says that no ε covers them.
+    """
     if all(choice.selection is None for choice in choices):
         return [
             "The choice is not private: it compared runs on held-out records without noise, and no ε covers it. "
-            "Claims of runs with these settings hold for settings that are given."
+            "Claims of runs with these settings hold as if the settings had been given without a look at records."
         ]
     costs = [
         (
@@ -463,7 +475,9 @@ def render_markdown(choices: Sequence[TuningChoice], held_out: HeldOut, tuned: T
     rows = [HEADER, tuple("---" for _ in HEADER), *table_lines(choices)]
     blocks = [
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
-        f"{tuned.settings} settings for every row, by {tuned.metric}; {held_out.description}.",
+        f"{tuned.settings} settings for every row, by {tuned.metric}; {held_out.description}."
+        if tuned.law == "none"
+        else f"A random number of runs for every row, by {tuned.metric}; {held_out.description}.",
         *describe_costs(choices, delta),
         *warn_of_edges(choices),
     ]

@@ -1,4 +1,4 @@
-"""`fedpriv worth`: local models beside the models of a run, and whether joining gains."""
+"""`fedpriv worth`: local models compared with the models of a run, or with those of a grid of ε."""
 
 import dataclasses
 import json
@@ -12,7 +12,13 @@ import numpy as np
 from fedpriv.addons.worth.break_even import format_error, scale_of
 from fedpriv.addons.worth.joining import EPSILON_GRID, JoiningRequest, study_joining
 from fedpriv.addons.worth.joining_command import describe_budget_shares, print_joining
-from fedpriv.addons.worth.references import ONE_CLASS_SHARE, References, cache_key, deviation_over_silos
+from fedpriv.addons.worth.references import (
+    MAX_REFERENCE_SILOS,
+    ONE_CLASS_SHARE,
+    References,
+    cache_key,
+    deviation_over_silos,
+)
 from fedpriv.addons.worth.worth import (
     PointGains,
     compare_run,
@@ -34,27 +40,37 @@ class WorthRequest:
     """Options of a comparison with local models."""
 
     with_pooled: bool = False
-    """Whether to fit a model to the records of all silos, too."""
+    """Whether to fit a model to the records of all silos, too, if a scenario is given without a grid."""
     with_any_learner: bool = False
-    """Whether to try learners of scikit-learn on each silo's records, too."""
+    """Whether to try learners of scikit-learn on each silo's records, too, if there is no grid."""
     only_local: bool = False
     """Whether to fit only the local models, so that reports find their scores in the cache."""
     with_personal: bool = False
-    """Whether to fit personal models, too."""
+    """Whether to fit personal models, too, for a run's folder or a grid."""
     grid: tuple[tuple[str, ...], tuple[float, ...], int | None, int, Path | None] | None = None
-    """Trusts, ε, splits, seeds and file of the chart for a break-even, or None if none is requested."""
+    """Trusts, ε, splits, seeds and file of the chart for a break-even, or None if none is requested.
+
+    Without trusts, ε or splits the defaults of `JoiningRequest` and `EPSILON_GRID` are used.
+    """
     as_json: bool = False
 
 
 def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthRequest) -> None:
     """Print the references of a scenario, the gains of a run's models, or the gain against ε.
 
-    References are the scores of the silos' local models.  A run's folder has models to compare with them, and a
-    grid in the request runs the scenario anew for each ε.
+    References are the scores of the silos' local models, for the first point of a scenario.  A run's folder has
+    models to compare with them, and a grid in the request runs the scenario anew for each ε.  With `only_local`
+    nothing but local models are fitted, for all points.
+
+    Args:
+        path_or_run: Folder of a run, with results.json, or a scenario by name or file.
+        overrides: Texts "KEY=VALUE", for a scenario only.
+        request: Options of the comparison.
 
     Raises:
         InputError: The comparison is not possible, as for `compute_references`, `compare_run` and `study_joining`,
-            or options do not fit together, such as overrides for a run that has ended.
+            or options do not fit together, such as overrides for a run's folder.
+        RunError: The claims of a run's folder differ from its releases, after its gains were printed.
     """
     if (path_or_run / "results.json").exists():
         _print_run_folder(path_or_run, overrides, request)
@@ -73,7 +89,9 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
         print_joining(study_joining(joining_request, _report_progress), as_json=request.as_json, plot=plot)
         return
     if request.with_personal:
-        raise InputError("--personal: starts from a released model; give a run's folder, or --splits")
+        raise InputError(
+            "--personal: a personal model starts from a released one; give a run's folder, or --splits"
+        )
     cell = load_scenario(path, list(overrides)).points[0].cell
     references = compute_references(
         cell, with_any_learner=request.with_any_learner, report_progress=_report_progress
@@ -99,12 +117,13 @@ def _print_run_folder(folder: Path, overrides: Sequence[str], request: WorthRequ
 
     Raises:
         InputError: Options are for a scenario, or the run cannot be compared.
+        RunError: The run's claims differ from its releases, after the gains were printed.
     """
     if overrides:
         raise InputError("--set: a run is compared as it ran; give the scenario for another one")
     if request.grid is not None:
         raise InputError(
-            "--splits, --trust, --epsilon, --plot: run a scenario anew; give that, not a run's folder"
+            "--splits, --seeds, --trust, --epsilon, --plot: run a scenario anew; give that, not a run's folder"
         )
     results = read_claims(folder)
     if request.only_local:
@@ -130,36 +149,33 @@ def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
     Tables of results then have a row of local models, whose scores they read from the cache.
     """
     cells_by_key = {cache_key(cell): cell for cell in cells}
+    all_references = (
+        (
+            cell.seed,
+            compute_references(cell, with_any_learner=request.with_any_learner, report_progress=_report_progress),
+        )
+        for cell in cells_by_key.values()
+    )
     if request.as_json:
-        references_by_seed = {
-            cell.seed: compute_references(
-                cell, with_any_learner=request.with_any_learner, report_progress=_report_progress
-            )
-            for cell in cells_by_key.values()
-        }
         _print_json(
-            {
-                "alone": [
-                    {"seed": seed, **dataclasses.asdict(references)}
-                    for seed, references in references_by_seed.items()
-                ]
-            }
+            {"alone": [{"seed": seed, **dataclasses.asdict(references)} for seed, references in all_references]}
         )
         return
-    for cell in cells_by_key.values():
-        references = compute_references(
-            cell, with_any_learner=request.with_any_learner, report_progress=_report_progress
-        )
+    for seed, references in all_references:
         print_table(
             [
-                [f"seed {cell.seed}", references.metric, "spread over silos", "silos"],
+                [f"seed {seed}", references.metric, "spread over silos", "silos"],
                 _local_models_line([references]),
             ]
         )
 
 
 def _reference_lines(seeds: Sequence[References], request: WorthRequest) -> list[list[str]]:
-    """Return the lines of the local models, as means over seeds if there are several."""
+    """Return the table lines of the local models and of a constant, as means over seeds.
+
+    A line of the best learners follows if they are requested, and one of balanced scores if any silo has more than
+    90 % of one class.
+    """
     head = "" if len(seeds) == 1 else f"mean over {len(seeds)} seeds"
     lines = [[head, seeds[0].metric, "spread over silos", "silos"], _local_models_line(seeds)]
     lines.append(
@@ -199,7 +215,7 @@ def _point_data(row: PointGains) -> dict[str, object]:
 
 
 def _print_points(rows: Sequence[PointGains], request: WorthRequest) -> None:
-    """Print the references, a line of gains for each point, and the conclusions."""
+    """Print the references of the first point, a line of gains for each point, and the conclusions."""
     references = rows[0].references[0]
     scale, digits = scale_of(references.metric)
     print_table(_reference_lines(rows[0].references, request))
@@ -226,14 +242,15 @@ def _print_points(rows: Sequence[PointGains], request: WorthRequest) -> None:
 
 
 def _describe_gains(rows: Sequence[PointGains]) -> list[str]:
-    """Return a sentence for points that gain, that lose, and whose interval covers 0.
+    """Return a sentence on each verdict: points that gain, that lose, and whose interval covers 0.
 
-    Points with one seed, or with the same gain at every seed, have no standard error and no verdict.
+    Points with one seed, or with the same gain at every seed, have no standard error and no verdict, which a
+    sentence says, too.  The last sentence says how verdicts are found, if there are any.
     """
     gaining, losing, unclear = "joining gains", "joining loses", "joining is not told apart from staying alone"
     one_seed, equal_gains = (
-        "one seed: no standard error, so no verdict",
-        "every seed has the same gain: no standard error",
+        "there is one seed, so no standard error and no verdict",
+        "every seed has the same gain, so there is no standard error and no verdict",
     )
     points_by_verdict: dict[str, list[str]] = {gaining: [], losing: [], unclear: [], one_seed: [], equal_gains: []}
     for row in rows:
@@ -251,19 +268,19 @@ def _describe_gains(rows: Sequence[PointGains]) -> list[str]:
         return sentences
     return [
         *sentences,
-        "Told by the 95 % interval of Student's t over seeds. The s.e. is over seeds (noise and partition); other "
-        "records of the same silos would add to it.\n",
+        "The verdict is by the 95 % interval of Student's t over seeds. The s.e. is over seeds (noise and "
+        "partition); other records of the same silos would add to it.\n",
     ]
 
 
 def _describe_budgets(rows: Sequence[PointGains]) -> list[str]:
-    """Describe the silos' own budgets, with the points that have them if they are swept."""
+    """Describe the silos' own budgets, with the points that have them if other points have others or none."""
     points_by_note: dict[str, list[str]] = {}
     for row in rows:
         if any(share < 1.0 for share in row.budget_shares.values()):
             points_by_note.setdefault(describe_budget_shares(row.budget_shares), []).append(_format_point(row))
     return [
-        f"At {'; '.join(points)}: {note}\n" if len(points_by_note) > 1 else f"{note}\n"
+        f"At {'; '.join(points)}: {note}\n" if len(points) < len(rows) else f"{note}\n"
         for note, points in points_by_note.items()
     ]
 
@@ -276,7 +293,10 @@ def _notes(references: References) -> list[str]:
     """Return notes on silos that were left out, and on silos with mostly one class."""
     notes = []
     if len(references.silos) < references.of:
-        notes.append(f"{len(references.silos)} of {references.of} silos, drawn by a public seed.\n")
+        notes.append(
+            f"{len(references.silos)} of {references.of} silos: those with training and test records, of which a "
+            f"public seed draws {MAX_REFERENCE_SILOS} if there are more.\n"
+        )
     if skewed := [silo.name for silo in references.silos if silo.majority > ONE_CLASS_SHARE]:
         share = f"{ONE_CLASS_SHARE:.0%}".replace("%", " %")
         notes.append(
@@ -291,7 +311,15 @@ def _local_models_line(seeds: Sequence[References]) -> list[str]:
 
 
 def _score_line(name: str, scores: Sequence[Sequence[float]], references: References) -> list[str]:
-    """Return a table line with the mean of the scores over silos and their spread, averaged over seeds."""
+    """Return a table line: name, mean of the scores over silos, their spread, and the number of silos.
+
+    Mean and spread are averages over seeds.
+
+    Args:
+        name: Name of the line.
+        scores: Score of each silo, by seed.
+        references: References whose metric decides the factor and the decimals.
+    """
     (scale, digits), silos = scale_of(references.metric), len(scores[0])
     mean = scale * float(np.mean([np.mean(seed_scores) for seed_scores in scores]))
     spread = scale * float(np.mean([deviation_over_silos(seed_scores) for seed_scores in scores]))

@@ -1,10 +1,10 @@
 """Gain of joining against ε: released models for many splits, compared with local models.
 
-For each split, trust setting, ε and noise seed one cell is run on an engine, and its model is judged on the silos'
-own test records.  If the scenario sweeps other keys, these are settings to choose from.  The choice is made in
-each split, on a fifth of the training records, which the candidates do not read.  The candidates at ε include the
-settings at each smaller ε of the grid, with their noise, since a guarantee for a smaller ε holds for a larger one,
-too.  With one setting nothing is chosen.
+For each split, trust setting, ε and noise seed one cell is run on an engine, and its model is judged on each
+silo's test records.  All splits have the same noise seeds.  If the scenario sweeps other keys, these are settings
+to choose from.  The choice is made in each split, on a fifth of the training records, which the candidates do not
+read.  The candidates at ε include the settings at each smaller ε of the grid, with their noise, since a guarantee
+for a smaller ε holds for a larger one, too.  With one setting nothing is chosen.
 
 The result of a split is stored in the user's cache, readable for its owner only.  An interrupted study
 can thus be continued.
@@ -65,11 +65,14 @@ class JoiningRequest:
     overrides: tuple[str, ...]
     """"KEY=VALUE" for each key that differs from the scenario's file."""
     trusts: tuple[str, ...]
-    """Trust settings, or empty for all that the scenario can have."""
+    """Trust settings, or empty for all that the scenario can be run with, except curators."""
     epsilons: tuple[float, ...]
     """Grid of ε, rising numbers above 0."""
     splits: int | None
-    """Number of splits, 0 for the published split only, or None for the scenario's number (5 by default)."""
+    """Number of drawn splits, or None for the scenario's number (5 by default).
+
+    With 0 only the published split is run.
+    """
     seeds: int = _MIN_SEEDS
     """Number of noise seeds of each split."""
     with_personal: bool = False
@@ -78,7 +81,10 @@ class JoiningRequest:
 
 @dataclass(frozen=True)
 class SplitGains:
-    """Results of one split.  Arrays are means over silos unless their shape includes silos."""
+    """Results of one split.  Arrays are means over silos unless their shape includes silos.
+
+    Figures without seeds in their shape are those of the first noise seed, except `alone`.
+    """
 
     alone: float
     """Score of the local models, a mean over silos and seeds."""
@@ -102,7 +108,7 @@ class SplitGains:
     pooled: float
     """Gain of the model that is fitted to the records of all silos without noise."""
     own_intercept: float
-    """Gain of the pooled model, without noise, after silos fit its intercepts and scale to their records."""
+    """Gain of the pooled model after silos fit its intercepts and scale to their records, without noise."""
     ratio: float
     """Test records / training records."""
     tests: NDArray[np.int64]
@@ -143,12 +149,17 @@ class JoiningResult:
         return self.splits or (self.published,)
 
     def mean_over_silos(self, trust: str, name: str = "gains") -> NDArray[np.float64]:
-        """Return the means over silos of a figure of each split, (ε, splits, seeds)."""
+        """Return the means over silos of a figure of each split, (ε, splits, seeds).
+
+        Args:
+            trust: Trust setting.
+            name: Field of `SplitGains` that maps trust settings to arrays.
+        """
         values = [getattr(split, name)[trust] for split in self.averaged_splits()]
         return np.stack([figures.mean(axis=2) if figures.ndim == 3 else figures for figures in values], axis=1)
 
     def mean_of(self, name: str) -> float:
-        """Return the mean over splits of a figure of `SplitGains`."""
+        """Return the mean over splits and seeds of a figure of `SplitGains` that has no trust settings."""
         return float(np.mean([np.mean(getattr(split, name)) for split in self.averaged_splits()]))
 
     @property
@@ -166,7 +177,7 @@ class JoiningResult:
         )
 
     def verdict(self, break_even: BreakEven) -> str:
-        """Describe the break-even of one of the trust settings."""
+        """Describe the break-even of one of the trust settings, by the noiseless gain of the first one."""
         grid = np.array(self.request.epsilons)
         return describe_break_even(break_even, grid, self.mean_of("noiseless"), self.mean_of("pooled"))
 
@@ -175,8 +186,8 @@ class JoiningResult:
 def study_joining(request: JoiningRequest, report_progress: ProgressCallback = lambda _: None) -> JoiningResult:
     """Run the grid of a request for each split, and compare its models with the silos' local models.
 
-    The grid has a run for each trust setting, ε, noise seed and setting to choose from.  Split 0 is the
-    scenario's own, the published one, and splits 1 … n are drawn.
+    The grid has a run for each trust setting, ε and noise seed, with the chosen setting if there are several.
+    Split 0 is the scenario's own, the published one, and splits 1 … n are drawn.
 
     Args:
         request: Scenario, grid and numbers of splits and seeds.
@@ -236,14 +247,17 @@ def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
         except InputError:
             continue
     if not possible_trusts:
-        raise InputError(f"{request.scenario}: cannot be run with an epsilon; say --trust to see why")
+        raise InputError(
+            f"{request.scenario}: cannot be run with an epsilon; name a trust setting by --trust to see why"
+        )
     return tuple(possible_trusts)
 
 
 def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: float | None) -> Scenario:
     """Load the grid of one trust setting: the scenario at each ε of the request, for each seed.
 
-    The request has the number of seeds.  If the scenario lists fewer, the numbers after its largest seed follow.
+    The request has the number of seeds, which are the scenario's first ones.  If the scenario lists fewer, the
+    numbers after its largest seed follow.  The seeds do not depend on the split.
 
     Args:
         request: Scenario, its overrides, and the grid.
@@ -435,7 +449,8 @@ def _choose_cells(
         report_progress: Receives lines of text.
 
     Returns:
-        The key of the chosen cell by trust, ε and seed, whose own ε may be smaller than the ε of the grid.
+        The key of the chosen cell by trust, ε of the grid, and seed.  The cell's ε may be smaller than that of the
+        grid.
     """
     chosen_cells: ChosenCells = {}
     for trust in trusts:
@@ -455,7 +470,9 @@ def _choose_cells(
         chosen_cells[trust] = {}
         for epsilon in request.epsilons:
             mean_scores = {
-                key: float(np.mean(seed_scores)) for key, seed_scores in scores.items() if key[0] <= epsilon
+                (smaller, setting): float(np.mean(seed_scores))
+                for (smaller, setting), seed_scores in scores.items()
+                if smaller <= epsilon
             }
             best, setting = max(mean_scores, key=lambda key: mean_scores[key])
             chosen_cells[trust][epsilon] = {seed: (best, seed, setting) for seed in seeds}
@@ -463,7 +480,10 @@ def _choose_cells(
 
 
 def _score_on_spared(evaluator: GainEvaluator, cell: Cell, model: Floats) -> float:
-    """Return the mean over silos of the score on training records that the candidate did not read."""
+    """Return the mean score on training records that the candidate did not read.
+
+    The mean is over the silos that have such records.
+    """
     spared = [
         Records(*(column[np.flatnonzero(~is_seen)] for column in silo.train))
         for silo, is_seen in zip(evaluator.silos, find_seen_rows(cell, evaluator.silos), strict=True)
@@ -484,8 +504,8 @@ def _personal_gains(
 
     A personal model is a local one that is pulled with weight λ towards the released model of a chosen cell.  Its
     gain is the mean score over silos minus that of the local models.  If the partition is "iid" or "site", the
-    releases spare a fifth of the records, by which λ is chosen.  The kind of records is "spared" or "folds", that
-    of the last cell.
+    cell is run again without a fifth of the records, and λ is chosen on these (`fit_personal_model`).  Otherwise λ
+    is chosen on folds.  The kind of records is "spared" or "folds", that of the last cell.
     """
     can_spare = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
     gains, judged = {}, ""
@@ -504,9 +524,10 @@ def _personal_gains(
 
 
 def _without_noise(cell: Cell) -> Cell:
-    """Return the cell for the same rounds without noise, with unchanged clip norm and step sizes.
+    """Return the cell for the same rounds without noise, with the same clip norm and step keys.
 
-    Masks need noise, so a masked cell becomes one with a trusted server.
+    An algorithm that derives its step from the noise derives another step.  Masks need noise, so a masked cell
+    becomes one with a trusted server.
     """
     tree = cell.canonical_data()
     privacy = {key: value for key, value in tree["privacy"].items() if key not in (*PRIVACY_TARGETS, "shares")}

@@ -1,6 +1,6 @@
 """Output of `fedpriv worth SCENARIO --splits n`: table, chart and break-even of each trust setting.
 
-The chart shows the gain over each local model against ε.
+The chart shows the mean gain over the local models against ε.
 """
 
 import json
@@ -30,12 +30,12 @@ from fedpriv.show.plots import save_chart
 
 
 def make_gain_chart(result: JoiningResult) -> Chart:
-    """Make the chart of the gain over each local model against ε.
+    """Make the chart of the gain over the local models against ε.
 
-    The chart has a line with standard errors for each trust setting, and a line at zero.  Gains are means over
-    splits, seeds and silos, in percentage points for accuracies.
+    The chart has a line with standard errors, if they are known, for each trust setting, and a line at zero.
+    Gains are means over splits, seeds and silos, in percentage points for accuracies.
     """
-    grid, (scale, _) = result.request.epsilons, scale_of(result.metric)
+    grid, (scale, digits) = result.request.epsilons, scale_of(result.metric)
     ends = [Mark(epsilon, 0.0, "gain 0") for epsilon in (grid[0], grid[-1])]
     series = [Series("each silo alone", replace(shade(5), dash=1), ends, dots=False)]
     for index, trust in enumerate(result.trusts):
@@ -43,14 +43,14 @@ def make_gain_chart(result: JoiningResult) -> Chart:
         for epsilon, values in zip(grid, result.mean_over_silos(trust), strict=True):
             estimate = estimate_gain(values, result.test_train_ratio)
             error = scale * (estimate.error or 0.0)
-            spread = f" ± {format_error(error, 1)}" if error else ", no standard error"
-            tip = f"ε = {format_upper(epsilon, 3)}: {scale * estimate.mean:+.1f}{spread}"
+            spread = f" ± {format_error(error, digits)}" if error else ", no standard error"
+            tip = f"ε = {format_upper(epsilon, 3)}: {scale * estimate.mean:+.{digits}f}{spread}"
             marks.append(Mark(epsilon, scale * estimate.mean, tip, error))
         series.append(Series(find_trust(trust).title, nth_look(index), marks))
     split_count = len(result.splits)
     splits = f"mean over {split_count} splits ± s.e." if split_count > 1 else "one split, no standard error"
     note = f"{splits}, {format_count(result.request.seeds, 'noise seed')} each"
-    note += f"; ε is against the server, δ\u00a0=\u00a0{format_upper_delta(result.delta)}."
+    note += f"; each trust setting has its own adversary; δ\u00a0=\u00a0{format_upper_delta(result.delta)}."
     y = "gain over each silo alone (points)" if scale > 1.0 else "gain over each silo alone"
     caption = f"Is it worth joining? {result.name}, {result.silos} silos"
     return Chart("worth", caption, "ε", y, [Panel("", series)], note, log_x=True, ticks=grid)
@@ -69,7 +69,7 @@ def print_joining(result: JoiningResult, *, as_json: bool, plot: Path | None) ->
 
 
 def _format_gains(values: np.ndarray[Any, Any], result: JoiningResult) -> list[str]:
-    """Format the mean, standard error and noise of gains, (splits, seeds)."""
+    """Format the mean, standard error and standard deviation over noise seeds of gains, (splits, seeds)."""
     (scale, digits), estimate = scale_of(result.metric), estimate_gain(values, result.test_train_ratio)
     return [
         f"{scale * estimate.mean:+.{digits}f}",
@@ -81,9 +81,10 @@ def _format_gains(values: np.ndarray[Any, Any], result: JoiningResult) -> list[s
 def _table_lines(result: JoiningResult) -> list[list[str]]:
     """Return the lines of the table: the references, and one line for each trust setting and ε.
 
-    References are the local models, the pooled model without noise, and the rounds without noise.  A line has the
-    score of the released and of the recalibrated models, their gain over the local models with its errors, and the
-    fraction of silos that gain, beside the fraction that would gain by chance.
+    References are the local models, the pooled model without noise, as it is and recalibrated, and the rounds
+    without noise.  A line has the score of the released and of the recalibrated models, the gain of the released
+    ones over the local models with its errors, and the fraction of silos that gain, beside the fraction that would
+    gain by chance.  Columns for personal models and for the published split follow if there are such gains.
     """
     local_score, (scale, digits) = result.mean_of("alone"), scale_of(result.metric)
 
@@ -134,7 +135,15 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
 
 
 def _better_off_shares(result: JoiningResult, trust: str, index: int) -> tuple[float, float]:
-    """Return the fraction of silos that gain, and the fraction that would gain by chance."""
+    """Return the fraction of silos that gain, and the fraction that would gain by chance.
+
+    The first one is a mean over splits and seeds.  The second one is a half for losses, which are never equal.
+
+    Args:
+        result: Results of the splits.
+        trust: Trust setting.
+        index: Index of the ε in the grid.
+    """
     shares = [float((split.gains[trust][index] > 0.0).mean()) for split in result.averaged_splits()]
     chances = [
         chance_gain_rate(split.tests, np.full(len(split.tests), _DISAGREEMENT_RATE))
@@ -148,7 +157,10 @@ _DISAGREEMENT_RATE = 0.1
 
 
 def _describe_break_evens(result: JoiningResult) -> list[str]:
-    """Describe the break-even of each trust setting, the ε from which joining pays, in a sentence each."""
+    """Describe the break-even of each trust setting, the ε from which joining pays, in a sentence each.
+
+    Joining "may pay" if the largest ε of the grid loses on average, or in a twentieth of the resamples.
+    """
     sentences = []
     suffix = "" if len(result.splits) > 1 else " (one split: no interval)"
     for trust in result.trusts:
@@ -157,8 +169,8 @@ def _describe_break_evens(result: JoiningResult) -> list[str]:
         if description.startswith("never"):
             sentences.append(f"Joining pays at no epsilon of the grid, {title}: {description}{suffix}.")
         else:
-            # An interval that ends beyond the grid does not exclude that joining pays nowhere.
-            verb = "may pay" if break_even.high == math.inf else "pays"
+            # An estimate or interval that ends beyond the grid does not exclude that joining pays nowhere.
+            verb = "may pay" if math.inf in (break_even.epsilon, break_even.high) else "pays"
             lowest_epsilon = f"ε ≈ {description}".replace("≈ below", "below").replace("≈ above", "above")
             size_note = f" at these {result.records:,} records a silo"
             sentences.append(f"Joining {verb} from {lowest_epsilon}{size_note}, {title}{suffix}.")
@@ -170,30 +182,30 @@ def _notes(result: JoiningResult) -> list[str]:
     splits, seeds = len(result.splits), result.request.seeds
     notes = [
         f"{format_count(splits, 'split')} of the records and {format_count(seeds, 'noise seed')} in each; "
-        "s.e. with Nadeau & Bengio's correction for what splits share "
-        f"(test over training records: {result.test_train_ratio:.2f}), noise apart. "
-        "The interval is the 5th to 95th percentile over splits drawn again. "
-        "The published split is apart."
+        "the s.e. has Nadeau & Bengio's correction for the records that splits share "
+        f"(test over training records: {result.test_train_ratio:.2f}), and none for noise seeds, which they share "
+        "as well. The interval is the 5th to 95th percentile over splits drawn again. "
+        "No mean contains the published split."
         if splits
         else f"The published split alone, {format_count(seeds, 'noise seed')}: no standard error. "
         "--splits n draws others."
     ]
     if splits == 1:
-        notes.append("One split tells no standard error and no interval: --splits n draws more.")
+        notes.append("One split has no standard error and no interval: --splits n draws more.")
     if splits > 1 and seeds == 1:
-        notes.append("One noise seed: how far noise alone moves a gain is not told apart from the splits.")
+        notes.append("One noise seed: the spread by noise cannot be told apart from the spread by splits.")
     notes.append(
         "Settings were chosen in each split, on a fifth of its training records, among those of this ε and of "
-        "smaller ones: the fitted line never falls. That choice is not accounted for."
+        "smaller ones: the fitted line never falls. The choice reads records, and no ε accounts for it."
         if result.monotone
         else "The settings are the scenario's, not chosen in each split: the line may fall, and if they were "
         "chosen on the published split they have seen test records of the others."
     )
     if result.request.with_personal:
         method = (
-            "a fifth of the records that the release did not read"
+            "a fifth of the records, which the release did not read"
             if result.published.judged == "spared"
-            else "folds, which the release read, at silos that spared it fewer than 10 records"
+            else "folds of records that the release read, at silos with fewer than 10 records that it did not read"
         )
         notes.append(
             f"Personal models: λ by {method}, one standard error towards alone. Personal gains have no break-even."
@@ -219,7 +231,7 @@ def _notes(result: JoiningResult) -> list[str]:
 
 
 def describe_budget_shares(shares: Mapping[str, float]) -> str:
-    """Describe the meaning of ε if the records of each silo spend a share of it.
+    """Describe the meaning of ε in a sentence, if the records of each silo spend a share of it.
 
     Args:
         shares: Share of the budget by the silo's name.

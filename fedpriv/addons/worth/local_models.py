@@ -1,7 +1,7 @@
-"""Fit a silo's own model: the local one, a recalibrated release, or a personal model.
+"""Fit a silo's own model: the local model, a recalibrated release, or a personal model.
 
 With parameters x (d,) and a loss f of linear scores, the local model minimises (1/n) Σ f(x; record) + (κ/2) ‖x‖²
-over the silo's n training records.  Intercepts have no penalty where they stay finite without one
+over the silo's n training records.  Intercepts have no penalty, except for records of one class and for hazards
 (`make_penalties`), and κ is chosen on folds (`choose_penalty`).  The personal model adds (λ/2) ‖x - x̂‖² for the
 released x̂, with the same κ.  λ = 0 is the local model bit for bit, since the same solver starts from zero, and
 λ = ∞ is x̂ without a fit.
@@ -39,7 +39,7 @@ class LinearHazards(RecordView):
     def constant_loss(self, train: Tensor, tests: Tensor) -> float:
         """Return the mean loss on labels `tests` of constant hazards, estimated from labels `train`.
 
-        The estimate adds half an event and half a survivor to each bin.
+        The estimated odds of an event in a bin are (events in the bin + 1/2) / (records that survived it + 1/2).
         """
         last_bin, is_event = decode_labels(train, self.bins)
         bins = torch.arange(self.bins)
@@ -62,19 +62,25 @@ PENALTIES = tuple(float(10.0 ** (-half / 2)) for half in range(9))
 """Candidates for κ: four decades in half-decades, the largest first, which wins ties."""
 _FOLD_COUNT = 5
 _MIN_CLASS_RECORDS = 5
-"""Fewest records of each class for folds.  A silo with fewer takes the largest κ."""
+"""Fewest units, and fewest records of each class that occurs, for folds.  With fewer, κ is the largest one."""
 _MIN_SPARED = 10
-"""Fewest spared records by which λ is chosen.  With fewer, one standard error is too wide, and folds are used."""
+"""Fewest records, not read by the release, on which λ is chosen.
+
+With fewer, one standard error is too wide, and folds are used.
+"""
 _MAX_FIVE_FOLD_RECORDS = 5_000
-"""Most records for which each of five folds is held out.  With more, one fold is held out."""
+"""Most records for which each of five folds is held out to choose κ.  With more, one fold is held out."""
 _MIN_BASIS_RECORDS, _MAX_BASIS_FEATURES = 2_000, 4_000
-"""Records above which, and features up to which, a fit uses the records' principal directions."""
+"""Records above which, and features up to which, a fit uses the coordinates of `_find_basis`."""
 _CURVATURE = 0.01
-"""Public guess of the loss's curvature along a score of a trained softmax.  The guess affects only speed."""
+"""Public guess of the loss's curvature along a score of a trained softmax.
+
+The guess decides coordinates of the solver: how many steps a fit takes, and where within the tolerance it ends.
+"""
 _FIT_TOLERANCE, ROUGH_TOLERANCE = 1e-6, 1e-4
-"""Norms of the gradient, relative to that at 0, at which a fit and a rough fit on a fold end."""
+"""Largest gradient entry, relative to that at x = 0, at which a fit and a rough fit on a fold end."""
 _INTERCEPT_PENALTY = 1e-3
-"""Public penalty of an intercept in a recalibration, which keeps it finite for a silo with one class."""
+"""Public penalty of scale and intercepts in a recalibration, finite even for records of one class."""
 
 
 @dataclass(frozen=True)
@@ -111,16 +117,18 @@ def fit_model(
 
     The objective is (1/n) Σ f(x; record) + Σ_j penalty_j x_j² / 2 + λ ‖x - x̂‖² / 2.
 
-    The solver stops where the largest entry of the gradient is `tolerance` times that at 0, or after 1,000 steps.
-    With more than 2,000 records, the steps and this gradient are in coordinates in which the curvature is about 1
-    (`_find_basis`), and a rough fit is in float32, which takes a fifth of the time.
+    The solver stops where the largest entry of the gradient is at most `tolerance` times that at x = 0, where it
+    finds no smaller value, or after 1,000 steps.  With more than 2,000 records and up to 4,000 features, the steps
+    and this gradient are in coordinates in which the curvature is about 1 (`_find_basis`).  With more than 2,000
+    records, a rough fit (a tolerance of 1e-4 or more) computes losses and gradients in float32, in a fifth of the
+    time.
 
     Args:
         objective: Loss f of linear scores.
         records: Training records.
         penalty: Penalty of each parameter, (d,).
         start: First point of the solver, (d,).
-        tolerance: Largest entry of the gradient, relative to that at 0, at which the solver stops.
+        tolerance: Largest entry of the gradient, relative to that at x = 0, at which the solver stops.
         pull: Weight λ and released model x̂, or None for no pull, which is also λ = 0.  For λ = ∞ the result is
             x̂ itself.
 
@@ -168,9 +176,14 @@ def fit_model(
 def _find_basis(records: Records, penalty: Floats) -> Floats | None:
     """Return B (features, features) such that the curvature is about 1 in u, where x = u B.
 
-    B is the inverse of the Cholesky factor L of L Lᵀ = c AᵀA/n + diag(`penalty`), with A (n, features) the
-    features of the n records and c = 0.01 a guess of the loss's curvature.  The result is None if there are more
-    than 4,000 features.
+    Rows of x and u are outputs.  B is the inverse of the Cholesky factor L of L Lᵀ = c AᵀA/n + diag(p), with A
+    (n, features) the features of the n records and c = 0.01 a guess of the loss's curvature.  p is the penalty of
+    the first output's parameters, plus 1e-9, which makes the sum positive definite.  The result is None if there
+    are more than 4,000 features.
+
+    Args:
+        records: Training records.
+        penalty: Penalty of each parameter, (d,), the same for each output.
     """
     width = records.features.shape[-1]
     if width > _MAX_BASIS_FEATURES:
@@ -180,10 +193,10 @@ def _find_basis(records: Records, penalty: Floats) -> Floats | None:
 
 
 def find_intercepts(objective: Objective, records: Records) -> NDArray[np.bool_]:
-    """Return a mask of the intercepts, (d,).
+    """Return a mask of the intercepts among the parameters, (d,).
 
     The intercept of each output is the weight of the last feature, if this feature is 1 in all records.  Otherwise
-    there is none.
+    no parameter is an intercept.
     """
     width = records.features.shape[-1]
     mask = np.zeros((objective.dimension // width, width), np.bool_)
@@ -194,8 +207,9 @@ def find_intercepts(objective: Objective, records: Records) -> NDArray[np.bool_]
 def make_penalties(objective: Objective, records: Records, kappa: float) -> Floats:
     """Return the penalty of each parameter, (d,): κ for weights, and 0 for intercepts.
 
-    Intercepts have κ, too, where they would diverge: if all labels are the same, and for hazards, since a small
-    silo has bins without an event.
+    Intercepts have κ, too, if all records are of one class, since they would diverge, and for hazards, since a
+    small silo has bins without an event.  If several classes occur, the intercept of a class without records has
+    no penalty, and is finite because the solver stops at its tolerance.
     """
     if isinstance(objective, LinearHazards):
         return np.full(objective.dimension, kappa)
@@ -218,7 +232,7 @@ def fitted(
 
 
 def fit_local_model(objective: Objective, silo: SiloRecords, seed: int) -> tuple[Floats, float]:
-    """Choose κ by folds, fit all training records, and return the local model and κ."""
+    """Choose κ by folds, fit all training records, and return the local model (d,) and κ."""
     kappa = choose_penalty(objective, silo, seed)
     return fitted(objective, silo.train, kappa), kappa
 
@@ -227,13 +241,12 @@ def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
     """Return the κ of `PENALTIES` with the smallest mean loss on held-out folds, the largest of equals.
 
     For each of five folds, a model is fitted to the records of the other folds and judged on those of this fold.
-    With more than 5,000 records only one fold is held out.  Folds are stratified by label and keep units whole.
-    The public `seed` decides them.  The largest candidate is returned without folds in three
-    cases:
+    With more than 5,000 records only one fold is held out.  The public `seed` decides the folds (`assign_folds`).
+    The largest candidate is returned without folds in three cases:
 
     - There are fewer than five units.
-    - A class has fewer than five records, unless the model is of hazards.
-    - All labels are of one class, unless the model is of hazards.
+    - A class that occurs has fewer than five records, unless the model is of hazards.
+    - All records are of one class, unless the model is of hazards.
     """
     labels = silo.train.labels
     has_few_records = len(np.unique(silo.units)) < _MIN_CLASS_RECORDS
@@ -261,7 +274,8 @@ def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
 def assign_folds(silo: SiloRecords, seed: int) -> NDArray[np.int64]:
     """Assign each training record to a fold 0 … 4, (n,), with the records of a unit in the same fold.
 
-    Units are dealt to the folds class by class, in a public random order.
+    Units are dealt to the folds in a public random order, and class by class if labels are integers.  The class of
+    a unit is the label of its first record.
     """
     first = np.unique(silo.units, return_index=True)[1]
     labels = silo.train.labels.numpy()[first]
@@ -280,8 +294,8 @@ def _has_one_class(records: Records) -> bool:
 def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Floats:
     """Fit the intercepts of x̂ and one scale of its other weights to the silo's training records.
 
-    The fit is over a scale s and intercepts b, of the model x with weights s w/‖w‖, for the weights w of x̂, and
-    intercepts b.  It starts at x̂ and minimises (1/n) Σ f(x; record) + 1e-3 (s² + ‖b‖²)/2.  Without the scale,
+    With w the weights of x̂, the model x has weights s w/‖w‖ and intercepts b.  The fit over the scale s and over b
+    starts at x̂ and minimises (1/n) Σ f(x; record) + 1e-3 (s² + ‖b‖²)/2.  Without the scale,
     intercepts would dominate a model with small weights, such as one in a ball of radius .1.  The penalty keeps
     intercepts and scale finite for a silo with one class.
 
@@ -323,7 +337,7 @@ def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Fl
     )
 
 
-_MAX_LOSS = 1e100
+_MAX_LOSS = 1e100  # replaces larger losses and NaN, so that means stay finite
 PULL_WEIGHTS = (0.0, *(float(10.0 ** (half / 2)) for half in range(-6, 1)), math.inf)
 """Candidates for λ, from the local model to the released one."""
 
@@ -350,12 +364,13 @@ def fit_personal_model(
     """Fit the personal model with the smallest λ within one standard error of the best.
 
     For each λ of `PULL_WEIGHTS` a model is fitted without the held-out records and judged by its losses on them.
-    The best λ has the smallest mean loss.  Another λ is within one standard error if its mean excess over the
-    losses of the best is at most the standard error of this excess.
+    The best λ has the smallest mean loss.  Another λ is within one standard error if the mean difference of its
+    losses and those of the best λ is at most the standard error of this difference.
 
     Held out are the training records that the release has not read, if there are ten or more and the release has
     read any of the silo's records.  Otherwise each of five folds of the training records is held out in turn,
-    which favours large λ if the release has read them.  A silo with one unit gets its local model, with λ = 0.
+    which favours large λ if the release has read them.  A silo with one unit gets its local model, with λ = 0, and
+    counts as judged on folds.
 
     Args:
         objective: Loss of linear scores.
@@ -395,7 +410,10 @@ def _held_out_masks(silo: SiloRecords, seed: int) -> list[NDArray[np.bool_]]:
 def _held_out_losses(
     objective: Objective, silo: SiloRecords, released: Floats, kappa: float, is_held_out: NDArray[np.bool_]
 ) -> Floats:
-    """Return the losses on held-out records of models fitted to the others, (λ, held-out records)."""
+    """Return the losses on held-out records of models fitted to the others, (λ, held-out records).
+
+    `is_held_out` is a mask of the training records, (n,).
+    """
     rows = torch.from_numpy(is_held_out)
     train_part, test_part = (Records(*(column[mask] for column in silo.train)) for mask in (~rows, rows))
     points = [
@@ -407,10 +425,11 @@ def _held_out_losses(
 def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local: Floats) -> tuple[float, str]:
     """Return the test score and the name of the learner that is best by folds.
 
-    The learners are the model itself ("the model"), six settings of kernel ridge regression, and boosted trees.
+    The learners are the local model ("the model"), six settings of kernel ridge regression, and boosted trees.
     The best one has the largest sum of scores on five held-out folds of the training records.  Its score on the
-    test records is returned after a fit to all training records.  A score is the accuracy, or minus half the mean
-    squared error of a regression.  With records of one class, or fewer than 10 records, the model itself is taken.
+    test records is returned after a fit to all training records.  A score is the accuracy, or for a regression
+    minus half the mean squared error, and `score_model` for the local model.  With training records of one class,
+    or fewer than 10 of them, the local model is taken without folds.
 
     Args:
         objective: Loss of linear scores.
@@ -439,7 +458,8 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
         (fold_records.features.numpy(), fold_records.labels.numpy()) for fold_records in (silo.train, silo.test)
     )
     classes = np.unique(labels)
-    # The kernel is exp(-width · gamma ‖a - b‖²), with 1/gamma the median squared distance of at most 500 records.
+    # The kernel is exp(-width · gamma ‖a - b‖²).  1/gamma is the median squared distance, without zeros, of at
+    # most 500 records.
     sample = np.random.default_rng(0).permutation(len(features))[:500]
     squared_distances = ((features[sample][:, None] - features[sample][None]) ** 2).sum(-1)
     gamma = 1.0 / max(
@@ -502,7 +522,7 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
 
 
 def score_balanced(objective: Objective, point: Floats, records: Records) -> float:
-    """Return the mean over classes of the accuracy, or `score_model` for a regression or hazards."""
+    """Return the mean accuracy over the classes that occur, or `score_model` for a regression or hazards."""
     if records.labels.is_floating_point() or isinstance(objective, LinearHazards):
         return score_model(objective, point, records)
     masks = [records.labels == label for label in torch.unique(records.labels)]
@@ -519,8 +539,9 @@ def score_model(objective: Objective, point: Floats, records: Records) -> float:
 def score_constant(objective: Objective, silo: SiloRecords) -> float:
     """Return the score on the test records of a constant prediction from the training labels.
 
-    The prediction is their largest class with its accuracy, their mean with minus half its mean squared error, or
-    constant hazards with minus their mean loss.
+    For classes the prediction is the most frequent label, and the score is its accuracy.  For a regression it is
+    the mean label, and the score is minus half the mean squared error.  For hazards it is constant hazards
+    (`LinearHazards.constant_loss`), and the score is minus their mean loss.
     """
     labels, tests = silo.train.labels, silo.test.labels
     if isinstance(objective, LinearHazards):

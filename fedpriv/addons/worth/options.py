@@ -9,7 +9,7 @@ from fedpriv.cli.options import PolicyPath
 
 
 def worth(
-    given: Annotated[
+    run_or_scenario: Annotated[
         Path,
         typer.Argument(metavar="RUN_DIR|SCENARIO", help="A run's folder, or a scenario by name or file."),
     ],
@@ -23,22 +23,29 @@ def worth(
         bool, typer.Option("--any-learner", help="Also the best of kernel ridge and boosted trees (scikit-learn).")
     ] = False,
     alone: Annotated[
-        bool, typer.Option("--alone", help="Only fill the row that tables and reports show: every seed and model.")
+        bool,
+        typer.Option(
+            "--alone",
+            help="Only fit the local models, of every seed and model, for the row of tables and reports.",
+        ),
     ] = False,
     personal: Annotated[
-        bool, typer.Option("--personal", help="Also models that each silo pulls home from the released one.")
+        bool,
+        typer.Option(
+            "--personal", help="Also personal models: local ones that are pulled towards the released one."
+        ),
     ] = False,
     trust: Annotated[
         list[str] | None,
-        typer.Option("--trust", help="The gain against ε for it; all by default. Repeatable."),
+        typer.Option("--trust", help="A trust setting to compare; by default all but a curator. Repeatable."),
     ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="A point of the grid (.1 .3 1 3 10 30). Repeatable.")
     ] = None,
     splits: Annotated[
-        int | None, typer.Option(min=0, help="Splits of the records into training and test; 0: as published.")
+        int | None, typer.Option(min=0, help="Drawn splits into training and test; 0: only the published one.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=2, help="Noise seeds in each split.")] = 2,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Noise seeds in each split; 2 by default.")] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the gain against ε: .svg, .png or .pdf.")
     ] = None,
@@ -46,8 +53,8 @@ def worth(
 ) -> None:
     """Is it worth joining? Each silo alone, nothing released, beside what a run's models gain.
 
-    With --splits, --trust, --epsilon or --plot it runs the scenario over a grid of ε and says from which on
-    joining pays. It reads records of all silos: for simulations and public data.
+    With --splits, --seeds, --trust, --epsilon or --plot it runs the scenario over a grid of ε and says from which
+    on joining pays. It reads the records of all silos, so it is for simulations and public data.
 
     Examples:
 
@@ -61,9 +68,9 @@ def worth(
     from fedpriv.addons.worth.command import print_worth as compare
 
     grid = None
-    if trust or epsilon or splits is not None or plot is not None:
-        grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds, plot)
-    compare(given, overrides or [], WorthRequest(pooled, any_learner, alone, personal, grid, as_json))
+    if trust or epsilon or splits is not None or seeds is not None or plot is not None:
+        grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds or 2, plot)
+    compare(run_or_scenario, overrides or [], WorthRequest(pooled, any_learner, alone, personal, grid, as_json))
 
 
 def refine(
@@ -77,13 +84,13 @@ def refine(
     held_out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Records like the shard that the guard never held: the pull is chosen on them."
+            metavar="FILE", help="Further records that the guard never held; 10 or more of them choose the pull."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the model goes, mode 0600.")] = None,
     alone: Annotated[
         bool,
-        typer.Option("--alone", help="Only the learning curve of this silo alone; no released model is needed."),
+        typer.Option("--alone", help="Only the learning curve of this silo alone, in place of --model."),
     ] = False,
 ) -> None:
     """Compare this silo's local model, the released one, and a personal model pulled towards it. Opens no socket.
@@ -99,6 +106,6 @@ def refine(
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add `worth` to the commands of `fedpriv`, and `refine` to those of `fedpriv silo`."""
     app.command()(worth)
     silo.command()(refine)

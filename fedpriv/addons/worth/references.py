@@ -3,7 +3,7 @@
 | field of a file | meaning |
 |---|---|
 | `key` | digest of all that determines a silo's records and its fit: data, partition, seed, split, model, unit |
-| `records` | SHA-256 of the records as the model sees them, written beside the scores |
+| `records` | SHA-256 of the records as the model sees them (`digest_silos`) |
 
 Not private: scores are functions of silos' records, so only the owner of a file can read it.
 """
@@ -60,7 +60,7 @@ class LocalModelScores:
     majority: float
     """Share of the largest class among the training records, or 0 for a regression and for hazards."""
     balanced: float
-    """Mean over classes of the accuracy if `majority` is above `ONE_CLASS_SHARE`, or else the score."""
+    """Mean accuracy over classes if `majority` is above `ONE_CLASS_SHARE`, or else the score."""
     any_learner: float | None = None
     """Score of the best of several learners by the same folds, or None if they were not tried."""
     learner: str = ""
@@ -97,7 +97,8 @@ def deviation_over_silos(values: Any) -> float:
 def cache_key(cell: Cell) -> str | None:
     """Return the key of a cell's references, or None if the records have no source that identifies them.
 
-    No record of a data set of fedpriv is read.  A user's own file or arrays are hashed.
+    A data set of fedpriv is identified by its name, without reading a record.  A user's own file or arrays are
+    hashed.
     """
     if (source := _data_source(cell.data.name)) is None:
         return None
@@ -120,7 +121,10 @@ def cache_key(cell: Cell) -> str | None:
 
 
 def _data_source(name: str) -> str | None:
-    """Return the name or digest that identifies the data, or None for a file that cannot be read."""
+    """Return the name or digest that identifies the data, or None for a file that cannot be read.
+
+    A file that is not regular is not read.
+    """
     if name in COMPUTED_DATA_SETS or name in ORIGINS:
         return name
     if is_user_data(name):
@@ -166,14 +170,26 @@ def cache_folder(kind: str) -> Path:
 
 
 def write_cached(kind: str, key: str, records: str, content: Mapping[str, Any]) -> None:
-    """Write `content` under its key, readable for its owner only, with the digest of its records."""
+    """Write `content` under its key, readable for its owner only, with the digest of its records.
+
+    Args:
+        kind: Name of the folder in the cache.
+        key: Digest of all that determines the content.
+        records: Digest of the records that the content was computed from.
+        content: Plain data for JSON.
+    """
     write_json(cache_folder(kind) / f"{key[:32]}.json", {"key": key, "records": records, **content}, PRIVATE_MODE)
 
 
 def read_cached(kind: str, key: str, records: str | None = None) -> Mapping[str, Any] | None:
-    """Return the content that is cached under `key`, or None.
+    """Return the content that is cached under `key`, or None without it.
 
-    The result is also None for a file that another user owns or can write, and for other records.
+    A file is not used if another user owns it or can write it, if it is damaged, or if it is of other records.
+
+    Args:
+        kind: Name of the folder in the cache.
+        key: Digest of all that determines the content.
+        records: Digest of the records, or None to accept any.
     """
     file = default_data_root().parent / kind / f"{key[:32]}.json"
     try:
@@ -200,7 +216,7 @@ def _parse_references(tree: Mapping[str, Any]) -> References:
     """Parse cached references.
 
     Raises:
-        KeyError, TypeError, ValueError: A field is missing or has a value that no references have.
+        KeyError, TypeError, ValueError: A field is missing or unknown, or has a value that no references have.
     """
     references = References(tree["metric"], tree["of"], tuple(LocalModelScores(**silo) for silo in tree["silos"]))
     if references.metric not in ("accuracy", "-loss") or not 0 < len(references.silos) <= _check_count(
@@ -235,8 +251,9 @@ def _check_count(value: object) -> int:
 def find_references(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, References]:
     """Return the cached references of resolved scenarios by their index, without computing any.
 
-    References are the scores of the silos' local models.  Scenarios that differ only in trust, clip or step have
-    the same ones.  A scenario that this version cannot resolve has none.
+    References are the scores of the silos' local models.  Scenarios that differ only in trust, clip, step or
+    privacy target have the same ones.  A scenario has none if this version cannot resolve it, or if it has clients
+    in cohorts.
     """
     folder = default_data_root().parent / "alone"
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -277,7 +294,14 @@ def _local_models_text(
 ) -> str:
     """Return the metric of the local models at the points with the keys `fixed`, or "" if none is cached.
 
-    The text is a range if settings of the scenario change the silos' records or their model.
+    The text is a range if points have different values, because they change the silos' records or their model.
+    It is "" for a metric that is neither the accuracy nor the loss.
+
+    Args:
+        results: Results of the run.
+        references_by_index: References of the cells, by index.
+        metric: Metric of a table.
+        fixed: Values of swept keys that select points.
     """
     by_point: dict[str, list[float]] = {}
     for index, references in references_by_index.items():

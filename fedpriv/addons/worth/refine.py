@@ -1,7 +1,8 @@
 """`fedpriv silo refine`: a silo's comparison of its local model, the released one and a personal one.
 
 The comparison is neither a guard nor a client.  It is a process of the silo's administrator that opens no socket.
-It reads the silo's records and a published file, prints to its own terminal and writes into a folder of its own.
+It reads the silo's records and a published model, prints to its own terminal, and writes the personal model only
+into a folder that no other user can read.
 Its results are functions of the silo's records without noise, so no run's guarantee covers a person who sees them.
 """
 
@@ -53,7 +54,7 @@ class HomeData:
     silo_records: SiloRecords
     """Training records of the shard and of the held-out file, and test records of the shard."""
     read_by_guard: NDArray[np.bool_]
-    """Mask of the training records that the guard held, (n,)."""
+    """Mask of the training records that the guard held, (n,), those of the shard."""
     seed: int
     """Public seed of folds."""
 
@@ -78,16 +79,18 @@ class RefinedScores:
 
 @limit_to_one_thread()
 def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeData:
-    """Load the silo's records.
+    """Load the silo's records, with persons as units if the shard and the held-out file name persons.
 
     Args:
         policy: The silo's policy, with its shard.
         cell: Cell of the run's scenario.
-        held_out: File of further training records that the silo's guard never held.
+        held_out: File of further training records that the silo's guard never held, or None.  Test records of
+            this file are not used.
 
     Raises:
         InputError: The scenario's model is code that is not fedpriv's, is not one of linear scores, or does not
-            fit the labels.  Or there are no test records, or too few records to fit.
+            fit the labels.  Or a file cannot be read, or other users can read or change it.  Or there are no test
+            records, or fewer than two training records.
     """
     if cell.model.import_paths:
         raise InputError(
@@ -134,7 +137,7 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
 
 
 def _model_inputs(cell: Cell) -> ModelInputs:
-    """Return the inputs of the run's model in float64, the type in which local models are fitted."""
+    """Return the inputs of the run's model with float64 as their type, in which local models are judged."""
     return dataclasses.replace(ModelInputs.from_cell(cell), dtype="float64")
 
 
@@ -150,7 +153,7 @@ def read_released_model(path: Path, home: HomeData) -> Floats:
     """Read a published model, (d,).
 
     Raises:
-        InputError: The file is no model of this scenario, or its numbers are not finite.
+        InputError: The file is no model of this scenario, or a number is not finite or above 1e30.
     """
     try:
         model = np.load(path, allow_pickle=False)
@@ -168,7 +171,12 @@ def read_released_model(path: Path, home: HomeData) -> Floats:
 
 @limit_to_one_thread()
 def compare_models(home: HomeData, released: Floats) -> RefinedScores:
-    """Score the silo's local, released, recalibrated and personal models on its own test records."""
+    """Score the local, released, recalibrated and personal models, and a constant, on the test records.
+
+    Args:
+        home: The silo's records and loss.
+        released: Released model, (d,).
+    """
     objective, silo = home.objective, home.silo_records
     local_point, kappa = fit_local_model(objective, silo, home.seed)
     model = fit_personal_model(objective, silo, released, home.seed, kappa, home.read_by_guard)
@@ -183,7 +191,7 @@ def compare_models(home: HomeData, released: Floats) -> RefinedScores:
 
 @limit_to_one_thread()
 def measure_learning_curve(home: HomeData) -> list[tuple[int, float, float]]:
-    """Fit local models to a quarter, half and all of the units.
+    """Fit local models to a quarter, half and all of the units, in a public random order.
 
     Returns:
         The number of training records, the score and the balanced score of each model.
@@ -254,9 +262,9 @@ def print_refined(
             [f"{size:,}", _format_score(home, score), _format_score(home, balanced)]
             for size, score, balanced in measure_learning_curve(home)
         ]
-        print_table([["training records", f"alone, {_metric_name(home)}", "classes alike"], *rows])
+        print_table([["training records", f"alone, {_metric_name(home)}", "mean over classes"], *rows])
         sys.stdout.write(
-            "A curve that still rises is where records of others can help.  Compare with what simulations of "
+            "If the curve still rises at its end, records of others can help.  Compare with what simulations of "
             "similar federations gained: docs/worth.md.\n"
         )
         return
@@ -277,14 +285,14 @@ def print_refined(
     noise = "their spread over records" if _metric_name(home) == "-loss" else errors
     judged = "records that the release has not read"
     if refined.personal_model.judged == "folds":
-        judged = "folds, all of which the release has read: that favours it"
-        judged += ", and --held-out has fewer than 10 records" * (held_out is not None)
+        judged = "folds of records that the release has read, which favours it"
+        judged += ", because --held-out has fewer than 10 records" * (held_out is not None)
     sys.stdout.write(
         f"personal: pulled with lambda = {refined.personal_model.pull_weight:g} "
         f"(0 is alone, inf the released model), chosen on {judged}, one standard error towards alone.\n"
         f"{tests:,} test records: differences below {noise} tell nothing.\n"
-        "All of this is of this silo's records without noise, lambda and scores too: keep it to yourself.  "
-        "Leaving or staying after a look tells others a little of it.\n"
+        "All of this, lambda and scores too, is computed from this silo's records without noise: keep it to "
+        "yourself.  Whether the silo then leaves or stays tells others a little of it.\n"
     )
     if out is not None:
         sys.stdout.write(f"wrote {write_model(out, 'personal', refined.personal_model.point)}\n")

@@ -2,15 +2,15 @@
 
 | term | meaning |
 |---|---|
-| D_i, T_i | training and test records of silo i |
+| D_i, T_i | training and test records of silo i; with partition "iid" T_i has the test records of all silos |
 | local_i | the scenario's model and features, fitted to D_i without noise and without a release |
 | pooled | the same fit to the records of all silos, for simulations and public data only |
 | released | x̂, the model that a run published |
 | recalibrated | x̂ with its intercepts and its scale fitted to D_i by the silo |
 | gain_i | m(x̂, T_i) - m(local_i, T_i) for a metric m of which larger values are better |
 
-local_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over the n_i records of D_i, with κ chosen on folds and a
-penalty for intercepts only where they would diverge (`local_models`).  A partition by labels gives a silo test
+local_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over the n_i records of D_i, with κ chosen on folds, and
+intercepts have no penalty as a rule (`local_models`).  A partition by labels gives a silo test
 records with its own label shares (`partition_alike`).  On a common test set, a local model would be judged on
 classes that are missing from its training records.
 
@@ -82,13 +82,19 @@ class Gains:
     gains: tuple[float, ...]
     """Score of the released model minus that of the local model."""
     balanced: tuple[float, ...]
-    """Score of the released model, or its mean accuracy over classes where one class has most records."""
+    """Score of the released model.
+
+    At a silo with more than 90 % of one class it is the mean accuracy over classes.
+    """
     personal: tuple[float, ...] = ()
     """Scores of the personal models, empty if they were not requested."""
     pulls: tuple[float, ...] = ()
     """λ of the personal models, by which they are pulled to the released model."""
     judged: str = ""
-    """Records by which the personal λ were chosen: "spared", or "folds" if any silo used folds."""
+    """Records by which the personal λ were chosen.
+
+    The text is "spared", or "folds" if any silo used folds, or "" without personal models.
+    """
 
     @property
     def gain(self) -> float:
@@ -115,7 +121,8 @@ def load_silo_records(cell: Cell, max_silos: int = MAX_REFERENCE_SILOS) -> tuple
     task, shares = load_task(cell), partition_records(cell)
     if task.label_shape:
         raise InputError(
-            f"{display_name(cell.data.name)}: has labels of shape {task.label_shape} a record; worth is of one"
+            f"{display_name(cell.data.name)}: has labels of shape {task.label_shape} for each record; "
+            "worth compares models of one label"
         )
     tests = _select_test_rows(cell, task, [share.numpy() for share in shares])
     usable = [
@@ -158,8 +165,9 @@ def budget_shares(cell: Cell) -> Mapping[str, float]:
 def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """Return the row indices of each silo's test records among the task's test records.
 
-    With partition "site" a silo has the rows of its site, with "iid" all rows, and with a partition by labels rows
-    in which labels have the shares of its training records.
+    Rows that do not count are left out.  With partition "site" a silo has the rows of its site, and with "iid" all
+    rows.  With a partition by labels all silos have as many rows, in which labels are about as frequent as in the
+    silo's training records.
 
     Args:
         cell: A cell of a scenario.
@@ -179,7 +187,10 @@ def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]
 
 
 def _training_records(task: Task, share: Tensor) -> tuple[Records, NDArray[np.int64]]:
-    """Return a silo's training records that count, and the number of each record's unit."""
+    """Return a silo's n training records that count, and the number of each record's unit, (n,).
+
+    `share` has the row indices of the silo in the task's training records.
+    """
     rows = _to_float64(Records(*(column[share] for column in task.train)))
     if rows.labels.dim() > 1:  # units of several records each
         units = torch.arange(len(rows.labels)).unsqueeze(-1).expand(rows.labels.shape).flatten()
@@ -201,6 +212,8 @@ def _to_float64(records: Records) -> Records:
 
 def find_linear_objective(cell: Cell) -> Objective:
     """Return the cell's loss without its views, such as one that adds metrics.
+
+    A hazard regression is returned as `LinearHazards`, the view that makes it one convex problem.
 
     Raises:
         InputError: The loss is not a function of linear scores, so that its fit is not one convex problem.
@@ -224,19 +237,20 @@ def compute_references(
 ) -> References:
     """Fit and judge the local model of each silo, or read the scores from the user's cache.
 
-    The cache is used if the same records, partition, seed and model were fitted before.
+    The cache is used if the same records, partition, seed and model were fitted before, and if learners of
+    scikit-learn were tried then or are not requested.  Spared records are training records here, too.
 
     Args:
         cell: A cell of a scenario.
         with_any_learner: Also try learners of scikit-learn.
         report_progress: Receives a line of text for each silo.
 
-    Raises:
-        InputError: The model is not one of linear scores, units are clients, no silo has test records, or learners
-            of scikit-learn cannot be tried.
-
     Returns:
         Scores of the local models of at most 16 silos.
+
+    Raises:
+        InputError: The model is not one of linear scores, units are clients, a record has several labels, no silo
+            has training and test records, or learners of scikit-learn cannot be tried.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
@@ -268,7 +282,7 @@ def compute_references(
 
 
 def _without_spared(cell: Cell) -> Cell:
-    """Return the cell with its spared training records, because references use all records of a silo."""
+    """Return the cell without `data.spared`, because references use all training records of a silo."""
     return cell if cell.data.spared is None else resolve_cell(replace_data_keys(cell, spared=None), "spared")
 
 
@@ -282,15 +296,16 @@ def _verify_references(key: str, records: str, silos: Sequence[SiloRecords]) -> 
     """Return the cached references if they belong to these records and silos."""
     cached = read_references(key, records)
     sizes = [(silo.silo, silo.name, len(silo.train.labels), len(silo.test.labels)) for silo in silos]
-    same = (
-        cached is not None
+    return (
+        cached
+        if cached is not None
         and [(scores.silo, scores.name, scores.train, scores.test) for scores in cached.silos] == sizes
+        else None
     )
-    return cached if same else None
 
 
 def digest_silos(silos: Sequence[SiloRecords]) -> str:
-    """Return SHA-256 of the records as the model sees them."""
+    """Return SHA-256 of the silos' records as the model sees them, their names, and the candidates for κ."""
     digest = hashlib.sha256(json.dumps(PENALTIES).encode())
     for silo in silos:
         digest.update(f"{silo.silo} {silo.name} {len(silo.train.labels)}".encode())
@@ -301,7 +316,7 @@ def digest_silos(silos: Sequence[SiloRecords]) -> str:
 
 @dataclass(frozen=True)
 class GainEvaluator:
-    """Silos of the references, ready to judge any number of models."""
+    """Records of the references' silos, with which any number of models can be judged."""
 
     cell: Cell
     """Cell without spared records."""
@@ -324,8 +339,8 @@ class GainEvaluator:
         """
         if released.shape != (self.objective.dimension,) or not np.isfinite(released).all():
             raise InputError(
-                f"worth: a model of shape {released.shape}, or one with a number that is not finite; this "
-                f"scenario's have ({self.objective.dimension},) finite ones"
+                f"worth: a model of shape {released.shape} is of another scenario, or has a number that is not "
+                f"finite; this scenario's models have {self.objective.dimension} finite numbers"
             )
         scores = [score_model(self.objective, released, records.test) for records in self.silos]
         recalibrated_scores = [
@@ -343,8 +358,13 @@ class GainEvaluator:
     def evaluate_personal(self, released: Floats, cell: Cell) -> tuple[list[float], list[float], str]:
         """Fit and judge each silo's personal model of the release of `cell`.
 
+        Args:
+            released: Released model, (d,).
+            cell: Cell of the run, whose `data.spared` tells which records the release has read.
+
         Returns:
-            The scores, the λ of the models, and the kind of records by which λ was chosen.
+            The score and the λ of each silo's model, and the kind of records by which λ was chosen: "spared", or
+            "folds" if any silo used folds.
         """
         models = [
             fit_personal_model(self.objective, records, released, self.cell.seed, local.penalty, is_seen)
@@ -362,7 +382,7 @@ class GainEvaluator:
 
 @limit_to_one_thread()
 def make_evaluator(cell: Cell, references: References) -> GainEvaluator:
-    """Load the silos of the references, to judge released models."""
+    """Load the records of the references' silos, to judge released models."""
     cell = _without_spared(cell)
     records_by_silo = {records.silo: records for records in load_silo_records(cell)[1]}
     return GainEvaluator(
@@ -392,14 +412,14 @@ def _evaluate_gains(evaluator: GainEvaluator, cell: Cell, released: Floats, *, w
 def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.bool_] | None]:
     """Return masks of each silo's training records that the release has read, or None if it has read all.
 
-    A run reads all training records but those that `data.spared` of the cell spares.
+    A run reads all training records of its silos but those that `data.spared` of the cell spares.
 
     Args:
         cell: Cell of the run.
         silos: Silos, with all n of their training records.
 
     Returns:
-        A mask (n,) for each silo, or None for each of them.
+        A mask (n,) for each silo, or None for each silo without `data.spared`.
     """
     if cell.data.spared is None:
         return [None for _ in silos]
@@ -420,8 +440,8 @@ def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.
 def fit_pooled_model(cell: Cell) -> Floats:
     """Fit the model to the training records of all silos that also have test records, without noise.
 
-    κ is chosen by one fold or five.  For more than 20,000 records κ is the smallest one, and the fit ends at a
-    relative gradient of 1e-4, because neither matters at that size.
+    κ is chosen as for a silo's own model.  For more than 20,000 records κ is the smallest candidate, and the fit
+    ends at a relative gradient of 1e-4, because neither matters at that size.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
@@ -429,7 +449,7 @@ def fit_pooled_model(cell: Cell) -> Floats:
     columns = (torch.cat([getattr(silo.train, name) for silo in silos]) for name in Records._fields)
     starts = np.cumsum([0, *(int(silo.units.max(initial=-1)) + 1 for silo in silos)])[:-1]
     units = np.concatenate([silo.units + start for silo, start in zip(silos, starts, strict=True)])
-    # No test record is read by the fit.
+    # The test records are a placeholder, since a fit does not read them.
     pooled = SiloRecords(-1, "pooled", Records(*columns), units, silos[0].test)
     if len(pooled.train.labels) > _MAX_FOLDED_RECORDS:
         return fitted(objective, pooled.train, PENALTIES[-1], ROUGH_TOLERANCE)
@@ -460,8 +480,8 @@ class PointGains:
     def standard_error(self) -> float | None:
         """Standard error of `gain` over seeds, or None for one seed.
 
-        Seeds draw noise and partition anew, but use the same records.  Equal gains of all seeds give None as well,
-        since they do not show an error of 0.
+        Seeds draw the noise anew, and the partition unless it is by site, but use the same records.  Equal gains
+        of all seeds give None as well, since they do not show an error of 0.
         """
         if len({gains.gain for gains in self.gains}) < 2:
             return None
@@ -476,7 +496,7 @@ class PointGains:
         return self.gain - half_length, self.gain + half_length
 
     def mean_figure(self, name: str) -> float:
-        """Return the mean over silos and seeds of a field of `Gains`."""
+        """Return the mean over silos and seeds of a field of `Gains` that has numbers."""
         return float(np.mean([np.mean(getattr(gains, name)) for gains in self.gains]))
 
     @property
@@ -510,21 +530,27 @@ def compare_run(
         with_personal: Also fit and judge the silos' personal models.
 
     Raises:
-        InputError: The run has no finished cells, or references cannot be computed, as for `compute_references`.
+        InputError: The run has no finished cells, references cannot be computed, as for `compute_references`, or
+            a model cannot be read, or has a number that is not finite.
     """
     if not results.cells:
         raise InputError(f"{folder}: no cell is finished yet, so no model is there to be compared")
     cells = [resolve_cell(dict(record["scenario"]), str(folder / "results.json")) for record in results.cells]
     keys = [cache_key(cell) or f"cell {index}" for index, cell in enumerate(cells)]
     results_by_cell = dict[int, tuple[References, Gains]]()
-    for key in dict.fromkeys(keys):  # one seed's records at a time
+    for key in dict.fromkeys(keys):  # cells of equal keys have the same records, and share an evaluator
         indices = [index for index, other in enumerate(keys) if other == key]
         first = cells[indices[0]]
         evaluator = make_evaluator(
             first, compute_references(first, with_any_learner=with_any_learner, report_progress=report_progress)
         )
         for index in indices:
-            released = np.load(folder / results.cells[index]["model"], allow_pickle=False).astype(np.float64)
+            try:
+                released = np.load(folder / results.cells[index]["model"], allow_pickle=False).astype(np.float64)
+            except (OSError, ValueError, EOFError) as error:
+                raise InputError(
+                    f"{folder / results.cells[index]['model']}: the model of a cell cannot be read: {error}"
+                ) from None
             report_progress(f"model {index + 1} of {len(cells)}")
             results_by_cell[index] = (
                 evaluator.references,
@@ -537,8 +563,8 @@ def compare_run(
         PointGains(
             results.cells[indices[0]]["point"],
             tuple(results.cells[index]["seed"] for index in indices),
-            tuple(results_by_cell[index][0] for index in indices),
-            tuple(results_by_cell[index][1] for index in indices),
+            tuple(references for references, _ in map(results_by_cell.__getitem__, indices)),
+            tuple(gains for _, gains in map(results_by_cell.__getitem__, indices)),
             budget_shares(cells[indices[0]]),
         )
         for indices in by_point.values()

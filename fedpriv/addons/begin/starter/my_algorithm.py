@@ -21,9 +21,9 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class AveragedSteps:
-    """Optimizer x_{t+1} = x_t - η g~_t that publishes the mean of x_1 … x_{t+1}.
+    """Optimizer x_{t+1} = x_t - η g~_t that publishes the mean of x_1 … x_{t+1} after round t = 1, 2, ….
 
-    An optimizer sees released vectors only.
+    η is `step`, and g~_t the noisy mean of the clipped gradients.  An optimizer sees released vectors only.
     """
 
     step: Scalar

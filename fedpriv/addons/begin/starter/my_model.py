@@ -6,7 +6,7 @@ import fedpriv
 
 
 def network(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build an untrained module for records of a shape.
+    """Build an untrained module for flat records of shape (features,), with an output for each class.
 
     BatchNorm mixes records and Dropout draws random numbers, so a module can have neither.
     """
@@ -14,4 +14,4 @@ def network(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(features, 32), nn.Tanh(), nn.Linear(32, classes))
 
 
-fedpriv.add_model("my-model", network)  # pass shape=(1, 28, 28) for images
+fedpriv.add_model("my-model", network)  # with shape=(1, 28, 28) records have this shape
