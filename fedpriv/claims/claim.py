@@ -123,18 +123,25 @@ _EPSILON_TOLERANCE, _MAX_NAMED_SILOS = 1e-6, 12
 
 
 def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> str:
-    """Describe the ε at δ of each silo's messages, or return "" if all are equal.
+    """Describe the ε at δ of each silo's messages in all steps of a run, or return "" if all are equal.
 
     The result is "" as well if no silo's own messages have a guarantee, for example if only sums are released.
 
-    Guarantee: every ε is computed from the stream of releases, so that a silo's ε follows from the noise that the
-    silo added, whatever noise the scenario asked for.
+    Guarantee: every ε is computed from the streams of releases, so that a silo's ε follows from the noise that the
+    silo added, whatever noise the scenario asked for.  A first step, of the silo or elsewhere, is composed with
+    the silo's rounds.
     """
-    guarantees = [(stream, stream.guarantee) for stream in streams if stream.silos]
+    from fedpriv.claims.ledger import ROUNDS
+
+    silo_claims = [
+        (stream, _compose_silo_steps(stream, streams))
+        for stream in streams
+        if stream.silos and stream.step == ROUNDS
+    ]
     party_epsilons = [
-        (stream.party_name, guarantees.epsilon_of(delta))
-        for stream, guarantees in guarantees
-        if guarantees is not None
+        (stream.party_name, claim.guarantee.epsilon_of(delta))
+        for stream, claim in silo_claims
+        if claim is not None
     ]
     epsilons = [epsilon for _, epsilon in party_epsilons]
     if not party_epsilons or max(epsilons) <= min(epsilons) * (1.0 + _EPSILON_TOLERANCE):
@@ -149,6 +156,25 @@ def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> s
         )
     listing = ", ".join(f"{party} ε = {format_upper_epsilon(epsilon)}" for party, epsilon in party_epsilons)
     return f"{preface}: {listing}, at δ = {format_upper_delta(delta)}."
+
+
+def _compose_silo_steps(
+    rounds: "ReleaseStream", streams: Sequence["ReleaseStream"]
+) -> PrivacyClaim[Guarantee] | None:
+    """Compose silos' rounds with the first steps about their records, or return None without noise.
+
+    Args:
+        rounds: Stream of the rounds of one silo, or of several alike.
+        streams: All streams of the run.  First steps by one of these silos are composed with the rounds, and first
+            steps by no silo, since these are about the records of all silos.
+    """
+    claims = [
+        None if (guarantee := stream.guarantee) is None else PrivacyClaim(guarantee, stream.relation, stream.unit)
+        for stream in streams
+        if stream is rounds
+        or (stream.step != rounds.step and (not stream.silos or set(stream.silos) & set(rounds.silos)))
+    ]
+    return claims[0] if len(claims) == 1 else _compose_claims(claims)
 
 
 def describe_silo_budgets_of_cells(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -391,13 +417,13 @@ def group_bounds(guarantee: Guarantee, delta: float) -> dict[str, dict[str, floa
 
 def describe_group_privacy(guarantee: Guarantee, delta: float) -> str:
     """Describe ε at δ for several records of one person, in the run that protects least."""
-    listing = ", ".join(
-        f"{size} records: ε = {format_upper_epsilon(epsilon)}"
-        for size, epsilon in group_epsilons(guarantee, delta).items()
-    )
     return (
         f"One person's records together, in the run that protects least, at δ = {format_upper_delta(delta)}: "
-        f"{listing}."
+        + ", ".join(
+            f"{size} records: ε = {format_upper_epsilon(epsilon)}"
+            for size, epsilon in group_epsilons(guarantee, delta).items()
+        )
+        + "."
     )
 
 

@@ -485,8 +485,10 @@ def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> 
     for stream in streams:
         round_mus = _mus_of_worst_record(stream)
         if round_mus and math.isclose(math.hypot(*round_mus), guarantee.mu, rel_tol=_TOLERANCE):
-            repetitions = [(1.0 / mu, len(list(run))) for mu, run in itertools.groupby(round_mus)]
-            events = [repeated_event(gaussian_event(multiplier), rounds) for multiplier, rounds in repetitions]
+            events = [
+                repeated_event(gaussian_event(1.0 / mu), len(list(run)))
+                for mu, run in itertools.groupby(round_mus)
+            ]
             return events[0] if len(events) == 1 else {"class": "ComposedDpEvent", "events": events}
     return None
 

@@ -266,8 +266,17 @@ def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
     if not sources:
         return (_make_stream(plan, "everyone", SERVER, unit.weight_in_silo(min(plan.batch_sizes)), 0.0, rounds),)
     if plan.masked:
-        title = f"sum of {_format_parties([source.party for source in sources])}"
-        return (_make_stream(plan, title, SERVER, mean_weight, plan.noise.std_in_mean, rounds, len(sources)),)
+        return (
+            _make_stream(
+                plan,
+                f"sum of {_format_parties([source.party for source in sources])}",
+                SERVER,
+                mean_weight,
+                plan.noise.std_in_mean,
+                rounds,
+                len(sources),
+            ),
+        )
 
     def weight_of(source: NoiseSource) -> float:
         return mean_weight if source.party == SERVER else unit.weight_in_silo(plan.batch_sizes[source.party])

@@ -245,9 +245,14 @@ def recompute_diameter(cell: Cell) -> float:
 
 def _narrow_objective(cell: Cell, width: int) -> Objective:
     """Return the objective over records of `width` numbers, or over the columns of a table's schema."""
-    classes = 0 if cell.model.is_regression else 2
     return make_objective(
-        cell, {"width": width, "inputs": [[[width], "numbers"]], "labels": [], "classes": classes}
+        cell,
+        {
+            "width": width,
+            "inputs": [[[width], "numbers"]],
+            "labels": [],
+            "classes": 0 if cell.model.is_regression else 2,
+        },
     )
 
 

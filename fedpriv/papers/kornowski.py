@@ -296,9 +296,11 @@ def _prescribe(
     nonsmooth_problem = dataclasses.replace(
         settings.make_nonsmooth_problem(problem), lipschitz=problem.lipschitz, gap=problem.gap
     )
-    mu = mu_of(problem.epsilon, problem.delta)
     # The theory's noise is for replace-one, under which a record moves a sum twice as far as under zero-out.
-    parameters = plan(nonsmooth_problem, mu if problem.relation == "replace-one" else 2.0 * mu)
+    parameters = plan(
+        nonsmooth_problem,
+        (1.0 if problem.relation == "replace-one" else 2.0) * mu_of(problem.epsilon, problem.delta),
+    )
     # A record is in one round of a single pass, and in all rounds of a multi-pass run.  Half of δ, divided by the
     # number of these rounds, is the probability that the estimates of one round are too far from their means.
     multi_pass = not isinstance(settings, SinglePassSettings)
@@ -321,8 +323,12 @@ def _prescribe(
             nonsmooth_problem, parameters.radius, 0.5 * problem.delta / read_count
         ),
     }
-    assumption = "clips take nothing away; the bound is on the Goldstein measure at radius 2α of a random window"
-    return Prescription(name, numbers, assumption=assumption)
+    return Prescription(
+        name,
+        numbers,
+        assumption="clips take nothing away; the bound is on the Goldstein measure at radius 2α of a random "
+        "window",
+    )
 
 
 def _single_pass_theorem(settings: SinglePassSettings, problem: Problem) -> tuple[Prescription, ...]:

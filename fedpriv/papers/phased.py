@@ -256,14 +256,18 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
     """
     if problem.epsilon is None or not problem.convex:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex")
-    rounds = make_phases(problem.records).rounds
     mu = mu_of(problem.epsilon, problem.delta)
-    diameter = moved_by(problem.relation, 1.0, 1.0)
+    factor = moved_by(problem.relation, 1.0, 1.0)
     step = suggested_step(
-        problem.records, problem.dimension, problem.lipschitz, 2.0 * settings.radius, 2.0 * mu / diameter
+        problem.records, problem.dimension, problem.lipschitz, 2.0 * settings.radius, 2.0 * mu / factor
     )
-    numbers = {"rounds": float(rounds), "batch": 1.0, "clip": problem.lipschitz, "step": step}
-    numbers["noise std"] = problem.lipschitz * diameter / mu
+    numbers = {
+        "rounds": float(make_phases(problem.records).rounds),
+        "batch": 1.0,
+        "clip": problem.lipschitz,
+        "step": step,
+        "noise std": problem.lipschitz * factor / mu,
+    }
     return Prescription(name, numbers, step_conditions(step, problem.smoothness))
 
 
@@ -275,8 +279,11 @@ def _compute_bound(settings: PhasedSettings, problem: Problem, released: Release
     """
     lengths = _problem_phases(problem).lengths
     steps = [settings.step * phase_step_factor(phase) for phase in range(1, len(lengths) + 1)]
-    stds = released.stds[np.cumsum([length + 1 for length in lengths]) - 1]
-    noises = [step * std * math.sqrt(problem.dimension) for step, std in zip(steps, stds.tolist(), strict=True)]
+    empty_rounds = np.cumsum([length + 1 for length in lengths]) - 1  # counted from 0
+    noises = [
+        step * std * math.sqrt(problem.dimension)
+        for step, std in zip(steps, released.stds[empty_rounds].tolist(), strict=True)
+    ]
     return phased_bound(lengths, steps, noises, settings.radius, problem.lipschitz)
 
 
