@@ -325,7 +325,7 @@ def _add_hessian(settings: NewtonSettings, objective: Objective) -> GradientAndH
 
     Raises:
         InputError: The model is no plain logistic regression, has a penalty of its own, or has too many
-        parameters.
+            parameters.
     """
     if type(objective) is not LogisticRegression:
         raise InputError("algorithm.name = 'noisy-newton': it trains only model.name = \"logistic-regression\"")
