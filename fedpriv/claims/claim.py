@@ -284,10 +284,9 @@ _SENTENCE_FORMATS: dict[Style, Callable[[PrivacyClaim[Guarantee], float], str]] 
 def compute_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee] | None:
     """Compute the claim of all streams together, or None without streams or if one has no noise.
 
-    Guarantee: in each step, at most `unit.max_silos` silos' streams contain contributions of one unit.  As many of
-    the silos' streams are charged, composed, and those of largest μ.  Records are in one silo each, so for records
-    the worst stream of a step is charged.  Steps of a run, which read the same records, are composed: μ² = Σ
-    μ_step².
+    Guarantee: in each step, the streams of at most `unit.max_silos` silos contain contributions of one unit.  As
+    many silos are charged, those of largest μ, composed.  Records are in one silo each, so for records the worst
+    stream of a step is charged.  Steps of a run, which read the same records, are composed: μ² = Σ μ_step².
 
     Raises:
         InputError: If streams have different relations or units, or cannot be accounted for or compared, or if

@@ -128,8 +128,7 @@ class ReleaseStream:
 
         Raises:
             InputError: If the stream cannot be accounted for, or the participation is secret, so that the
-            guarantee is
-                a curve of (ε, δ).
+                guarantee is a curve of (ε, δ).
         """
         guarantee = self.guarantee
         if guarantee is None:

@@ -394,7 +394,7 @@ class NoiseSettings(Settings, MechanismOptions):
         "same",
         description='"column" raises the clips of rounds that the noise covers well, at the same noise; over '
         'several epochs a record\'s clips are redistributed; "balanced" is its name for independent noise in '
-        "one pass, S √(T / (T - t + 1))",
+        "one pass, where sums without decay have clips S √(T / (T - t + 1))",
     )
 
     @model_validator(mode="after")

@@ -214,7 +214,9 @@ class GoldsteinSettings(Settings):
     oracle: Literal["first-order", "zeroth-order"] = Field(
         "first-order", description="gradients, or values, at random points around the query"
     )
-    directions: Count = Field(8, description="J: random directions a record and query")
+    directions: Count = Field(
+        8, description="J: random directions a record and query; an anchor's gradients take one"
+    )
     shared_directions: bool = Field(
         True, description="both gradients of a difference along the same directions; false is the paper's choice"
     )

@@ -109,7 +109,7 @@ def _take_bounded_step(iterate: Tensor, direction: Tensor, step: Scalar) -> Tens
 
     A rounded step is too long if its norm exceeds step (1 + 5e-7).  Then the step before rounding is multiplied by
     this bound over the norm, `_ATTEMPTS` times at most.  If rounding outweighs the step, shorter steps may not
-    suffice. Then each coordinate that moved too far is rounded towards its old value.
+    suffice.  Then each coordinate that moved too far is rounded towards its old value.
 
     Args:
         iterate: w_t, (..., d), in the type of the result.
