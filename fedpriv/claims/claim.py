@@ -1,6 +1,6 @@
 """Privacy claim of a run: guarantee, neighbouring relation and unit, computed from its releases.
 
-A number without its neighbouring relation and its unit says nothing.  A `PrivacyClaim` holds all three. The claim
+A number without its neighbouring relation and its unit says nothing.  A `PrivacyClaim` holds all three.  The claim
 is computed when a run is written and again whenever it is shown.  Tables, pages, charts and the terminal take its
 numbers from `claim_figures`, and its sentences from `PrivacyClaim.format_sentence` for one claim, from
 `describe_cells` for several cells that differ in their figures only, and from `format_figures`
@@ -8,7 +8,7 @@ for a cell of results.json.
 
 Three cases need sentences of their own: several records of one person (`describe_group_privacy`), the test records
 on which silos evaluate (`describe_evaluation`), and a first step that a run uses and is charged for without having
-taken it (`add_external_first_step`).
+taken it (`EXTERNAL_STEP_NOTE`).
 """
 
 import json
@@ -45,6 +45,7 @@ EXACT_ASSUMPTIONS = (
 REAL_ASSUMPTIONS = "in real arithmetic"
 """Assumption of the guarantee of a release in floating point."""
 GROUP_SIZES = (2, 8)
+"""Numbers of records of one person for which claims have figures."""
 _MU_TOLERANCE = 1e-9
 """Relative difference of μ by counting and the charged μ below which the two count as equal."""
 
@@ -71,15 +72,18 @@ class PrivacyClaim(Generic[Promise]):
     exact: bool = False
     """Whether the guarantee holds for the program's own arithmetic, not for real numbers alone."""
     attained: bool = False
-    """Whether μ is exact, not an upper bound.
+    """Whether μ is exact in real arithmetic, not an upper bound.
 
-    The certificate of an exact μ is exact, and the noise is the noise that is charged.
+    The value is False for integers, for units in several silos, and for a first step composed with rounds.
     """
     mu_by_counting: float | None = None
-    """Smaller upper bound on μ by exact counting, or None unless the paper's constants charge more."""
+    """Smaller upper bound on μ by exact counting, or None if the paper's constants charge no more."""
 
     def figures(self, delta: float) -> dict[str, Any]:
-        """Return all figures at δ by their names in results.json, with None for figures that do not exist."""
+        """Return all figures at δ by their names in results.json, with None for figures that do not exist.
+
+        Bounds for several records are None for other units than records.
+        """
         return {
             "guarantee": self.guarantee.kind,
             "holds": EXACT_ASSUMPTIONS if self.exact else REAL_ASSUMPTIONS,
@@ -103,8 +107,9 @@ class PrivacyClaim(Generic[Promise]):
 def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
     """Describe the claim of cells of results.json whose claims differ in their figures only.
 
-    The text names the unit, the trust setting, the figures or their ranges over the cells, and the source of the
-    noise.  For cells without noise it says that there is no privacy.
+    The text names the unit, the relation, the trust setting, the figures or their ranges over the cells, the
+    source of the noise, and the budgets of silos that differ.  For cells without noise it says that there is no
+    privacy.
     """
     first = cells[0]
     server = find_trust(first["trust"]).title
@@ -119,22 +124,29 @@ def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 _EPSILON_TOLERANCE, _MAX_NAMED_SILOS = 1e-6, 12
-"""Relative difference below which two ε count as equal, and the most silos that are listed by name."""
+"""Relative difference up to which two ε count as equal, and the most groups of silos that are listed."""
 
 
 def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> str:
-    """Describe the ε at δ of each silo's messages, or return "" if all are equal.
+    """Describe the ε at δ of each silo's messages in all steps of a run, or return "" if all are equal.
 
     The result is "" as well if no silo's own messages have a guarantee, for example if only sums are released.
 
-    Guarantee: every ε is computed from the stream of releases, so that a silo's ε follows from the noise that the
-    silo added, whatever noise the scenario asked for.
+    Guarantee: every ε is computed from the streams of releases, so that a silo's ε follows from the noise that the
+    silo added, whatever noise the scenario asked for.  A first step, of the silo or elsewhere, is composed with
+    the silo's rounds.
     """
-    guarantees = [(stream, stream.guarantee) for stream in streams if stream.silos]
+    from fedpriv.claims.ledger import ROUNDS
+
+    silo_claims = [
+        (stream, _compose_silo_steps(stream, streams))
+        for stream in streams
+        if stream.silos and stream.step == ROUNDS
+    ]
     party_epsilons = [
-        (stream.party_name, guarantees.epsilon_of(delta))
-        for stream, guarantees in guarantees
-        if guarantees is not None
+        (stream.party_name, claim.guarantee.epsilon_of(delta))
+        for stream, claim in silo_claims
+        if claim is not None
     ]
     epsilons = [epsilon for _, epsilon in party_epsilons]
     if not party_epsilons or max(epsilons) <= min(epsilons) * (1.0 + _EPSILON_TOLERANCE):
@@ -149,6 +161,25 @@ def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> s
         )
     listing = ", ".join(f"{party} ε = {format_upper_epsilon(epsilon)}" for party, epsilon in party_epsilons)
     return f"{preface}: {listing}, at δ = {format_upper_delta(delta)}."
+
+
+def _compose_silo_steps(
+    rounds: "ReleaseStream", streams: Sequence["ReleaseStream"]
+) -> PrivacyClaim[Guarantee] | None:
+    """Compose silos' rounds with the first steps about their records, or return None without noise.
+
+    Args:
+        rounds: Stream of the rounds of one silo, or of several alike.
+        streams: All streams of the run.  First steps by one of these silos are composed with the rounds, and first
+            steps by no silo, since these are about the records of all silos.
+    """
+    claims = [
+        None if (guarantee := stream.guarantee) is None else PrivacyClaim(guarantee, stream.relation, stream.unit)
+        for stream in streams
+        if stream is rounds
+        or (stream.step != rounds.step and (not stream.silos or set(stream.silos) & set(rounds.silos)))
+    ]
+    return claims[0] if len(claims) == 1 else _compose_claims(claims)
 
 
 def describe_silo_budgets_of_cells(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -182,13 +213,16 @@ def _format_line(
 
 
 def format_figures(facts: Mapping[str, Any]) -> str:
-    """Return the figures of a claim with their δ in one line: "μ = 4, ε = 4.378 at δ = 1e-05"."""
+    """Return the figures of a claim with their δ in one line: "μ = 1, ε = 4.378 at δ = 1e-05".
+
+    A claim without a μ has ε and δ only.
+    """
     pair = format_epsilon_delta(facts["epsilon"], facts["delta"])
     return pair if facts["mu"] is None else f"μ = {format_upper(facts['mu'])}, {pair}"
 
 
 PROTECTION_LEVELS = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "next to no"))
-"""Levels of protection, each with the largest probability that a guess about one record is right."""
+"""Levels of protection, each with the largest probability that the best guess about a record is right."""
 
 
 def protection_level(mu: float) -> str:
@@ -197,7 +231,7 @@ def protection_level(mu: float) -> str:
 
 
 def describe_guess(unit: str, mus: Sequence[float]) -> str:
-    """Describe the probability that an attacker is right about `unit`, at the smallest and the largest μ."""
+    """Describe the probability that a guess about `unit` is right, at the smallest and the largest μ."""
     probabilities = dict.fromkeys(
         f"{format_upper_percent(best_guess(mu))} (μ = {format_upper(mu)}: {protection_level(mu)} protection)"
         for mu in (min(mus), max(mus))
@@ -230,7 +264,7 @@ def _describe_counting(claim: PrivacyClaim[Guarantee], delta: float) -> str:
 
 
 def format_price(mu: float | None, epsilon: float | None) -> str:
-    """Format μ, or ε (at the cell's δ) if there is no μ."""
+    """Format μ, or ε (at the cell's δ) if there is no μ, or "none" if there is neither."""
     if mu is not None:
         return format_upper(mu, 6)
     return "none" if epsilon is None else f"ε = {format_upper(epsilon, 6)}"
@@ -250,12 +284,13 @@ _SENTENCE_FORMATS: dict[Style, Callable[[PrivacyClaim[Guarantee], float], str]] 
 def compute_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee] | None:
     """Compute the claim of all streams together, or None without streams or if one has no noise.
 
-    Guarantee: at most `unit.max_silos` streams contain contributions of one unit.  The streams of largest μ are
-    charged, as many as that, composed.  Records are in one silo each, so for records the worst stream is charged.
-    Steps of a run, which read the same records, are composed: μ² = Σ μ_step², each step with its worst stream.
+    Guarantee: in each step, the streams of at most `unit.max_silos` silos contain contributions of one unit.  As
+    many silos are charged, those of largest μ, composed.  Records are in one silo each, so for records the worst
+    stream of a step is charged.  Steps of a run, which read the same records, are composed: μ² = Σ μ_step².
 
     Raises:
-        InputError: If streams have different relations or units, or steps have no μ and cannot be composed so.
+        InputError: If streams have different relations or units, or cannot be accounted for or compared, or if
+            steps or silos are to be composed and have no μ.
     """
     by_step = {stream.step: [other for other in streams if other.step == stream.step] for stream in streams}
     return (
@@ -294,7 +329,8 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
     """Compute the claim of the streams of one step, or None without streams or if one has no noise.
 
     Raises:
-        InputError: If streams have different relations or units, or a unit in several silos has no μ.
+        InputError: If streams have different relations or units, or cannot be accounted for or compared, or if
+            a unit in several silos has no μ.
     """
     relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
     if len(relations) > 1:
@@ -327,7 +363,7 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
 def _compose_silos(
     streams: Sequence["ReleaseStream"], guarantees: Sequence[Guarantee], max_silos: int
 ) -> Guarantee:
-    """Return the guarantee of a unit in up to `max_silos` silos: the composition of the largest μ.
+    """Return the guarantee of a unit in up to `max_silos` silos: the composition of that many largest μ.
 
     Raises:
         InputError: If a guarantee has no μ.
@@ -356,8 +392,10 @@ def _compute_claim_from_text(text: str) -> PrivacyClaim[Guarantee] | None:
 def claim_figures(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[str, Any]:
     """Return all figures of a claim at δ by their names in results.json, with None for missing ones.
 
-    Guarantee: the figures depend on the claim alone, so that a table cannot show the figure of a
-    release that was not made.
+    Without a claim the relation and the unit are left out.
+
+    Guarantee: the figures depend on the claim and δ alone, so that a table cannot show the figure of a release
+    that was not made.
     """
     if claim is not None:
         return claim.figures(delta)
@@ -367,11 +405,12 @@ def claim_figures(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[s
 
 @lru_cache(maxsize=64)  # Seeds of a sweep share a guarantee, and the chain is slow.
 def group_epsilons(guarantee: Guarantee, delta: float) -> Mapping[int, float]:
-    """Compute ε at δ for k units together, by k.
+    """Compute ε at δ for k units together, by k in `GROUP_SIZES`.
 
-    Guarantee: the value is exact for public orders, where all k units can meet in one round: k·μ.  For secret
-    rounds it is the smallest of up to three bounds: the chain through k neighbours, k·μ of rounds that are public,
-    and the distribution of the number of the k units that take part.  The second bound always exists.
+    Guarantee: the value holds wherever the k units take part.  In a public order it is that of k·μ, which is exact
+    if μ is, since all k units can meet in the same rounds.  For secret rounds it is the smallest of up to three
+    bounds: the chain through k neighbours, k·μ of rounds that are public, and the distribution of the number of
+    the k units that take part.  The first two bounds always exist.
     """
     return {size: guarantee.epsilon_of_group(size, delta) for size in GROUP_SIZES}
 
@@ -390,21 +429,21 @@ def group_bounds(guarantee: Guarantee, delta: float) -> dict[str, dict[str, floa
 
 
 def describe_group_privacy(guarantee: Guarantee, delta: float) -> str:
-    """Describe ε at δ for several records of one person, in the run that protects least."""
-    listing = ", ".join(
-        f"{size} records: ε = {format_upper_epsilon(epsilon)}"
-        for size, epsilon in group_epsilons(guarantee, delta).items()
-    )
+    """Describe ε at δ for several records of one person, from the guarantee of the weakest run."""
     return (
         f"One person's records together, in the run that protects least, at δ = {format_upper_delta(delta)}: "
-        f"{listing}."
+        + ", ".join(
+            f"{size} records: ε = {format_upper_epsilon(epsilon)}"
+            for size, epsilon in group_epsilons(guarantee, delta).items()
+        )
+        + "."
     )
 
 
 _EXACT_EVALUATION = (
     "The silos evaluated {times} on their own test records, and the server got exact sums. These metrics "
-    "are its own: they are in this report, and whoever passes it on releases test records, for which nothing is "
-    "guaranteed."
+    "are the server's own: they are in this report, and whoever passes it on releases exact figures of test "
+    "records, for which nothing is guaranteed."
 )
 _NOISY_EVALUATION = (
     "The silos evaluated {times} on their own test records, and {who}: all evaluations together are {mu}-GDP "
@@ -419,7 +458,8 @@ def evaluation_mu(streams: Sequence["ReleaseStream"]) -> float | None:
     """Compute μ of all evaluations for each test record from their streams, or None without noise.
 
     Raises:
-        InputError: If the streams have no μ, because records take part in secret, which no evaluation does.
+        InputError: If `compute_claim` refuses the streams, or they have no μ, because records take part in secret,
+            which no evaluation does.
     """
     claim = compute_claim(streams)
     if claim is not None and claim.guarantee.mu is None:
@@ -456,7 +496,7 @@ def evaluation_to_data(
 def describe_evaluation(evaluation: Mapping[str, Any], delta: float) -> str:
     """Describe federated evaluation from its entry in results.json.
 
-    All figures are recomputed from the releases in the entry.
+    All figures are recomputed from the releases in the entry, and none of its other fields is read.
     """
     from fedpriv.claims.ledger import stream_from_data
 
@@ -496,8 +536,8 @@ def add_external_first_step(
 ) -> tuple["ReleaseStream", ...]:
     """Add a first step of `first_step_mu` to the streams of a run that uses one without having taken it.
 
-    Streams without noise, streams that include a first step, and streams of a run with `first_step_mu` = 0 are
-    returned as they are.
+    If no stream has noise, one is a first step already, or `first_step_mu` is 0, the streams are returned as they
+    are.
 
     Guarantee: a run that uses the result of a first step is charged for one.  The charge is the step that the run
     took if its streams include one, and otherwise a Gaussian release elsewhere of the whole μ that was set aside

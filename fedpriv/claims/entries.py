@@ -3,11 +3,12 @@
 An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names and fields of dp-accounting's classes.
 `make_dp_event` makes the object.
 
-A stream in a public order is a Gaussian mechanism: A s + B z is post-processing of C s + z, and one record moves C
-s by at most the sensitivity, whatever queries were sent in between.  The noise multiplier of a Gaussian event is
-the noise over the distance by which one neighbour moves the sums, and this distance contains the factor of the
-relation.  So every accountant gives the run's ε under the accountant's own default relation.  With "REPLACE_ONE"
-dp-accounting's two accountants disagree about a factor of 2 (google/differential-privacy, issue 378).
+A stream in a public order is a Gaussian mechanism.  With A s the running sums of the increments s, and A = B C
+(`noise.mechanism`), A s + B z is post-processing of C s + z, and one record moves C s by at most the sensitivity,
+whatever queries were sent in between.  The noise multiplier of a Gaussian event is the noise over the distance by
+which one neighbour moves the sums, and this distance contains the factor of the relation.  So every accountant
+gives the run's ε under the accountant's own default relation.  With "REPLACE_ONE" dp-accounting's two accountants
+disagree about a factor of 2 (google/differential-privacy, issue 378).
 """
 
 import itertools
@@ -57,6 +58,7 @@ class LedgerEntry:
     seed: int
     trust: str
     claimed_mu: float | None
+    """μ that the record claims, or None without noise or without a μ."""
     claimed_epsilon: float | None
     """ε that the record claims at `delta`, or None without noise."""
     delta: float
@@ -117,19 +119,23 @@ class LedgerEntry:
         A record without a field that is compared is described, too.
 
         Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the
-        scenario, whatever is written beside the scenario.  Where this program has all code that the scenario
-        names, the rounds are the scenario's, too, and the noise promises what the scenario asks for, within 1 % of
-        a numerical ε.
+        scenario, whatever is written beside the scenario, and the noise promises what the scenario asks for,
+        within 1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), rounds,
+        participation and weights are the scenario's, too, and so are clips that do not depend on shapes of
+        records.
         """
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
         # The file can come from anybody, so that any field may be missing or of another type.
         except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
-            return f"is none of a run ({type(error).__name__}: {sanitize_line(str(error), 100)})"
+            return f"is no record of a run ({type(error).__name__}: {sanitize_line(str(error), 100)})"
 
     @cached_property
     def resolved_cell(self) -> "Cell | None":
-        """Resolved scenario, or None if it names a row or a module of a user that is not imported here."""
+        """Resolved scenario, or None if this program cannot resolve it.
+
+        It may name a row or a module of a user that is not imported here, or have keys that this version refuses.
+        """
         from fedpriv.scenario.load import resolve_cell
 
         try:
@@ -183,7 +189,7 @@ class LedgerEntry:
             weights = [unit.weight_in_silo(sizes[silo]) for silo in stream.silos] or [in_mean]
             if any(not _is_close(stream.record_weight, weight) for weight in weights):
                 yield (
-                    f"per_record of {stream.party_name} is {stream.record_weight:.6g}, by the scenario "
+                    f"per_record of {stream.party_name} is {stream.record_weight:.6g}, and the scenario gives "
                     f"{weights[0]:.6g}"
                 )
             if (clips := recompute_clips(cell)) is not None and not (
@@ -234,10 +240,13 @@ class LedgerEntry:
             yield "noise for release is drawn by a deployment only"
 
     def _differences_of_evaluations(self) -> Iterator[str]:
-        """Describe evaluations that differ from the scenario's in presence, silos, number or noise."""
+        """Describe evaluations that differ from the scenario's in presence, silos, number, relation or noise."""
         tests, section = self.test_streams, self.record["scenario"].get("evaluation")
         if bool(section) != bool(tests):
-            yield "evaluation is there, or not, where the scenario has it otherwise"
+            yield (
+                f"evaluation by silos is in the {'scenario' if section else 'record'}, and not in the "
+                f"{'record' if section else 'scenario'}"
+            )
         if not section or not tests:
             return
         noisy = [stream for stream in tests if stream.std]
@@ -265,7 +274,7 @@ class LedgerEntry:
     def _figures_match_claim(self) -> bool:
         """Whether relation, unit, zCDP and the paper's ε in the record are those of the claim.
 
-        Only figures that the claim has are compared.
+        Figures that the claim does not have are not compared.
         """
         record, figures = self.record, self._figures
         return all(record[name] == figures[name] for name in ("relation", "unit") if name in figures) and all(
@@ -275,7 +284,10 @@ class LedgerEntry:
         )
 
     def _streams_match_scenario(self) -> bool:
-        """Whether the streams cover all rounds, silos and steps, released by the parties that add noise."""
+        """Whether the streams are those of all rounds, silos and steps, by the parties that add noise.
+
+        Relation, unit and budget shares of streams with noise are compared, too.
+        """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
         first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
         rounds = [stream for stream in self.streams if stream.step == ROUNDS]
@@ -303,7 +315,7 @@ class LedgerEntry:
         )
 
     def _charges_whole_share(self, scale: Mapping[str, Any] | None, first_steps: Sequence[ReleaseStream]) -> bool:
-        """Whether a first step of another run, if there is one, is charged with its whole share of the claim."""
+        """Whether a first step elsewhere, if there is one, is charged with its whole share of the claim."""
         if all(stream.party_name != EXTERNAL_PARTY for stream in first_steps):
             return True
         return (
@@ -326,7 +338,10 @@ def _cover_all_silos(streams: Sequence[ReleaseStream], trust: str, silos: int) -
 
 
 def _promise_shares(streams: Sequence[ReleaseStream], section: Mapping[str, Any]) -> bool:
-    """Whether every silo's stream keeps the target that [privacy] sets for this silo, not for another."""
+    """Whether every silo's stream keeps the target that [privacy] sets for this silo, not for another.
+
+    The answer is False if the section is malformed or has no target for a silo.
+    """
     from fedpriv.scenario.sections import PrivacySection
 
     try:
@@ -390,10 +405,12 @@ def format_differing_cells(cells: Sequence[int]) -> str:
 
 
 def read_ledger(folder: Path) -> list[LedgerEntry]:
-    """Read results.json in a run's folder, and cells.jsonl beside it.
+    """Read results.json in a run's folder, and cells.jsonl beside it, if there is one.
+
+    A cell of cells.jsonl takes the place of the same cell in results.json.
 
     Raises:
-        InputError: If one of the files is missing or is no ledger, if a release cannot be accounted for, or if
+        InputError: If results.json is missing, if a file is no ledger, if a release cannot be accounted for, or if
             `check_copies` refuses a cell.
     """
     path, newer_path = folder / "results.json", folder / "cells.jsonl"
@@ -413,8 +430,9 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
 def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> None:
     """Refuse cells of fedpriv 0.3.0 with copies of records in a secret order.
 
-    Such cells released more than their claim says.  Nothing is refused by a program whose own version number is
-    0.3.0, because an editable installation of a later program keeps the number with which it was made.
+    Such cells released more than their claim says.  Cells by other versions pass.  Nothing is refused by a program
+    whose own version number is 0.3.0, because an editable installation of a later program keeps the number with
+    which it was made.
 
     Args:
         source: Folder or name of the run, for errors.
@@ -485,14 +503,16 @@ def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> 
     for stream in streams:
         round_mus = _mus_of_worst_record(stream)
         if round_mus and math.isclose(math.hypot(*round_mus), guarantee.mu, rel_tol=_TOLERANCE):
-            repetitions = [(1.0 / mu, len(list(run))) for mu, run in itertools.groupby(round_mus)]
-            events = [repeated_event(gaussian_event(multiplier), rounds) for multiplier, rounds in repetitions]
+            events = [
+                repeated_event(gaussian_event(1.0 / mu), len(list(run)))
+                for mu, run in itertools.groupby(round_mus)
+            ]
             return events[0] if len(events) == 1 else {"class": "ComposedDpEvent", "events": events}
     return None
 
 
 def make_dp_event(event: Any) -> Any:
-    """Make the dp-accounting object that an event describes."""
+    """Make the dp-accounting object that an event describes, and likewise for the values of its fields."""
     import dp_accounting  # takes a second, which no other command should wait for
 
     if isinstance(event, list):
@@ -507,7 +527,8 @@ def make_dp_event(event: Any) -> Any:
 def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
     """Return μ of every round of the worst record, in a public order with noise.
 
-    The result is [] in any other stream, and if two rounds of a record move the same part of C s.
+    The result is [] in any other stream, and unless it is known that no two rounds of a record move the same part
+    of C s.
     """
     blocks = stream.mechanism.blocks(stream.workload)
     epoch_rounds = stream.schedule.rounds_per_epoch

@@ -1,7 +1,7 @@
 """Releases of a run as data, the only input of its accounting.
 
-A `ReleaseStream` describes the releases of one party (a silo, several alike, or the server) over a run.  The
-guarantee of the run is recomputed from the streams alone (`claims.claim`).
+A `ReleaseStream` describes the releases of one party (a silo, several alike, or the server) or the sums of masked
+messages, over a run.  The guarantee of the run is recomputed from the streams alone (`claims.claim`).
 """
 
 import itertools
@@ -41,12 +41,14 @@ class ReleaseStream:
 
     | field | meaning | unit |
     |---|---|---|
-    | `party_name` | "server", "silo 3" or "silos 0-99" (alike, each with independent noise) | |
+    | `party_name` | "server", "silo 3", "silos 0-99" (alike, each with independent noise), "sum of silos 0-99" | |
+    | | (masked messages), "everyone" (no noise), or "elsewhere" (a first step that the run did not take) | |
     | `mechanism` | mechanism of the noise | |
     | `schedule` | participation: the rounds in which a record takes part | |
     | `decay` | decay of the running sum | |
     | `clips` | norm bound on one record's increment, one a round | gradient |
-    | `record_weight` | weight of one record's increment in the release: 1/B_i, or max p_i/B_i | |
+    | `record_weight` | weight of one record's increment in the release: 1/B_i, or max p_i/B_i, in place of | |
+    | | which a unit in several silos has the sum of its largest p_i/B_i | |
     | `relation` | neighbouring relation | |
     | `std` | standard deviation of a fresh noise vector's coordinates | gradient |
     | `period` | number of rounds after which the sums restart from 0, or None if they never do | rounds |
@@ -74,6 +76,8 @@ class ReleaseStream:
     def guarantee(self) -> Guarantee | None:
         """Guarantee of the whole stream for each unit in it, or None without noise.
 
+        The stream of several silos alike is that of each of them.
+
         Guarantee: neighbours differ in one `unit` under `relation`, and the stream is what everybody except its
         own party sees.  An exact release's μ follows from its integers and their noise, with every rounding to the
         safe side, and holds up to `slack`.
@@ -99,7 +103,7 @@ class ReleaseStream:
 
     @property
     def silos(self) -> range:
-        """Numbers of the silos with separate streams like this one, or none for the server or a sum."""
+        """Numbers of the silos with separate streams like this one, or none for any other party."""
         match = _SILO_NAMES.fullmatch(self.party_name)
         return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
@@ -118,10 +122,13 @@ class ReleaseStream:
 
     @property
     def mu(self) -> float:
-        """Exact Gaussian-DP parameter of a stream in public order, or inf without noise.
+        """Gaussian-DP parameter of a stream in public order, or inf without noise.
+
+        The parameter is an upper bound unless it is `attained`.
 
         Raises:
-            InputError: If the participation is secret, so that the guarantee is a curve of (ε, δ).
+            InputError: If the stream cannot be accounted for, or the participation is secret, so that the
+                guarantee is a curve of (ε, δ).
         """
         guarantee = self.guarantee
         if guarantee is None:
@@ -154,7 +161,7 @@ class ReleaseStream:
 
     @property
     def mu_by_counting(self) -> float:
-        """`mu` by exact counting, where a mechanism charges more than the largest displacement by a record."""
+        """`mu` by exact counting, which is smaller than `mu` only where a paper's constants charge more."""
         share = self.mechanism.attained_sensitivity(self.workload).value / self.sums.certified.value
         return self.mu if share >= 1.0 else self.mu * share * (1.0 + _ROUNDING)
 
@@ -201,13 +208,14 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
     The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.
 
     Raises:
-        InputError: If `owner` is no text, or the stream cannot be accounted for.
+        InputError: If `owner` is no text, the noise is no standard deviation, or a mechanism, participation,
+            relation, unit or distance is none that a run can have.
         KeyError, TypeError or ValueError: If a key is missing, or another value has a wrong form.
     """
     if not 0.0 <= data["std"] < math.inf:
         raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")
     if not isinstance(data["owner"], str):
-        raise InputError(f"ledger: owner = {data['owner']!r}: expected the name of one")
+        raise InputError(f'ledger: owner = {data["owner"]!r}: expected the name of a party, such as "silo 0"')
     schedule = participation_from_data(data["participation"])
     return ReleaseStream(
         party_name=data["owner"],
@@ -233,14 +241,16 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
     zero leaks, too, and this distance is a whole clip however close two increments are.
 
     Raises:
-        InputError: If no two increments can have the diameter, or it is below 2 clips with
-            several rounds or secret ones.
+        InputError: If the diameter is no number from 1 to 2 clips, or is below 2 clips with several rounds or
+            secret ones.
     """
     bound = data.get("apart", APART)
     if isinstance(bound, bool) or not isinstance(bound, int | float):
         raise InputError(f"ledger: apart = {bound!r}: expected a number of clips")
     if not 1.0 <= bound <= APART or (bound < APART and sum(rounds for _, rounds in data["clips"]) != 1):
-        raise InputError(f"ledger: increments that are {bound} clips apart are none that a run can have")
+        raise InputError(
+            f"ledger: apart = {bound}: a run's increments are 2 clips apart, or from 1 to 2 in a single round"
+        )
     if bound < APART and schedule.secret:
         raise InputError(
             f"ledger: increments that are {bound} clips apart with {schedule.title}: where rounds are secret they "
@@ -254,20 +264,29 @@ def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
 
     Clips, weights and noise come from the parts of the plan that compute them, not from the target of their
     calibration.  Consecutive silos with equal weights and noise are one stream.  A plan without noise has one
-    stream, with standard deviation 0.  Masked messages are one stream: their sums, with the noise
-    of all sources together.
+    stream of "everyone", with standard deviation 0.  Masked messages are one stream: their sums, with the noise of
+    all sources together.
 
     Args:
         plan: Plan of the run.
-        rounds: Number of rounds that were released.
+        rounds: Number of rounds that were released.  Participations that charge a whole schedule ignore it.
     """
     unit, sources = plan.unit, plan.noise.sources
     mean_weight = unit.weight_in_mean(plan.weights, plan.batch_sizes)
     if not sources:
         return (_make_stream(plan, "everyone", SERVER, unit.weight_in_silo(min(plan.batch_sizes)), 0.0, rounds),)
     if plan.masked:
-        title = f"sum of {_format_parties([source.party for source in sources])}"
-        return (_make_stream(plan, title, SERVER, mean_weight, plan.noise.std_in_mean, rounds, len(sources)),)
+        return (
+            _make_stream(
+                plan,
+                f"sum of {_format_parties([source.party for source in sources])}",
+                SERVER,
+                mean_weight,
+                plan.noise.std_in_mean,
+                rounds,
+                len(sources),
+            ),
+        )
 
     def weight_of(source: NoiseSource) -> float:
         return mean_weight if source.party == SERVER else unit.weight_in_silo(plan.batch_sizes[source.party])
@@ -296,7 +315,7 @@ def _make_stream(
         title: Name of the party or parties.
         party: Party whose exact noise is recorded, alike for all parties of a sum.
         record_weight: Weight of one record's increment in the release.
-        std: Standard deviation of the noise in the release.
+        std: Standard deviation of a fresh noise vector's coordinates in the release.
         rounds: Number of rounds that were released.
         party_count: Number of parties whose noise is in the release.
     """
@@ -326,5 +345,5 @@ def _format_parties(parties: list[int]) -> str:
 
 
 def make_evaluation_streams(evaluation: EvaluationPlan | None) -> tuple[ReleaseStream, ...]:
-    """Return the streams of test records of a finished run, or () without evaluations by silos."""
+    """Return the streams about test records of a finished run, or () without evaluations by silos."""
     return () if evaluation is None else make_release_streams(evaluation.plan, evaluation.plan.schedule.rounds)

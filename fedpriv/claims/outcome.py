@@ -1,8 +1,8 @@
 """Outcomes of cells and observers of runs, which engines, servers and results share.
 
 `CellOutcome` is the outcome of a cell, whichever engine ran it.  `RunObserver` is the base class of everything
-that follows a run: servers, engines, results, progress, trackers and classes of your own.  `evaluate_models`
-computes the metrics of models on a test set.
+that follows a run: result folders, progress, trackers and classes of your own.  Servers and engines call it.
+`evaluate_models` computes the metrics of models on a test set.
 """
 
 import hashlib
@@ -56,7 +56,9 @@ class CellOutcome(MetricsMixin):
         fraction_clipped: Fraction of increments that were clipped, or None if silos do not report it.
         wall_seconds: Share of this cell in the wall-clock time of the cells that were run together, in seconds.
         releases: Release streams of the run, its ledger.
-        gradient_evaluations: Number of gradients of single records, over all silos and rounds.
+        gradient_evaluations: Number of gradients, or values, of single records, over all silos and rounds.  It is
+            an expectation if records are sampled.
+        model: Published model, (d,).
     """
 
     metrics: Mapping[str, float]
@@ -96,7 +98,7 @@ def make_outcome(
         model: Published model, (d,).
         metrics: Metrics of the model on the test set, by name.
         fraction_clipped: Fraction of increments that were clipped, or None if it is not reported.
-        wall_seconds: Wall-clock time of the cell, in seconds.
+        wall_seconds: Share of the cell in the wall-clock time, in seconds.
         absences: Rounds that a silo missed, by silo.
         evaluations: Release streams of evaluations on the silos' test records.
     """
@@ -166,6 +168,8 @@ def evaluate_models(
 def evaluation_rounds(rounds: int, evaluations: int) -> frozenset[int]:
     """Return `evaluations` rounds, spaced evenly over 1 … rounds and including the last one.
 
+    If there are not more rounds than evaluations, all rounds are returned.
+
     Args:
         rounds: Number of rounds, 1 or more.
         evaluations: Number of evaluations, 1 or more.
@@ -191,10 +195,10 @@ class RunObserver:
     """
 
     def fitted(self, fit: FittedNoise) -> None:
-        """Handle a fit of noise to the releases of some cells, before `started` and once for each fit."""
+        """Handle a new fit of noise to the releases of some cells, before `started` and once for each fit."""
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        """Handle the start of the cells at `places`, without those that are finished already.
+        """Handle the start of a run of the cells at `places`, without those that are finished already.
 
         Args:
             scenario: Scenario of the run.
@@ -234,10 +238,10 @@ class RunObserver:
         """Handle a message of one line for a person, which is no error."""
 
     def failed(self, error: FedprivError) -> None:
-        """Handle the failure of a run, whose error is also raised to the caller of the run."""
+        """Handle the failure of a run after `started`, whose error is also raised to the caller of the run."""
 
     def ended(self) -> None:
-        """Handle the end of a run: every cell is finished, or the run was stopped, or it failed."""
+        """Handle the end of a run that was started: its cells are finished, or it was stopped, or it failed."""
 
 
 class ObserverGroup(RunObserver):

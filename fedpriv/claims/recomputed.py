@@ -29,7 +29,7 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 
 ROUNDS_PART, EVALUATIONS_PART = "the rounds", "the evaluations"
-"""Keys of `RunPlans.plans`, in addition to `FIRST_STEP`, which messages use as names of a run's parts."""
+"""Keys of `RunPlans.plans`, in addition to `FIRST_STEP`.  Messages use all three as names of a run's parts."""
 _MAX_SIZE = 2**31
 """Largest size in the shapes of a record, above what any guard computes with."""
 _TOLERANCE = 1e-9
@@ -62,11 +62,13 @@ class RunPlans:
         """Compare a record's releases with those of the plans.
 
         Guarantee: in a record that passes, the owner, mechanism, participation, decay, clips, weights, relation,
-        noise, period, unit, integers, step and distance of every stream are those of the plan.  A record with more
-        noise than planned, which would be on the safe side, does not pass either.
+        noise, period, unit, integers, step and distance of every stream are those of the plan, numbers up to a
+        relative 1e-9.  A record with more noise than planned, which would be on the safe side, does not pass
+        either.
 
         Raises:
-            InputError: If a figure differs.  The message names the first figure that does.
+            InputError: If the model's dimension or a figure of a stream differs.  The message names the first that
+                does.
         """
         if (size := self.plans[ROUNDS_PART].objective.dimension) != record["dimension"]:
             raise InputError(f"record.dimension is {record['dimension']!r:.40}, and its scenario gives {size}")
@@ -96,7 +98,7 @@ def recompute_plans(
         plan_first_step: Function that makes the plan of a first step, which is a run of its own.
 
     Raises:
-        InputError: If `releases` have a first step, and the scenario has none.
+        InputError: If the run cannot be planned, or `releases` have a first step and the scenario has none.
     """
     plans = {ROUNDS_PART: make_plan(cell, objective, for_release=True)}
     if any(release.get("step") == FIRST_STEP and release["owner"] != EXTERNAL_PARTY for release in releases):
@@ -110,7 +112,7 @@ def first_step_before(cell: Cell) -> Cell:
     """Return the first step whose release gave a cell its numbers under [data.scale].
 
     Raises:
-        InputError: If the cell has no [data.scale], or no table.
+        InputError: If the cell has no [data.scale], no table, or a trust setting without a first step.
     """
     if cell.data.scale is None:
         raise InputError("record.releases: has a first step, and its scenario has no [data.scale]")
@@ -131,7 +133,7 @@ def describe_difference(
         record_streams: Streams of the record, as they are in its file.
 
     Returns:
-        A clause for an error message, or None if all fields are equal.
+        A clause for an error message, or None if all fields are equal, numbers up to a relative 1e-9.
     """
     # Tuples become lists, as in the record's file.
     plan_streams = json.loads(json.dumps(plan_streams))
@@ -191,7 +193,8 @@ def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
     Guarantee: no memory is allocated for a model, and no code outside fedpriv runs.
 
     Raises:
-        InputError: If the model runs code outside fedpriv, or `shapes` are not shapes of records.
+        InputError: If the model runs code outside fedpriv or does not take these records, or `shapes` are not
+            shapes of records.
     """
     if cell.model.import_paths:
         raise InputError(f"the scenario's model runs {cell.model.import_paths[0]!r}, which no certificate may run")
@@ -214,7 +217,8 @@ def recompute_clips(cell: Cell) -> tuple[float, ...] | None:
     """Return the clips of a scenario's rounds, for a mean over one batch.
 
     Returns:
-        A clip for each round, or None if the clips depend on shapes of records or on code outside fedpriv.
+        A clip for each round.  The result is None if the clips depend on shapes of records or on code outside
+        fedpriv, or if the model takes no records of one or two numbers.
     """
     # No clip depends on the seed, so that all seeds share a cached value.
     return _cached_clips(json.dumps({**cell.canonical_data(), "seed": 0}, sort_keys=True))
@@ -239,15 +243,23 @@ def recompute_diameter(cell: Cell) -> float:
     """Return the increment diameter of a scenario's plan, in clips.
 
     The diameter depends on no shape of records, so a narrow model is planned.
+
+    Raises:
+        InputError: If the narrow model cannot be planned.
     """
     return make_plan(cell, _narrow_objective(cell, 1)).increment_diameter
 
 
 def _narrow_objective(cell: Cell, width: int) -> Objective:
     """Return the objective over records of `width` numbers, or over the columns of a table's schema."""
-    classes = 0 if cell.model.is_regression else 2
     return make_objective(
-        cell, {"width": width, "inputs": [[[width], "numbers"]], "labels": [], "classes": classes}
+        cell,
+        {
+            "width": width,
+            "inputs": [[[width], "numbers"]],
+            "labels": [],
+            "classes": 0 if cell.model.is_regression else 2,
+        },
     )
 
 

@@ -15,9 +15,11 @@ steps should adapt to.  φ is public, and is subtracted.
 | `released` / `scale` | g~_t | (..., d) |
 | `noise_std` / `scale` | √φ = σ C / B | scalar |
 | `first`, `second` | m_t, v_t | (..., d) |
+| `floor` | γ | scalar |
 
 Guarantee: φ comes from the plan, never from a record.  φ is the variance of the noise in the mean when no silo is
-absent; an absent silo takes its noise with it, so that too much is subtracted and γ bounds the step.
+absent.  Where silos add the noise, an absent silo takes its noise with it: too much is then subtracted, and γ
+limits the step.
 """
 
 from dataclasses import dataclass
@@ -54,9 +56,9 @@ class CorrectedAdam:
     second_decay: Scalar
     """β₂."""
     noise_std: Scalar
-    """√φ: standard deviation of one coordinate of a release, or 0 without bias correction, as in Adam."""
+    """√φ: standard deviation of the noise in one coordinate of a release, or 0 to subtract nothing."""
     floor: Scalar
-    """γ: smallest divisor of a step."""
+    """γ: smallest root by which m̂_t is divided."""
     weight_decay: Scalar
     """λ."""
 
@@ -67,7 +69,7 @@ class CorrectedAdam:
         return state.iterate
 
     def update(self, state: AdamState, released: Tensor, current: Round) -> AdamState:
-        """Update m_t and v_t, and step to x_{t+1}, (..., d) each."""
+        """Return m_t, v_t and x_{t+1}, (..., d) each, from the state with m_{t-1}, v_{t-1} and x_t."""
         gradient = released / current.scale
         first = self.first_decay * state.first + (1.0 - self.first_decay) * gradient
         second = self.second_decay * state.second + (1.0 - self.second_decay) * gradient.square()
@@ -94,7 +96,7 @@ class AdamSettings(ScheduledSettings):
     second_decay: Fraction = Field(0.999, description="β₂ of the squares' mean")
     floor: Positive | None = Field(
         None,
-        description="γ: the smallest root that a step is divided by; the noise's standard deviation if left out",
+        description="γ: the smallest root that a step is divided by; if left out, √φ, and 1e-8 without noise",
     )
     bias: Literal["corrected", "kept"] = Field(
         "corrected", description='whether the variance of the noise is subtracted; "kept" is DP-Adam without'
@@ -105,8 +107,8 @@ class AdamSettings(ScheduledSettings):
     def _of_fresh_noise(cls, keys: Any) -> Any:
         if isinstance(keys, dict) and "mechanism" in keys:
             raise ValueError(
-                "mechanism: what is subtracted from the squares is the variance of noise that is fresh in every "
-                "round; correlated noise has no such constant, so leave the key out, or take dp-ftrl"
+                "mechanism: this algorithm subtracts the variance of its noise from the squares, and only noise "
+                "that is fresh in every round has one for all rounds; leave the key out, or take dp-ftrl"
             )
         return keys
 
@@ -120,7 +122,7 @@ class AdamWSettings(AdamSettings):
 
 
 _MIN_FLOOR = 1e-8
-"""Value of γ without noise, the constant of Kingma & Ba."""
+"""Least γ if the scenario leaves it out, and its value without noise: the constant of Kingma & Ba."""
 
 
 def _make_optimizer(settings: AdamSettings, problem: Problem, noise_std: float, weight_decay: float) -> Optimizer:

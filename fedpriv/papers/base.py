@@ -1,12 +1,13 @@
 """The row of the table that describes an algorithm, and the parts that all rows share.
 
-A row (`Algorithm`) says how estimator, mechanism and optimizer follow from two inputs: its `Settings`, which are
-the keys of the scenario's [algorithm] section, and the `Problem`, which holds the public numbers of a run.  A
-server `Optimizer` queries silos at a point, consumes the release, and has an output.
+A row (`Algorithm`) says how estimator, mechanism and optimizer follow from its `Settings`, which are the keys of
+the scenario's [algorithm] section, and from the `Problem`, which holds the public numbers of a run.  The mechanism
+depends on the running sums, too, and the optimizer on the standard deviation of the noise.  A server `Optimizer`
+queries silos at a point, consumes the release, and has an output.
 
 `Prescription` holds the numbers that a theorem asks for.  `Bound` is an upper bound on the mean excess risk of a
-run at the run's own numbers.  Bounds are derived in the files of their papers, along the papers' proofs and with
-every constant.  They use these symbols:
+run at the run's own numbers.  Bounds stand in the files of their papers, with every constant.  They are derived in
+docs/proofs/excess-risk.md along the papers' proofs, and use these symbols:
 
 | symbol | meaning |
 |---|---|
@@ -16,23 +17,25 @@ every constant.  They use these symbols:
 | e_t | release of round t minus the value that F itself would have given |
 | s_t | root mean square norm of e_t |
 
-Every row whose optimizer has a `step` can change its step over the run, and can publish a fading average of its
-models (`ScheduledSettings`).  W is the number of rounds of the warm-up, T the number of rounds of the run:
+DP-SGD, DP-Adam and the rows with cohorts can change their step over the run, and can publish a fading average of
+their models (`ScheduledSettings`).  W is the number of rounds of the warm-up, T the number of rounds of the run.
+Without a warm-up W is 0, and the minimum is 1:
 
     η_t = η · min(1, t / W) · f_t
     f_t = 1, ½ (1 + cos(π p_t)), or step_drop^(drops before t),  p_t = max(0, t - 1 - W) / (T - W)
     a_t = (β - β^t)/(1 - β^t) a_{t-1} + (1 - β)/(1 - β^t) x_{t+1}
 
-a_t is the mean of x_2 … x_{t+1} in which each model has β times the weight of the next (De et al. 2022).  Cosine
-steps are from Loshchilov & Hutter 2017, the warm-up is from Goyal et al. 2017.
+The drops before t are those of `step_drops` with drop · T < t.  a_t is the mean of x_2 … x_{t+1} in which each
+model has β times the weight of the next (De et al. 2022).  Cosine steps are from Loshchilov & Hutter 2017, the
+warm-up is from Goyal et al. 2017.
 
 | here | meaning | shape |
 |---|---|---|
 | `factors` | η_t / η of round 1, 2, … | (T,) |
 | `mean` | a_t | (..., d) |
 
-Guarantee: factors and β are public before round 1, and vectors are those that the inner optimizer has: schedules
-and averages compute post-processing only.
+Guarantee: factors and β are public before round 1, and schedules and averages see the vectors of the inner
+optimizer only.  What they compute is therefore post-processing wherever the inner optimizer's vectors are.
 """
 
 import dataclasses
@@ -64,7 +67,9 @@ from fedpriv.participation.orders import FixedOrder, Participation
 class Optimizer(Protocol):
     """Pure state machine over vectors of shape (..., d), whose leading axes are replicates.
 
-    Guarantee: an optimizer sees released (noisy) vectors only, so every value that it computes is post-processing.
+    Guarantee: an optimizer sees the initial model, public numbers and released vectors only, so that every value
+    that it computes is post-processing of releases.  Of `PhasedSGD` this holds only inside one curator, and only
+    its output is private: sums of its gradient rounds reach it without noise.
     """
 
     def start(self, initial: Tensor) -> Any:
@@ -80,7 +85,7 @@ class Optimizer(Protocol):
 
         Args:
             state: State before the round.
-            released: Noisy mean of the running sums, (..., d).
+            released: Mean of the silos' running sums with the noise of the round, (..., d).
             current: The round's public numbers.
         """
         ...
@@ -95,7 +100,7 @@ def take_step(point: Tensor, step: Scalar, direction: Tensor) -> Tensor:
 
     Args:
         point: Vectors (..., d).
-        step: Length of the step, a number or (..., 1).
+        step: Factor of the direction, a number or (..., 1).
         direction: Vectors (..., d).
 
     Example:
@@ -114,7 +119,7 @@ def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
 
     Args:
         point: Vectors of the caller, which may be overwritten.
-        radius: Radius of the ball, positive.
+        radius: Radius of the ball, above 0, or inf for no ball.
 
     Returns:
         The projected vectors (..., d), in the memory of `point`.
@@ -141,11 +146,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def clip_factors(self, mechanism: Mechanism, workload: Workload) -> tuple[float, ...] | None:
-        """Factors of the clips, (T,), if the columns of C allow larger clips, or None for 1 in every round.
+        """Factors of the clips at which the noise stays the same, (T,), or None for 1 in every round.
+
+        Only rows with `NoiseSettings` can have factors.
 
         Args:
             mechanism: Mechanism of the row.
-            workload: Running sums.
+            workload: Running sums, with the clips before any factor.
 
         Raises:
             InputError: The scenario asks for factors, and none are known for these sums.
@@ -158,7 +165,7 @@ class Problem:
     """The public numbers of a run from which an algorithm's parameters follow."""
 
     dimension: int
-    """d: number of parameters of the model."""
+    """d: number of parameters of the model, and of the further numbers that `Algorithm.model` adds."""
     lipschitz: float
     """G: bound on the norm of one record's gradient, or inf if none is known."""
     smoothness: float
@@ -166,7 +173,10 @@ class Problem:
     convex: bool
     """Whether the loss is known to be convex, with these constants valid everywhere."""
     batch: int
-    """B: records of all silos in one round."""
+    """B: records of all silos in one batch.
+
+    A round reads one batch, in expectation if records are sampled, unless the row's schedule says otherwise.
+    """
     schedule: Participation
     """Participation: the records that each round reads."""
     epsilon: float | None = None
@@ -174,13 +184,13 @@ class Problem:
     delta: float = 1e-5
     """δ of the guarantee."""
     seed: int = 0
-    """Seed of the public random choices that an optimizer makes before round 1."""
+    """Seed of the run's public random choices: of the optimizer, and of the directions of a smoothed loss."""
     silos: int = 1
     """Number of silos."""
     gap: float = math.inf
     """Φ: bound on F(x_1) - inf F, or inf if none is known.
 
-    The number is printed with bounds, and no run depends on the number.
+    Bounds of theorems depend on this number, and no run does.
     """
     convex_within: float = 0.0
     """Radius of the ball around the start in which these constants hold and losses are convex.
@@ -190,7 +200,8 @@ class Problem:
     relation: Relation = "replace-one"
     """Relation of neighbouring data sets.
 
-    Theorems ask for twice as much noise if a record is replaced by another.
+    The noise of a theorem under "replace-one" is twice that under "zero-out", unless it is quoted for
+    "replace-one".
     """
     unit: Unit = RECORD
     """Unit of protection, which is clipped and counted.  Other fields call it a record."""
@@ -207,10 +218,10 @@ class Problem:
 
 
 class Condition(NamedTuple):
-    """A condition `left ≤ right` of a theorem or bound, with its `text` as the paper writes it."""
+    """A condition `left ≤ right` of a theorem or bound, with its `text` in symbols."""
 
     text: str
-    """Condition as the paper writes it."""
+    """Condition in symbols of its paper or proof, such as "M ≤ β"."""
     left: float
     """Value of the left side in this run."""
     right: float
@@ -228,13 +239,20 @@ class Prescription(NamedTuple):
     theorem: str
     """Name of the theorem in its paper."""
     numbers: Mapping[str, float]
-    """Values by the names that runs use: rounds, batch, clip, noise std, and the fields of the optimizer."""
+    """Values by name.
+
+    Some are named as in scenarios (rounds, batch, clip and other keys of the row).  Others are "noise std" in the
+    mean over silos, numbers of a corollary, and bounds.
+    """
     conditions: tuple[Condition, ...] = ()
     """Conditions of the theorem, with their values."""
     assumption: str = ""
     """Assumption of the theorem that cannot be checked by numbers."""
     refusal: str | None = None
-    """Reason why a scenario cannot run with these numbers, on one line, or None if it can."""
+    """Reason why a scenario cannot run with these numbers, on one line, or None if none is known.
+
+    Conditions that do not hold are no such reason.
+    """
 
 
 Arguments = ParamSpec("Arguments")
@@ -243,13 +261,13 @@ Arguments = ParamSpec("Arguments")
 def catch_refusal(
     formula: Callable[Concatenate[str, Arguments], Prescription],
 ) -> Callable[Concatenate[str, Arguments], Prescription]:
-    """Turn an InputError of `formula(theorem, …)` into a prescription without numbers.
+    """Decorate `formula` so that an InputError becomes a prescription without numbers.
 
     Args:
         formula: Function of a theorem's name and of other arguments that prescribes numbers.
 
     Returns:
-        The function, with the text of an InputError as the `refusal` of the prescription.
+        The function, which returns a prescription with the error's text as its `refusal` instead of raising.
     """
 
     @functools.wraps(formula)
@@ -266,34 +284,35 @@ class ReleaseNumbers(NamedTuple):
     """The public numbers of a run's releases."""
 
     batch: int
-    """B: number of records of all silos in a round."""
+    """B: number of records of all silos in a batch."""
     dimension: int
     """d: number of coordinates of a release."""
     clips: Floats
-    """Norm bounds on one record's increment, (T,)."""
+    """Norm bounds on one record's increment in the mean over a batch, (T,)."""
     stds: Floats
-    """Standard deviations of the noise in the mean over silos, per coordinate, (T,)."""
+    """Standard deviations of the noise of each release in the mean over silos, per coordinate, (T,)."""
 
     @property
     def sum_errors(self) -> Floats:
-        """s_t of running sums with decay 1, (T,): sampling error of rounds 1 … t, and noise of round t."""
+        """Bounds s_t of running sums with decay 1, (T,): sampling error of rounds 1 … t, noise of round t."""
         return np.asarray(np.sqrt(np.cumsum(self.clips**2) / self.batch + self.dimension * self.stds**2))
 
     @property
     def gradient_errors(self) -> Floats:
-        """s_t of releases that use one round's records only, (T,)."""
+        """Bounds s_t of releases that use one round's records only, (T,)."""
         return np.asarray(np.sqrt(self.clips**2 / self.batch + self.dimension * self.stds**2))
 
 
 class Bound(NamedTuple):
-    """Upper bound `value` on the mean excess risk if the conditions hold, or inf if it is vacuous."""
+    """Upper bound `value` on the mean excess risk, or inf if a condition of the proof fails."""
 
     value: float
-    """Bound on the mean excess risk, or inf if it is vacuous."""
+    """Bound on the mean excess risk, or inf if nothing is proved at these numbers."""
     conditions: tuple[Condition, ...]
     """Conditions under which the bound holds."""
     assumption: str = (
-        "records are independent, and no increment is longer than its clip; over the best point of the ball"
+        "records are independent, and no increment is longer than its clip; the excess is over the best point of "
+        "the ball"
     )
     """Assumption of the bound that cannot be checked by numbers."""
 
@@ -329,7 +348,7 @@ class Algorithm:
     schedule: Callable[[Any, FixedOrder], Participation] = lambda _settings, declared: declared
     """Participation of the row from the declared schedule, by default the declared schedule itself."""
     trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")
-    """Trust settings under which an outsider learns nothing but the row's releases."""
+    """Trust settings that the row accepts, under which an outsider learns nothing but its releases."""
     theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
     """Numbers that theorems ask for.
 
@@ -346,20 +365,24 @@ class Algorithm:
     * "points": the optimizer's queries and its output, which are linear in the releases while no projection is
       active.
     * "rows": the releases themselves, for optimizers whose theorems depend on the mean noise.
-    * None: the optimizer is neither linear nor has such a theorem, or its sums restart.
+    * None: the row has a mechanism of its own, or an optimizer to which no noise can be fitted.
     """
     name_of_mu: str = "mu"
-    """Name of the GDP parameter in the paper, which [privacy] accepts as a key beside `mu`."""
+    """Name of the GDP parameter in the paper, "mu" or "rho".
+
+    With "rho", [privacy] accepts the key `rho` in place of `mu`.
+    """
 
 
 SCALE_SETTINGS = ("clip", "step", "beta", "radius", "diameter")
-"""Settings that scale a run's numbers and do not change its linear map."""
+"""Settings that only scale a run's numbers.  The noise that suits a run best does not depend on them."""
 
 
 class NoiseSettings(Settings, MechanismOptions):
     """Settings of the noise that is added to the running sums.
 
-    Every algorithm can be run with every mechanism.
+    A row with these keys takes every mechanism that scenarios can name, if the mechanism has a form for the row's
+    sums.
     """
 
     mechanism: ChosenName = Field(
@@ -371,7 +394,7 @@ class NoiseSettings(Settings, MechanismOptions):
         "same",
         description='"column" raises the clips of rounds that the noise covers well, at the same noise; over '
         'several epochs a record\'s clips are redistributed; "balanced" is its name for independent noise in '
-        "one pass, S √(T / (T - t + 1))",
+        "one pass, where sums without decay have clips S √(T / (T - t + 1))",
     )
 
     @model_validator(mode="after")
@@ -398,7 +421,7 @@ class NoiseSettings(Settings, MechanismOptions):
         return needs_fit(self.mechanism, self)
 
     def with_unit_scale(self) -> Self:
-        """Copy of the settings with clip, step and sizes of 1, and late_clip "same".
+        """Copy of the settings with 1 for each of `SCALE_SETTINGS`, explicit parameters, and late_clip "same".
 
         The mechanism is independent noise, in place of one that may have to be fitted.
         """
@@ -414,6 +437,7 @@ def choose_mechanism(settings: NoiseSettings, _problem: Problem, workload: Workl
 
     Args:
         settings: Keys of the scenario, with the mechanism's name and options.
+        _problem: Unused, as every row's `mechanism` gets a problem.
         workload: Running sums.
 
     Raises:
@@ -502,10 +526,10 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class ScheduledSettings(Settings):
-    """Keys of every row with a server step: change of the step, and mean of the models that is published."""
+    """Keys of a step that changes over the run, and of a mean of the models that is published."""
 
     step_schedule: Literal["cosine", "drops"] | None = Field(
-        None, description="how the step shrinks: half a cosine down to 0, or after step_drops; not if left out"
+        None, description="how the step shrinks: by half a cosine towards 0, or at step_drops; not if left out"
     )
     warm_up: Share | None = Field(
         None, description="share of the rounds in which the step rises to its full length; 0 if left out"
@@ -517,20 +541,20 @@ class ScheduledSettings(Settings):
         None, description="what the step is multiplied by at each of step_drops; 0.1 if left out"
     )
     fading_average: Share | None = Field(
-        None, description="β: the mean of all models is published, one weighing β times the next"
+        None, description="β: a mean of all models is published, in which each weighs β times as much as the next"
     )
 
     @model_validator(mode="after")
     def _of_drops(self) -> Self:
         if (self.step_schedule == "drops") != (self.step_drops is not None):
-            raise ValueError('step_schedule = "drops" and step_drops come together: which, and when')
+            raise ValueError('step_schedule = "drops" and step_drops go together: give both, or neither')
         if self.step_drop is not None and self.step_drops is None:
-            raise ValueError('step_drop is of step_schedule = "drops": give step_drops too')
+            raise ValueError('step_drop needs step_schedule = "drops" and step_drops: give them too')
         return self
 
     @property
     def has_steady_steps(self) -> bool:
-        """Whether all steps are equal and the optimizer's own output is published, as theorems assume."""
+        """Whether the scenario sets no key that changes steps or the output, as theorems assume."""
         return self.warm_up is None and self.fading_average is None and self.step_schedule is None
 
     def step_factors(self, rounds: int) -> tuple[float, ...]:
@@ -554,7 +578,7 @@ class ScheduledSettings(Settings):
             problem: Public numbers of the run.
 
         Returns:
-            The optimizer itself if the scenario sets none of these keys.
+            Optimizer with both, or the given one if all factors are 1 and no average is asked for.
         """
         factors = self.step_factors(problem.rounds)
         scheduled: Optimizer = optimizer if set(factors) == {1.0} else ScheduledSteps(optimizer, factors)

@@ -22,7 +22,7 @@ projects on the ball K.
 | `lipschitz`, `smoothness` | L, M | loss / parameter, loss / parameter² |
 | `rounds`, `batch` | T, B | |
 | `clip` | norm bound on one example's increment | gradient |
-| `sigma` | standard deviation of a node's noise in the sum of a batch's mean increments | gradient |
+| `sigma` | standard deviation of a tree node's noise, for sums of mean increments over a batch | gradient |
 
 Errata: the z-step is α_t/β, as Algorithm 1 prints it.  The paper's proof silently halves it, which measures worse.
 
@@ -30,9 +30,10 @@ The theorems give parameters for a problem's numbers, and their conditions are c
 2, its ln natural.  The numbers are not rounded, and a run takes `whole_rounds` and `whole_batch`.
 
 Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`.  An increment is in at
-most ⌊log2 T⌋ + 1 tree nodes.  It changes each of these by clip / B under zero-out, and by twice that under
-replace-one.  `sigma` uses the exact Gaussian conversion and the exact number of nodes, both of them tighter than
-the paper's.  `sigma` is for batches of exactly B, and a run with whole batches calibrates its own noise.
+most ⌊log2 T⌋ + 1 tree nodes.  A record changes each of these by at most clip / B under zero-out, and by at most
+twice that under replace-one.  `sigma` uses the exact Gaussian conversion and this number of nodes, where the paper
+uses a looser conversion and prints log2 T nodes.  `sigma` is for batches of exactly B, and a run with whole
+batches calibrates its own noise.
 
 The bound on the excess risk (`accelerated_bound`) is for three sequences with α_t = t and released α_t ∇F(x_t) +
 e_t, where e_t is the error of the sum.  With c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the step to
@@ -88,7 +89,8 @@ class NesterovState(NamedTuple):
 class NesterovCoupling:
     """Optimizer that couples a gradient step and a weighted mirror step.
 
-    F(y_{T+1}) - F* = O(β R² / T²) on smooth convex losses, with F* the minimum of F over the ball.
+    Without noise, and with α_t = t, F(y_{T+1}) - F* ≤ β R² / (T (T + 1)) for a convex F of smoothness M < 2 β / (T
+    + 1) (`accelerated_bound`).  F* is the minimum of F over the ball.
 
     Attributes:
         beta: β, a number, or one for each replicate.
@@ -138,7 +140,7 @@ def accelerated_bound(
             term 2R s_t is left out.
 
     Returns:
-        The bound, infinite unless β > M (T+1)/2, with this condition.
+        The bound, infinite unless β > M (T+1)/2, and the condition M (T+1)/2 ≤ β.
 
     Example:
         >>> accelerated_bound(np.zeros(10), radius=1.0, smoothness=1.0, beta=11.0).value
@@ -165,7 +167,7 @@ class AcceleratedParameters:
     problem: Problem
     radius: float
     rounds: float
-    """T = n / B, not rounded."""
+    """T = n / B, not rounded, and above n if n is too small for the theorem."""
     batch: float
     """B, not rounded, and below 1 if n is too small for the theorem."""
     beta: float
@@ -177,7 +179,10 @@ class AcceleratedParameters:
     Corollary 9 prints clip √(log2 T ln(2.5/δ)) / (ε B), which is too small.  Corollary 13 prints 2√2 times that.
     """
     printed_epsilon: float
-    """True ε at δ of noise with `printed_sigma`, by the exact count of nodes."""
+    """True ε at δ of noise with `printed_sigma`, by the exact count of nodes.
+
+    The relation is the problem's.
+    """
     theorem: str
     """Setting of the theorem, "realizable" or "non-realizable"."""
     corollary: str
@@ -189,7 +194,7 @@ class AcceleratedParameters:
 
     @property
     def refusal(self) -> str | None:
-        """Reason, in one line, why the formula cannot be run for this n, or None."""
+        """Reason, in one line, why the formula cannot be run for this n, or None if T ≤ n."""
         n = self.problem.records
         if self.rounds <= n:
             return None
@@ -211,13 +216,18 @@ class AcceleratedParameters:
 
     @property
     def whole_rounds(self) -> int:
-        """Number of whole batches that the examples fill."""
+        """Number of whole batches that the examples fill.
+
+        Raises:
+            InputError: The formula cannot be run.
+        """
         return self.problem.records // self.whole_batch
 
     def excess_risk(self) -> float:
         """Bound the mean excess risk with `sigma`, whole rounds and whole batches, infinite if unknown.
 
-        The bound is `accelerated_bound`.  The paper's Theorems 3 and 15 leave out constants and logarithms.
+        The bound is `accelerated_bound`.  It is infinite if β ≤ M (T+1)/2, as it may be in the realizable
+        setting.  The paper's Theorems 3 and 15 leave out constants and logarithms.
 
         Raises:
             InputError: The formula cannot be run.
@@ -332,7 +342,10 @@ def _check_epsilon(theorem: str, problem: Problem, radius: float) -> float:
             "Lipschitz constant and smoothness"
         )
     if n < 2 or problem.dimension < 1:
-        raise InputError(f"examples = {n}, dimension = {problem.dimension}: 2 and 1 at least")
+        raise InputError(
+            f"examples = {n}, dimension = {problem.dimension}: the theorem is for 2 examples or more, and 1 "
+            "parameter or more"
+        )
     numbers = {"epsilon": epsilon, "lipschitz": problem.lipschitz, "smoothness": problem.smoothness}
     for name, value in (numbers | {"radius": radius}).items():
         check_positive(name, value)
@@ -355,9 +368,9 @@ def _calibrate(
 ) -> AcceleratedParameters:
     """Return a theorem's numbers with calibrated noise, its corollary's noise, and all conditions.
 
-    A record moves all tree nodes together by s = a (clip/B) √(⌊log2 T⌋ + 1), where a is 1 under zero-out and 2
-    under replace-one.  `sigma` is s/μ, for the largest μ whose Gaussian guarantee is (ε, δ)-DP.  The corollary's
-    noise is f (clip/B) √(log2 T ln(2.5/δ)) / ε.
+    A record moves all tree nodes together by at most s = a (clip/B) √(⌊log2 T⌋ + 1), where a is 1 under zero-out
+    and 2 under replace-one.  `sigma` is s/μ, for the largest μ whose Gaussian guarantee is (ε, δ)-DP.  The
+    corollary's noise is f (clip/B) √(log2 T ln(2.5/δ)) / ε.
 
     Args:
         theorem: "realizable" or "non-realizable".
@@ -405,7 +418,8 @@ _PAPER = "Choquette-Choo, Ganesh & Thakurta, Near-Optimal Rates for O(1)-Smooth 
 class AcceleratedSettings(NoiseSettings):
     """Parameters of the algorithm, or the theorem that they are taken from.
 
-    For data that fit on one machine the theorems' constants are far too large, which is then the error message.
+    The realizable theorem's constants ask for more rounds than there are records below about a million records (at
+    δ = 1e-5), and a scenario with this theorem is then refused.
     """
 
     parameters: Literal["explicit", "theorem-realizable", "theorem-non-realizable"] = Field(
@@ -443,7 +457,7 @@ class AcceleratedSettings(NoiseSettings):
 
         Raises:
             InputError: The theorem cannot be evaluated or run, or requires another number of rounds, which the
-                message holds.
+                message names.
         """
         if self.parameters == "explicit":
             assert self.clip is not None
@@ -480,10 +494,11 @@ def _prescribe(name: str, problem: Problem, radius: float) -> Prescription:
 
 
 def _make_estimator(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
-    """Return the estimator of prefix sums, with a smaller clip for round 1 if a tree's clips are balanced.
+    """Return the estimator of prefix sums, with a smaller clip for round 1 if `first_clip` is "balanced".
 
-    Round 1 is in h = ⌊log2 T⌋ + 1 released nodes, and every other round in at most h - 1.  The balanced clip of
-    round 1 is √((h - 1)/h) times the clip of the others, so that no round costs more than they do.
+    In the tree, round 1 is in h = ⌊log2 T⌋ + 1 released nodes, and every other round in at most h - 1.  The
+    balanced clip of round 1 is √((h - 1)/h) times the clip of the others, so that round 1 costs no more than they
+    do.  With another mechanism, or a single round, the clips stay equal.
     """
     clip, _ = settings.clip_and_beta(problem)
     level_total = level_count(problem.rounds)
@@ -524,7 +539,10 @@ class UnacceleratedSettings(AcceleratedSettings):
 def _unaccelerated_bound(
     settings: UnacceleratedSettings, problem: Problem, released: ReleaseNumbers
 ) -> Bound | None:
-    """Bound the excess risk of the average, whose sums and errors are divided by their t."""
+    """Bound the excess risk of the average of the iterates, or return None for the last iterate.
+
+    Release t estimates t ∇F(x_t), and the optimizer divides it by t, and with it its error.
+    """
     if settings.output != "average":
         return None
     return projected_bound(

@@ -36,7 +36,8 @@ coordinate).  Their Δ_t is the clients' mean displacement, and g_t = -Δ_t is t
 **Quantile clipping**: in every row of cohorts the clip may follow a quantile of the clients' norms.  Source:
 Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.  A client sends a bit,
 1 if its displacement fits the clip, and b~_t is the noisy share of such clients.  γ is the share that should fit.
-The displacement in units of C_t and the bit, as the coordinate ρ (bit - ½), have norm κ = √(1 + ρ²/4) at most.
+ρ is the weight of the bit, and η_C the rate at which the clip follows.  A client's clipped displacement over C_t,
+joined with the coordinate ρ (bit - ½), has norm κ = √(1 + ρ²/4) at most.
 
     b~_t = ½ + (last coordinate) / ρ
     C_{t+1} = C_t exp(-η_C (b~_t - γ)), between MIN_ADAPTIVE_CLIP and MAX_ADAPTIVE_CLIP
@@ -44,7 +45,7 @@ The displacement in units of C_t and the bit, as the coordinate ρ (bit - ½), h
 
 | here | paper | shape |
 |---|---|---|
-| `released` | Δ~_t / C_t, and ρ (b~_t - ½) | (..., d + 1) |
+| `released` | -Δ~_t / C_t, and ρ (b~_t - ½), for Δ~_t the noisy mean displacement | (..., d + 1) |
 | `clip` | C_t | (..., 1) |
 """
 
@@ -88,7 +89,7 @@ from fedpriv.participation.orders import FixedOrder
 class LocalStepsSettings(Settings):
     """Keys of the steps that a client takes on its own records in every round of its participation."""
 
-    local_steps: Count = Field(description="K: steps of a client on its own records; 1 step is its mean gradient")
+    local_steps: Count = Field(description="K: steps of a client on its own records; 1 is along its mean gradient")
     local_step: Positive = Field(description="η of the clients' own steps")
     local_batch: Count | None = Field(None, description="records in one local step; all of a client's if left out")
 
@@ -105,9 +106,9 @@ class OptionalLocalSteps(Settings):
     @model_validator(mode="after")
     def _go_together(self) -> Self:
         if (self.local_steps is None) != (self.local_step is None):
-            raise ValueError("local_steps and local_step come together: how many, and how long")
+            raise ValueError("local_steps and local_step go together: give both, or neither")
         if self.local_batch is not None and self.local_steps is None:
-            raise ValueError("local_batch is of local steps: give local_steps and local_step, or leave it out")
+            raise ValueError("local_batch needs local steps: give local_steps and local_step, or leave it out")
         return self
 
 
@@ -123,7 +124,7 @@ def add_local_steps(settings: LocalStepsSettings, problem: Problem, objective: O
         Objective whose increments are displacements by local steps.
 
     Raises:
-        InputError: The unit of protection is a single record.
+        InputError: A unit of protection has at most one record in a round.
     """
     return _with_local_steps(objective, problem, settings.local_step, settings.local_steps, settings.local_batch)
 
@@ -137,7 +138,7 @@ def add_optional_local_steps(settings: OptionalLocalSteps, problem: Problem, obj
         objective: Objective of the clients' records.
 
     Raises:
-        InputError: Local steps are given, and the unit of protection is a single record.
+        InputError: Local steps are given, and a unit of protection has at most one record in a round.
     """
     return (
         objective
@@ -152,12 +153,12 @@ def _with_local_steps(
     """Return the objective of a client's displacement.
 
     Raises:
-        InputError: A unit has one record, with which there is nothing to train on.
+        InputError: A unit has at most one record in a round, so that local steps are not those of a client.
     """
     if problem.unit.max_records == 1:
         raise InputError(
-            "algorithm.local_steps: what trains and is clipped is a client with its records, and privacy.unit is "
-            f'one {problem.unit.noun}; set privacy.unit = "client" and privacy.records of 2 or more'
+            "algorithm.local_steps: what trains and is clipped is a client with its records, and here a "
+            f'{problem.unit.noun} has one; set privacy.unit = "client" and privacy.records of 2 or more'
         )
     return LocalSteps(objective, step, steps, batch)
 
@@ -171,9 +172,9 @@ class AveragingState(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalAveraging:
-    """Optimizer that averages silos' points after steps of length `step`, and sends the mean.
+    """Optimizer that averages silos' points after steps of length `step`.
 
-    The mean is sent after every `every` rounds.
+    The average becomes the query once in `every` rounds.
     """
 
     step: Scalar
@@ -214,7 +215,7 @@ def _check_whole_averages(settings: LocalSettings, declared: FixedOrder) -> Fixe
     if declared.rounds % settings.local_steps:
         raise InputError(
             f"algorithm.local_steps = {settings.local_steps}: {declared.rounds} rounds, which are silos' steps, "
-            "are no whole number of averages; let federation.rounds be a multiple"
+            "are no whole number of averages; let federation.rounds be a multiple of the local steps"
         )
     return declared
 
@@ -249,8 +250,8 @@ def _make_displacement(problem: Problem) -> PlainGradient:
     """
     if problem.epsilon is not None:
         raise InputError(
-            "algorithm.name = 'fedavg': what a silo's own training moves has no bound for one record, so that no "
-            'noise can be calibrated to it; set privacy.mode = "none"'
+            "algorithm.name = 'fedavg': nothing bounds how far one record moves a silo's trained model, so that "
+            'no noise can be calibrated to it; set privacy.mode = "none"'
         )
     return PlainGradient(UNCLIPPED)
 
@@ -262,7 +263,7 @@ FEDERATED_AVERAGING = Algorithm(
     settings=AveragingSettings,
     estimator=lambda _settings, problem: _make_displacement(problem),
     mechanism=independent,
-    # a silo's increment is query - its trained model
+    # the silos' mean increment is the query minus the mean of their trained models
     objective=lambda settings, _problem, objective: LocalTraining(
         objective, settings.step, settings.local_batch, settings.local_epochs
     ),
@@ -281,12 +282,12 @@ class AdaptiveState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAdagrad:
-    """Optimizer whose steps of length `step` are divided by the root of the sum of all squares."""
+    """Optimizer that divides the momentum by the root of the sum of all squared gradients, plus τ."""
 
     step: Scalar
-    """η."""
+    """η: factor of every step."""
     first_decay: Scalar
-    """β₁: weight of the server's momentum."""
+    """β₁: weight of the earlier momentum."""
     floor: float = field(metadata=SHARED)
     """τ: the degree of adaptivity, where a smaller number adapts more."""
 
@@ -343,7 +344,7 @@ class QuantileState(NamedTuple):
 class QuantileClipping:
     """Optimizer that applies `inner` to d coordinates, and adapts the clip to a quantile.
 
-    A query is (x_t, C_t), (..., d + 1).
+    A query is (x_t, C_t), (..., d + 1), and the output is the inner optimizer's, (..., d).
     """
 
     inner: Optimizer
@@ -372,7 +373,10 @@ class QuantileClipping:
 
 
 _BIT_NOISE_DIVISOR = 20.0
-"""Divisor of a cohort in the noise of the count: noise multiplier · cohort / 20, as Andrew et al. 2021 advise."""
+"""Divisor of a cohort in the noise on the number of fitting clients.
+
+Andrew et al. 2021 advise a standard deviation of cohort / 20.  Here it is z κ times that, z the noise multiplier.
+"""
 
 
 class CohortSettings(LocalStepsSettings, ScheduledSettings):
@@ -391,13 +395,16 @@ class CohortSettings(LocalStepsSettings, ScheduledSettings):
     def _of_the_quantile(self) -> Self:
         quantile_keys = self.model_fields_set & {"clip_rate", "clip_weight"}
         if self.clip_quantile is None and quantile_keys:
-            raise ValueError(f"{min(quantile_keys)} is of a clip that follows a quantile: give clip_quantile too")
+            raise ValueError(
+                f"{min(quantile_keys)} needs a clip that follows a quantile: give clip_quantile, or leave it out"
+            )
         return self
 
     def bit_weight(self, problem: Problem) -> float:
-        """Return ρ, by default the number with which the noise on the share of fitting clients is z κ / 20.
+        """Return ρ, by default 20 over the cohort.
 
-        z is the noise multiplier of the vector, whose norm is at most κ.
+        The noise on the share of fitting clients then has standard deviation z κ / 20, where z is the noise
+        multiplier of the joint vector, whose norm is at most κ.
         """
         return _BIT_NOISE_DIVISOR / problem.batch if self.clip_weight is None else self.clip_weight
 
@@ -424,9 +431,9 @@ class FedAdamSettings(FedAdagradSettings):
 
 
 def _make_estimator(settings: CohortSettings, problem: Problem) -> PlainGradient:
-    """Return the estimator of a client's displacement of norm at most C.
+    """Return the estimator of a client's displacement, clipped to norm C.
 
-    With a bit for the quantile the norm is at most κ, in units of the current clip.
+    With a bit for the quantile, displacement and bit are clipped together to norm κ, in units of the current clip.
     """
     return (
         PlainGradient(settings.clip)
@@ -456,7 +463,7 @@ def _follow_quantile(settings: CohortSettings, problem: Problem, inner: Optimize
 def _make_row(
     name: str, title: str, source: str, settings: type[CohortSettings], server: Callable[[Any], SteppingOptimizer]
 ) -> Algorithm:
-    """Return a row of cohorts' clipped displacements with fresh noise, of any optimizer at the server."""
+    """Return the row of cohorts' clipped displacements with fresh noise, for one optimizer at the server."""
     return Algorithm(
         name=name,
         title=title,

@@ -46,9 +46,9 @@ class LeaderState(NamedTuple):
 
 @dataclass(frozen=True)
 class FollowTheRegularizedLeader:
-    """Optimizer whose iterate minimizes the summed linear losses plus ‖x - x_1‖²/(2η).
+    """Optimizer whose iterate steps from x_1 against the sum of all gradients, or its momentum.
 
-    The iterate is the next query.
+    Without momentum the iterate, which is the next query, minimizes ⟨S~_t, x⟩ + ‖x - x_1‖²/(2η) over the ball.
     """
 
     step: Scalar
@@ -56,7 +56,7 @@ class FollowTheRegularizedLeader:
     radius: Scalar
     """Radius of the ball, which may be infinite."""
     momentum: Scalar = 0.0
-    """γ."""
+    """γ, or 0 without momentum."""
 
     def start(self, initial: Tensor) -> LeaderState:
         return LeaderState(initial, torch.zeros_like(initial), initial)
@@ -78,7 +78,7 @@ class FtrlSettings(NoiseSettings, OptionalLocalSteps):
     """Keys of DP-FTRL."""
 
     clip: Positive = Field(description="C: norm bound on one record's gradient, or on how far one client moves")
-    step: Positive = Field(description="η: the model is x_1 - η · (sum of all gradients)")
+    step: Positive = Field(description="η: without momentum the model is x_1 - η · (sum of all gradients)")
     radius: Positive = Field(math.inf, description="radius of the ball the model stays in; unbounded if left out")
     momentum: Fraction = Field(0.0, description="momentum on the sums")
 

@@ -83,8 +83,8 @@ from fedpriv.participation.orders import FixedOrder
 class PublicChoices:
     """Public random choices of the optimizer, drawn from the seed and independent of all releases.
 
-    `publishes(k)` is true with probability 1/k, so that the last window with a true one is uniform over the
-    windows so far.  The paper draws the window once.  Here a run that stops early has its draw as well.
+    Window k becomes the output with probability 1/k (`publishes`), so that the output is uniform over the windows
+    that are complete.  The paper draws the window once.  Here a run that stops early has its draw as well.
     """
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
@@ -101,18 +101,18 @@ class PublicChoices:
 
         Args:
             t: Round, from 1.
-            like: Vectors with the device and type of the result.
+            like: Vectors with the device and type of a result for several replicates.
         """
         return _as_column(self._positions[:, t - 1], like)
 
     def publishes(self, window: int, like: Tensor) -> Tensor:
-        """Return a mask of the replicates whose output becomes window number `window`, from 1 on.
+        """Return a mask of the replicates whose output becomes the mean of this window.
 
         The mask is (replicates, 1), or () for one replicate and for a last window that is always published.
 
         Args:
             window: Number of the window, from 1.
-            like: Vectors with the device and type of the result.
+            like: Vectors on the device of the result.
         """
         return (
             torch.ones((), dtype=torch.bool, device=like.device)
@@ -143,7 +143,7 @@ class O2NCState(NamedTuple):
 class O2NC:
     """Online-to-non-convex conversion with projected online gradient descent.
 
-    Whatever is released, ‖Δ_t‖ ≤ D and ‖z_t - z_{t-1}‖ ≤ 2D.  The queries of a window lie within
+    Whatever finite vectors are released, ‖Δ_t‖ ≤ D and ‖z_t - z_{t-1}‖ ≤ 2D.  The queries of a window lie within
     ((W + 1)/2 - 1/W) D of their mean.  All queries and the output, with the choice of the window, are
     post-processing of releases and public random choices.
     """
@@ -163,10 +163,10 @@ class O2NC:
         return state.query_point
 
     def update(self, state: O2NCState, released: Tensor, current: Round) -> O2NCState:
-        """Step to x_t, choose Δ_{t+1} by projected descent, and draw z_{t+1}, (..., d) each."""
+        """Step to x_t, choose Δ_{t+1} by projected descent, and place z_{t+1} by s_{t+1}, (..., d) each."""
         window, t = self.choices.window, current.t
         window_sum, published = state.window_sum + state.query_point, state.published
-        # The window is complete, and replaces the output with probability 1/k.
+        # Window k = t / W is complete, and replaces the output with probability 1/k.
         if t % window == 0:
             published = torch.where(self.choices.publishes(t // window, released), window_sum / window, published)
             window_sum = torch.zeros_like(window_sum)
@@ -214,7 +214,9 @@ class GoldsteinSettings(Settings):
     oracle: Literal["first-order", "zeroth-order"] = Field(
         "first-order", description="gradients, or values, at random points around the query"
     )
-    directions: Count = Field(8, description="J: random directions a record and query")
+    directions: Count = Field(
+        8, description="J: random directions a record and query; an anchor's gradients take one"
+    )
     shared_directions: bool = Field(
         True, description="both gradients of a difference along the same directions; false is the paper's choice"
     )
@@ -257,7 +259,11 @@ class SinglePassSettings(GoldsteinSettings):
 
     @property
     def anchored_noise(self) -> AnchoredSquareRoot:
-        """Noise with a separate part for anchors, under which a record costs the same in each kind of round."""
+        """Noise with a separate part for anchors, sized so that neither kind of round pays for the other.
+
+        A record of an anchor costs as much as one of the first difference of a period.  Records of later
+        differences cost less.
+        """
         return AnchoredSquareRoot.with_equal_cost(self.period, self.anchor_clip / self.anchor_batches, self.clip)
 
 
@@ -280,21 +286,27 @@ def _prescribe(
         The theorem's numbers: "noise std" is that of a difference round (of every tree node in a single pass),
         "bound" is on the Goldstein measure, and "directions" and "directions needed" are J by `printed_directions`
         and by `needed_directions`.
+
+    Raises:
+        InputError: ε, the Lipschitz constant or the gap is not known, or the records are too few.
     """
     if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
         raise InputError(
             f"{name} needs a guarantee, a loss with a known Lipschitz constant, "
-            "and a bound on what it can fall by (--gap)"
+            "and a bound on how far the loss can fall (--gap)"
         )
     nonsmooth_problem = dataclasses.replace(
         settings.make_nonsmooth_problem(problem), lipschitz=problem.lipschitz, gap=problem.gap
     )
-    mu = mu_of(problem.epsilon, problem.delta)
     # The theory's noise is for replace-one, under which a record moves a sum twice as far as under zero-out.
-    parameters = plan(nonsmooth_problem, mu if problem.relation == "replace-one" else 2.0 * mu)
+    parameters = plan(
+        nonsmooth_problem,
+        (1.0 if problem.relation == "replace-one" else 2.0) * mu_of(problem.epsilon, problem.delta),
+    )
     # A record is in one round of a single pass, and in all rounds of a multi-pass run.  Half of δ, divided by the
     # number of these rounds, is the probability that the estimates of one round are too far from their means.
-    read_count = parameters.rounds if parameters.anchor_batch == parameters.batch else 1
+    multi_pass = not isinstance(settings, SinglePassSettings)
+    read_count = parameters.rounds if multi_pass else 1
     numbers = {
         "rounds": float(parameters.rounds),
         "batch": float(parameters.batch),
@@ -308,13 +320,17 @@ def _prescribe(
         "window": float(parameters.window),
         "step": parameters.step,
         "bound": parameters.bound,
-        "directions": printed_directions(nonsmooth_problem, parameters, problem.delta),
+        "directions": printed_directions(nonsmooth_problem, parameters, problem.delta, multi_pass=multi_pass),
         "directions needed": needed_directions(
             nonsmooth_problem, parameters.radius, 0.5 * problem.delta / read_count
         ),
     }
-    assumption = "clips take nothing away; the bound is on the Goldstein measure at radius 2α of a random window"
-    return Prescription(name, numbers, assumption=assumption)
+    return Prescription(
+        name,
+        numbers,
+        assumption="clips take nothing away; the bound is on the Goldstein measure at radius 2α of a random "
+        "window",
+    )
 
 
 def _single_pass_theorem(settings: SinglePassSettings, problem: Problem) -> tuple[Prescription, ...]:
@@ -352,8 +368,8 @@ def _make_one_pass_schedule(settings: SinglePassSettings, declared: FixedOrder) 
     """
     if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
-            "federation.epochs: goldstein-single-pass reads every record in one round, its differences would be "
-            "biased in a second pass; leave epochs out, or run goldstein-erm"
+            "federation.epochs: goldstein-single-pass reads every record in one round, because its differences "
+            "would be biased in a second pass; leave epochs out, or run goldstein-erm"
         )
     anchors = range(0, declared.rounds, settings.period)
     batches = (settings.anchor_batches if index in anchors else 1 for index in range(declared.rounds))
@@ -368,8 +384,8 @@ def _check_full_batches(_settings: GoldsteinSettings, declared: FixedOrder) -> F
     """
     if declared.rounds_per_epoch != 1:
         raise InputError(
-            "federation.epochs: goldstein-erm reads all of a silo's records in every round, nothing is proved for "
-            f"smaller batches; give epochs = rounds = {declared.rounds}, and a silo's records as batch"
+            "federation.epochs: goldstein-erm reads all of a silo's records in every round, and nothing is proved "
+            f"for smaller batches; give epochs = rounds = {declared.rounds}, and a silo's records as batch"
         )
     return declared
 
@@ -403,7 +419,7 @@ def _erm_error(settings: GoldsteinSettings, problem: Problem, noise_std: float) 
 
 
 def _anchor_noise_ratio(settings: GoldsteinSettings, problem: Problem) -> float:
-    """Ratio of an anchor's noise to a difference's, for the least noise at a fixed privacy cost."""
+    """Ratio of an anchor's noise to a difference's (`leaf_noise_ratio`)."""
     return leaf_noise_ratio(settings.anchor_clip, settings.clip, problem.rounds, settings.period)
 
 
@@ -413,7 +429,7 @@ def _make_optimizer(settings: GoldsteinSettings, problem: Problem, error: float)
     Args:
         settings: Keys of the row, with D, C1 (`anchor_clip`), W and η.
         problem: Numbers of the run, with T rounds and the seed of the public choices.
-        error: G0, the root mean square error of a release.
+        error: Bound G0 on the root mean square error of a release.
 
     Raises:
         InputError: A window has more rounds than the run.
@@ -476,7 +492,7 @@ GOLDSTEIN_ERM = Algorithm(
     source=f"{_PAPER}, Algorithms 2 and 4",
     settings=GoldsteinSettings,
     schedule=_check_full_batches,
-    # as above, over all records in every round
+    # the estimator of the single pass, over all records in every round
     estimator=_make_estimator,
     # Gaussian noise on every leaf, whose noisy value is added to g
     mechanism=lambda settings, problem, workload: LeafGaussian(

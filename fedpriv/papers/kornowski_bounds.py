@@ -31,6 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from fedpriv.core.errors import InputError
 from fedpriv.noise.tree import level_count
 
 Order = Literal["exact", "first", "zeroth"]
@@ -41,9 +42,10 @@ ROUNDING = 1e-9
 
 
 def smoothness_constant(dimension: int) -> float:
-    """Return the smoothness constant κ_d ≤ √d of a ball.
+    """Return the smoothness constant κ_d ≤ √d of smoothing over a ball in d dimensions.
 
-    An L-Lipschitz loss smoothed over a ball of radius α is exactly (κ_d L/α)-smooth.
+    An L-Lipschitz loss smoothed over a ball of radius α is (κ_d L/α)-smooth, and no smaller constant serves all
+    such losses.
 
     Example:
         >>> round(smoothness_constant(2), 6)
@@ -54,7 +56,7 @@ def smoothness_constant(dimension: int) -> float:
 
 
 def direction_energy(dimension: int) -> float:
-    """Return c_d, for which a one-direction zeroth-order estimate has mean square at most c_d L².
+    """Return c_d, for which a zeroth-order estimate along one direction has mean square at most c_d L².
 
     c_d is d²/(d - 1), and 1 in dimension 1.
 
@@ -122,7 +124,7 @@ class NonsmoothProblem:
     def difference_clip(self, radius: float) -> float:
         """Return the bound L · min(2, 2 κ_d D / α) of a difference of smoothed gradients.
 
-        Two consecutive queries are at most 2D apart.
+        The gradients are those of one record at consecutive queries, which are at most 2D apart.
         """
         return min(2.0 * self.lipschitz, 2.0 * self.smoothness * radius)
 
@@ -150,11 +152,11 @@ class NonsmoothProblem:
         | first order | 2 L²/J | (2L)²/J |
         | zeroth order | 2 c_d L²/J | L² min{(2 d D/α)², 4 c_d}/J |
 
-        Shared directions of first order have the bound (2L)², which always holds, since both gradients may turn at
-        every direction.
+        With shared directions a difference of first order can be 2L long along every direction, however near the
+        two queries are, since gradients of a loss that is not smooth can jump.  So its bound does not depend on D.
 
         Args:
-            radius: D, or infinity if it is unknown.
+            radius: D, or infinity if it is unknown.  It counts for shared directions of zeroth order only.
         """
         if self.order == "exact":
             return 0.0
@@ -175,7 +177,7 @@ def max_nodes(period: int) -> int:
 def single_pass_error(
     problem: NonsmoothProblem, radius: float, period: int, anchor_batch: int, batch: int, std: float
 ) -> float:
-    """Return G0 of the single-pass oracle without clipping.
+    """Return the bound G0 on the error of the single-pass oracle at the end of a period, without clipping.
 
     G0² = E_a/B1 + (Σ - 1) E_d/B2 + d std², with E_a from `anchor_energy` and E_d from `difference_energy`.
 
@@ -202,7 +204,7 @@ def multi_pass_error(
     difference_std: float,
     radius: float = math.inf,
 ) -> float:
-    """Return G0 of the multi-pass oracle without clipping.
+    """Return the bound G0 on the error of the multi-pass oracle at the end of a period, without clipping.
 
     Every round reads all n records, so that only directions and noise cause errors: once at the anchor, and in
     every difference as in a single pass.
@@ -232,9 +234,9 @@ def multi_pass_error(
 def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) -> float:
     """Return the ratio σ1/σ2 that minimizes σ1² + (Σ - 1) σ2² at a fixed privacy cost.
 
-    The cost is n_a C1²/σ1² + n_d C2²/σ2², for n_a = ⌈T/Σ⌉ anchors of clip C1 and noise σ1, and n_d = T - n_a
-    differences of clip C2 and noise σ2.  The ratio is √(C1/C2 · √(n_a (Σ - 1)/n_d)), or 1 if all rounds are
-    anchors.
+    The minimized number is the noise variance in the last round of a period.  The cost is n_a C1²/σ1² + n_d
+    C2²/σ2², for n_a = ⌈T/Σ⌉ anchors of clip C1 and noise σ1, and n_d = T - n_a differences of clip C2 and noise
+    σ2.  The ratio is √(C1/C2 · √(n_a (Σ - 1)/n_d)), or 1 if all rounds are anchors.
 
     Args:
         anchor_clip: C1.
@@ -258,15 +260,15 @@ def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) 
 def explicit_bound(
     problem: NonsmoothProblem, radius: float, window: int, windows: int, norm: float, error: float
 ) -> float:
-    """Return (Φ + L α)/(D K W) + 2.5 G1/√W + 2 G0, or infinity without a window.
+    """Return (Φ + L α)/(D K W) + 2.5 G1/√W + 2 G0, or infinity without a complete window.
 
-    The bound is Proposition 2.6 with corrected constants.
+    The result bounds the expected Goldstein measure of a random window: Proposition 2.6 with corrected constants.
 
     Args:
         problem: Numbers of the problem, Φ, L and α.
         radius: D.
         window: W.
-        windows: K.
+        windows: K, the number of complete windows.
         norm: G1.
         error: G0.
     """
@@ -309,10 +311,12 @@ class GoldsteinParameters:
 
     @property
     def windows(self) -> int:
+        """Number K of complete windows."""
         return self.rounds // self.window
 
     @property
     def anchors(self) -> int:
+        """Number of anchor rounds."""
         return -(-self.rounds // self.period)
 
     @property
@@ -321,7 +325,9 @@ class GoldsteinParameters:
         return self.anchor_batch * self.anchors + self.batch * (self.rounds - self.anchors)
 
 
-def printed_directions(problem: NonsmoothProblem, parameters: "GoldsteinParameters", delta: float) -> float:
+def printed_directions(
+    problem: NonsmoothProblem, parameters: GoldsteinParameters, delta: float, *, multi_pass: bool
+) -> float:
     """Return J of Theorem 3.1, 6.1 or 4.1 at the parameters of a run.
 
     | theorem | J, not rounded |
@@ -335,12 +341,13 @@ def printed_directions(problem: NonsmoothProblem, parameters: "GoldsteinParamete
 
     Args:
         problem: Numbers of the problem.
-        parameters: Parameters of the theorem, with σ1 = `anchor_std` and σ2 = `difference_std`.  Equal batches
-            B1 = B2 count as a multi-pass run of n = B2 records.
+        parameters: Parameters of the theorem, with σ1 = `anchor_std` and σ2 = `difference_std`, and in a
+            multi-pass run n = B1 = B2.
         delta: δ.
+        multi_pass: Whether the parameters are those of Theorem 4.1.
     """
     d, squared_ratio = problem.dimension, (problem.smoothing / parameters.radius) ** 2
-    if parameters.anchor_batch == parameters.batch:
+    if multi_pass:
         gradient_energy = problem.lipschitz**2 * d / parameters.batch
         return gradient_energy * (
             parameters.period / parameters.anchor_std**2 + 1.0 / parameters.difference_std**2
@@ -356,8 +363,8 @@ def needed_directions(problem: NonsmoothProblem, radius: float, failure: float) 
 
     J is ln(1/p) max{1, (α/D)²/d} for gradients, and ln(1/p) (d + (α/D)²) otherwise, where p is `failure`.
 
-    With J directions a replaced record's estimates are near enough to their means.  Neighbouring data sets see the
-    other records along the same directions.  So J depends on no batch size, and has no factor ln d.
+    Neighbouring data sets see all other records along the same directions.  Only the replaced record's estimates
+    have to be near their means, so J depends on no batch size, and has no factor ln d.
 
     Args:
         problem: Numbers of the problem.
@@ -383,15 +390,21 @@ def plan_single_pass(
         B1 = Σ,  B2 = 1,  C1 = L,  C2 = L min{2, 2 κ_d D/α}
         std of a node = (2/μ) max{(C1/Σ) √h, C2 √(h - 1)}
 
-    An anchor is in at most h nodes, and a difference in at most h - 1.  T then falls until the n records suffice.
+    An anchor is in at most h nodes, and a difference in at most h - 1.  If a pass with these numbers would read
+    more than n records, T then falls until they suffice.  A run without privacy leaves out the terms with μ.
 
     Args:
         problem: Numbers of the problem.
         records: n.
-        mu: μ, or infinity for a run without privacy, in which the terms with μ are left out.
-        radius_factor: Factor of the theorem's D.
-        period_factor: Factor of the theorem's Σ.
+        mu: μ, or infinity for a run without privacy.
+        radius_factor: Factor of the theorem's D, before the limit α/4.
+        period_factor: Factor of the theorem's Σ, before it is rounded.
+
+    Raises:
+        InputError: n is below 2.
     """
+    if records < 2:
+        raise InputError(f"a single pass has a round for every two records: give 2 or more, not {records}")
     dimension, lipschitz, gap, smoothing = problem.dimension, problem.lipschitz, problem.gap, problem.smoothing
     rounds = records // 2
     drop = gap / (lipschitz * rounds)
@@ -420,8 +433,8 @@ def plan_multi_pass(
 ) -> GoldsteinParameters:
     """Choose the parameters of Theorem 4.1 with corrected D and T, for all records in every round.
 
-        D = min{α β²/(4 L²), α/4},  T = ⌈8 Φ L²/(α β³)⌉, and one window of rounds at least
-        Σ = α/(D √d), rounded to an integer from 1 to T
+        D = min{α β²/(4 L²), α/4},  T' = ⌈8 Φ L²/(α β³)⌉,  T the larger of T' and one window
+        Σ = α/(D √d), rounded to an integer from 1 to T', or 1 if T' is 0
         B1 = B2 = n,  C1 = L,  C2 = L min{2, 2 κ_d D/α}
         σ1 = r σ2,  σ2 = 2 √(n_a C1²/r² + n_d C2²)/(n μ)
 
@@ -432,8 +445,8 @@ def plan_multi_pass(
         problem: Numbers of the problem.
         records: n.
         target: β, the Goldstein measure to reach.
-        mu: μ.
-        rounds_factor: Factor of T, 8 in the formula above.
+        mu: μ, or infinity for a run without privacy.
+        rounds_factor: Factor 8 in the formula of T'.
     """
     lipschitz, smoothing = problem.lipschitz, problem.smoothing
     radius = min(smoothing * target**2 / (4.0 * lipschitz**2), smoothing / 4.0)
@@ -454,7 +467,8 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
     """Return the numbers of records in Table 1, without the constants and logarithms of its Ω~.
 
     The numbers are for a Goldstein measure of at most `target` at radius 2 · `smoothing`.  The multi-pass result
-    is about the given records.  The last line adds the number that Section 5 requires for the population.
+    is about the mean loss of the given records.  The last entry adds the number that Section 5 requires for the
+    population.
 
     Args:
         problem: Numbers of the problem.
@@ -481,8 +495,8 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
 def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
     """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
 
-    All constants are included.  The bound of a multi-pass run at β exceeds β, so the best of 12
-    values β = 0.7^k · target counts, k = 0 … 11.
+    All constants are included, and each number is at most about a hundredth too large.  The bound of a multi-pass
+    run at β exceeds β, so the best of 12 values β = 0.7^k · target counts, k = 0 … 11.
 
     Args:
         problem: Numbers of the problem.
@@ -502,10 +516,10 @@ def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> di
 
 
 def _find_min_records(bound: Callable[[int], float], target: float) -> float:
-    """Return the smallest n from which on the bound is at most the target, to about a hundredth.
+    """Return the smallest n at which the bound is at most the target, or at most about a hundredth more.
 
-    The search doubles n from 4 and then bisects, so it presumes that the bound falls in n.  The result is infinity
-    beyond 10^18.
+    The search doubles n from 4 and then bisects, so it presumes that the bound falls in n.  The result is 3 or
+    more, and infinity beyond 10^18.
 
     Args:
         bound: Function of n.

@@ -1,8 +1,8 @@
 """Noisy Newton for logistic models of few parameters, with confidence intervals.
 
 Source: Avella-Medina, Bradshaw & Loh, "Differentially Private Inference via Noisy Optimization" (Annals of
-Statistics 2023), section 3.  A model has p parameters.  A record's increment holds its gradient and its Hessian,
-clipped separately, one after the other, where clip(v, C) shortens v to norm C if it is longer:
+Statistics 2023), section 3.  A model has p parameters.  The increment v_b of a record b is one vector of its
+gradient and its Hessian, which are clipped separately, where clip(v, C) shortens v to norm C if it is longer:
 
     v_b = (clip(∇f, C),  κ clip(svec ∇²f, C_H)),   κ = (C / C_H) √(φ / (1 - φ)),   ‖v_b‖ ≤ C / √(1 - φ)
 
@@ -13,8 +13,8 @@ the entries off the diagonal times √2.  From the noisy means g~_t and H~_t at 
     u_t = x_t - (A_t₊ + λ I)⁻¹ (g~_t + λ x_t)       A₊ is A without its negative eigenvalues
     x_{t+1} = u_t if t ≤ 2, else the mean of u_2 … u_t
 
-The paper uses H~_t and u_t themselves.  Means use the budget of all rounds, and leave out the first step u_1,
-which starts far from the minimum.
+The paper uses H~_t and u_t themselves.  Means use the budget of all rounds.  The mean of the u leaves out the
+first step u_1, which starts far from the minimum.
 
 | here | paper | shape |
 |---|---|---|
@@ -46,9 +46,9 @@ from fedpriv.participation.orders import Dependence
 MAX_PARAMETERS = 50
 """Largest number of parameters, with 1,325 numbers in a release."""
 _CHUNK_VALUES = 2**22
-"""Number of values of the vectors that are formed at once."""
+"""Number of values of the increments that are formed at once, of one record at least."""
 _MIN_ROUNDS = 2
-"""Fewest rounds after which intervals have their coverage."""
+"""Fewest rounds after which intervals are given."""
 
 
 @lru_cache(maxsize=8)
@@ -82,15 +82,17 @@ class GradientAndHessian(View):
 
     A point is (x, svec A).  The server maintains A, and no increment depends on it.
 
-    Guarantee: a record's increment is a function of its own record and the query, of norm `clip` at most, whatever
-    the query is.  The norm of the gradient's part is at most `gradient_clip`, and that of the Hessian's part,
-    before it is multiplied by `kappa`, at most `curvature_clip`.
+    Guarantee: a record's increment, before its weight, is a function of its own record and the query, of norm at
+    most the round's clip, whatever the query is.  The norm of the gradient's part is at most `gradient_clip`, and
+    that of the Hessian's part, before it is multiplied by `kappa`, at most `curvature_clip`.
     """
 
     base: LogisticRegression
     """Logistic model of p parameters without a penalty."""
     gradient_clip: float = field(metadata=SHARED)
+    """C: norm bound on the gradient."""
     curvature_clip: float = field(metadata=SHARED)
+    """C_H: norm bound on the Hessian."""
     kappa: float = field(metadata=SHARED)
     """κ: factor of the Hessian's part."""
     penalty: float = field(metadata=SHARED)
@@ -127,7 +129,8 @@ class GradientAndHessian(View):
             clip: Norm bound of a whole increment.
 
         Returns:
-            The sum, (..., d), and the number of records of weight above 0 with any clipping, (...).
+            The sum, (..., d), and the number of records of weight above 0 of which any part was clipped or set to
+            0, (...).
         """
         records, weights = batch
         leading_shape = np.broadcast_shapes(query.points[0].shape[:-1], records.features.shape[:-2])
@@ -152,7 +155,8 @@ class GradientAndHessian(View):
 
         Gradients are clipped to `gradient_clip`, and Hessians to `curvature_clip` and then multiplied by κ.  Both
         together are clipped to `clip` and multiplied by the record's weight.  A record of which a part is not
-        finite, or too large for the type, has an increment of 0.  The mask is False for a weight of 0.
+        finite, or too large for the type, has an increment of 0 and counts as clipped.  The mask is False for a
+        weight of 0.
         """
         records, weights = batch
         output_gradient, curvature = self._derivatives(query, records)
@@ -233,8 +237,8 @@ class GradientAndHessian(View):
             Each of the p weights with the ends of its interval.
 
         Raises:
-            InputError: There was one round, whose step from 0 is not yet at the minimum.  Intervals would then
-                cover about 77 %.
+            InputError: There were fewer than two rounds.  A single step from 0 is not yet at the minimum, and
+                intervals covered 77 % of the weights in an experiment.
         """
         std, records, counted_share, rounds = published
         if rounds < _MIN_ROUNDS:
@@ -267,7 +271,9 @@ class NoisyNewton:
     parameters: int
     """p."""
     kappa: float = field(metadata=SHARED)
+    """κ: factor of the Hessian's part in a release."""
     penalty: float = field(metadata=SHARED)
+    """λ."""
 
     def start(self, initial: Tensor) -> Tensor:
         return initial
@@ -287,7 +293,7 @@ class NoisyNewton:
         gradient = mean[..., :size].double() + self.penalty * x
         # Noise can make eigenvalues negative.
         eigen_step = (vectors.mT @ gradient.unsqueeze(-1)).squeeze(-1) / (values.clamp(min=0.0) + self.penalty)
-        # u_1 and u_2 replace x.  From t = 3 on, a step of 1 / (t - 1) gives the mean of u_2 … u_t.
+        # u_1 and u_2 replace x.  From t = 3 on, 1 / (t - 1) of the way to u_t gives the mean of u_2 … u_t.
         return torch.cat(
             [(x - (vectors @ eigen_step.unsqueeze(-1)).squeeze(-1) / max(1, t - 1)).to(state.dtype), new_mean], -1
         )
@@ -318,15 +324,18 @@ def _add_hessian(settings: NewtonSettings, objective: Objective) -> GradientAndH
     """Return the view of a logistic model whose increments hold gradient and Hessian.
 
     Raises:
-        InputError: The model is no plain logistic regression, has a penalty of its own, or too many parameters.
+        InputError: The model is no plain logistic regression, has a penalty of its own, or has too many
+            parameters.
     """
     if type(objective) is not LogisticRegression:
-        raise InputError("algorithm.name = 'noisy-newton': is of model.name = \"logistic-regression\"")
+        raise InputError("algorithm.name = 'noisy-newton': it trains only model.name = \"logistic-regression\"")
     if objective.penalty:
-        raise InputError("model.penalty: noisy-newton's is the server's; give algorithm.penalty, and leave it out")
+        raise InputError(
+            "model.penalty: noisy-newton's server adds the penalty; give algorithm.penalty, and leave this key out"
+        )
     if objective.dimension > MAX_PARAMETERS:
         raise InputError(
-            f"algorithm.name = 'noisy-newton': is for at most {MAX_PARAMETERS} parameters, and the model has "
+            f"algorithm.name = 'noisy-newton': it is for at most {MAX_PARAMETERS} parameters, and the model has "
             f"{objective.dimension}; take 'dp-sgd'"
         )
     return GradientAndHessian(

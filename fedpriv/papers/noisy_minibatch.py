@@ -4,7 +4,7 @@ Source: Lowy & Razaviyayn, "Private Federated Learning Without a Trusted Server:
 Losses" (ICLR 2023).  In each of R rounds each of M silos draws K of its n records and adds N(0, σ² I) to the mean
 of their gradients.  With g~_{r,i} the noisy mean of silo i, η the step and Π the projection on a ball around 0,
 
-    w_{r+1} = Π(w_r - η (1/M) Σ_i g~_{r,i}),   output the mean of the iterates
+    w_{r+1} = Π(w_r - η (1/M) Σ_i g~_{r,i}),   output the mean of w_2 … w_{R+1}
 
 Noise and batch size are those of the authors' published programs (`gauss_AC` and the choice of K).  One pair is by
 advanced composition, as in the theorem, and one by the moments accountant, as in the experiments.  Both are for
@@ -27,16 +27,14 @@ from fedpriv.papers.sgd import ProjectedSGD, StepSettings, averaged_bound
 
 @dataclass(frozen=True)
 class NoisyMinibatch:
-    """Parameters of R rounds with batch K, and noise `sigma` in each silo's mean gradient.
-
-    `sigma` is a standard deviation per coordinate.
-    """
+    """Parameters of R rounds with batch K, and noise `sigma` in each silo's mean gradient."""
 
     rounds: int
     """R."""
     batch: int
     """K: records of one silo in a round."""
     sigma: float
+    """Standard deviation σ of the noise in each coordinate."""
     conditions: tuple[Condition, ...]
     """Upper bound on ε, and K ≤ n."""
 
@@ -46,7 +44,8 @@ def parameters_by_moments(
 ) -> NoisyMinibatch:
     """Return the parameters by the moments accountant.
 
-    σ² = 8 L² R ln(1/δ)/(n² ε²) and K = max(1, n √(ε/(4R))), rounded down, for ε ≤ 2 ln(1/δ).
+    σ² = 8 L² R ln(1/δ)/(n² ε²) and K = max(1, n √(ε/(4R))), rounded down, for ε ≤ 2 ln(1/δ).  A larger ε is not
+    refused: its condition then does not hold.
 
     Args:
         examples: Number n of records in a silo.
@@ -80,7 +79,7 @@ def parameters_by_advanced_composition(
     """Return the parameters by advanced composition.
 
     σ² = 256 L² R ln(2.5RK/(δn)) ln(2/δ)/(n² ε²) and K = max(1, nε/(4√(2R ln(2/δ)))), rounded down, for
-    ε ≤ 2 ln(2/δ).
+    ε ≤ 2 ln(2/δ).  A larger ε is not refused: its condition then does not hold.
 
     Args:
         examples: Number n of records in a silo.
@@ -110,7 +109,7 @@ def parameters_by_advanced_composition(
 def _check(examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float) -> None:
     """Raise InputError for a number that is out of its range."""
     if min(examples, rounds) < 1:
-        raise InputError(f"examples = {examples}, rounds = {rounds}: 1 or more of both")
+        raise InputError(f"examples = {examples}, rounds = {rounds}: both must be 1 or more")
     check_positive("epsilon", epsilon)
     check_delta(delta)
     check_positive("lipschitz", lipschitz)
@@ -135,7 +134,7 @@ def _prescribe(
     clip: float,
     problem: Problem,
 ) -> Prescription:
-    """Prescribe noise and batch of the authors' programs, for silos of equal size."""
+    """Prescribe noise and batch of the authors' programs, for silos of equal size and L = `clip`."""
     if problem.epsilon is None:
         raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
     parameters = formula(problem.records // problem.silos, problem.rounds, problem.epsilon, problem.delta, clip)
@@ -160,7 +159,7 @@ NOISY_MINIBATCH = Algorithm(
     settings=StepSettings,
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
     mechanism=independent,
-    # w_{r+1} = Π(w_r - η (1/M) Σ_i g~_{r,i}), output the mean of the iterates
+    # w_{r+1} = Π(w_r - η (1/M) Σ_i g~_{r,i}), output the mean of w_2 … w_{R+1}
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(settings.step, settings.radius, averaged=True),
     theorems=lambda settings, problem: (
         _prescribe("moments accountant", parameters_by_moments, settings.clip, problem),

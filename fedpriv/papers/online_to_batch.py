@@ -50,16 +50,20 @@ class OnlineToBatchSettings(NoiseSettings):
     """Keys of private online-to-batch."""
 
     clip: Positive = Field(description="C: an increment of round t is clipped to C t^(k-1)")
-    step: Positive = Field(description="η of online gradient descent on the weighted gradients")
+    step: Positive = Field(description="η of online gradient descent on the gradients times α_t")
     radius: Positive = Field(description="radius of the ball the model stays in")
     power: Annotated[int, Field(ge=1, le=8)] = Field(1, description="k: the weights are α_t = t^k")
 
 
 def _prescribe_clip(settings: OnlineToBatchSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """Prescribe the clip with which no increment is clipped, if G and H hold in the ball."""
+    """Prescribe the key `clip` with which no increment is clipped, if G and H hold in the ball."""
     name = "bound on increments"
     if settings.radius > problem.convex_within:
-        return (Prescription(name, {}, refusal=f"{name}: no slope and smoothness are known in the ball"),)
+        return (
+            Prescription(
+                name, {}, refusal=f"{name}: no Lipschitz constant and smoothness of the loss are known in the ball"
+            ),
+        )
     clip = increment_bound(1, settings.power, problem.lipschitz, problem.smoothness, 2.0 * settings.radius)
     return (Prescription(name, {"rounds": float(problem.rounds), "batch": float(problem.batch), "clip": clip}),)
 

@@ -1,11 +1,11 @@
 """Phased SGD: private stochastic convex optimization in linear time, inside one curator.
 
 Source: Feldman, Koren & Talwar, "Private Stochastic Convex Optimization: Optimal Rates in Linear Time" (STOC
-2020), section 4.  SGD runs in phases of halving length, each with a quarter of the step and a noisy start.  Phase
-i = 1, 2, … reads n_i = n/2^i fresh examples in gradient rounds, from w_{i,1} = w_{i-1}.  An empty round then adds
-the noise.
+2020), section 4.  SGD runs in phases, each of half the length and with a quarter of the step of the phase before,
+from a noisy start.  Phase i = 1, 2, … has n_i = ⌊n/(2^i B)⌋ gradient rounds, each with B fresh examples, from
+w_{i,1} = w_{i-1}.  An empty round then adds the noise.
 
-    w_{i,t+1} = Π_K(w_{i,t} - η_i g_t),   η_i = η / 4^i,  g_t the mean gradient of a batch without noise
+    w_{i,t+1} = Π_K(w_{i,t} - η_i g_t),   η_i = η / 4^i,  g_t the mean gradient of a batch, without noise
     w_i       = Π_K((w_{i,1} + … + w_{i,n_i}) / n_i - η_i ζ_i),   ζ_i the noise of the phase's empty round
 
 The paper does not project w_i.  Projecting a private point costs no privacy, and the average lies in K already.
@@ -68,7 +68,7 @@ def make_phases(examples: int, batch: int = 1) -> Phases:
         batch: B.
 
     Raises:
-        InputError: The first phase has no round.
+        InputError: The first phase has no round, or the batch is below 1.
 
     Example:
         >>> make_phases(16).lengths
@@ -77,7 +77,7 @@ def make_phases(examples: int, batch: int = 1) -> Phases:
     if batch < 1 or examples < 2 * batch:
         raise InputError(
             f"examples = {examples}, batch = {batch}: the first phase reads half of the "
-            "examples, so there must be two batches of 1 or more at least"
+            "examples, so there must be two batches or more, each of 1 example or more"
         )
     lengths, length = [], examples // (2 * batch)
     while length >= 1:
@@ -109,13 +109,15 @@ class PhasedSGD:
     """Optimizer whose queries are the iterates of a phase, and whose output changes in empty rounds only.
 
     Guarantee: queries are NOT private, and all rounds happen inside one curator.  `output` is the start of the
-    current phase.  This point is a function of the releases of empty rounds, so that it may be shown at any time.
+    current phase: the initial model, or the average of an earlier phase to which the noise of that phase's empty
+    round was added.  Noise is calibrated for these starts, so that they, and nothing else, may be shown at any
+    time.
     """
 
     phases: Phases
     """Numbers n_i of gradient rounds, with an empty round after each phase."""
     step: Scalar
-    """η."""
+    """η: phase i takes steps η / 4^i."""
     radius: Scalar
     """Radius of K."""
 
@@ -126,7 +128,7 @@ class PhasedSGD:
         return state.iterate
 
     def update(self, state: PhasedState, released: Tensor, current: Round) -> PhasedState:
-        """Step from w_{i,t} in a gradient round, and from the average to w_i in an empty one, (..., d)."""
+        """Step from w_{i,t} to w_{i,t+1} in a gradient round, and from the average to w_i in an empty one."""
         phase = self.phases.phase(current.t)
         displacement = self.step * phase_step_factor(phase) * released / current.scale
         if self.phases.batch_index(current.t) is not None:
@@ -147,11 +149,13 @@ class PhasedSGD:
 def suggested_step(examples: int, dimension: int, lipschitz: float, diameter: float, mu: float) -> float:
     """Return η = (D/L) min{4/√n, μ/(2√d)}, for batches of 1 and replace-one neighbours.
 
+    The formula is quoted from memory.
+
     Args:
         examples: n.
         dimension: d.
         lipschitz: L.
-        diameter: D.
+        diameter: Diameter D of the ball K.
         mu: μ, for the paper's ρ of (α, αρ²/2)-RDP.
 
     Example:
@@ -174,7 +178,7 @@ def step_conditions(step: float, smoothness: float) -> tuple[Condition, ...]:
 def phased_bound(
     lengths: Sequence[int], steps: Sequence[float], noises: Sequence[float], radius: float, lipschitz: float
 ) -> Bound:
-    """Bound the excess risk of phases i = 1 … k.
+    """Bound the excess risk after phases i = 1 … k, by the formula in the module's text.
 
     Proof: docs/proofs/excess-risk.md.
 
@@ -190,7 +194,7 @@ def phased_bound(
         start_error**2 / (2.0 * step * length) + step * lipschitz**2 / 2.0
         for length, step, start_error in zip(lengths, steps, start_errors, strict=True)
     )
-    return Bound(value, (), "records are independent; over the best point of the ball")
+    return Bound(value, (), "records are independent; the excess is over the best point of the ball")
 
 
 class PhasedSettings(Settings):
@@ -204,10 +208,10 @@ class PhasedSettings(Settings):
 
 
 def _make_schedule(declared: FixedOrder) -> Phases:
-    """Make the phases of one pass.
+    """Make the phases of one pass, whose rounds read one batch of the declared order each.
 
     Raises:
-        InputError: The scenario has several passes, or too few records for a phase.
+        InputError: The scenario has several passes, or a single batch.
     """
     if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
@@ -229,7 +233,7 @@ def _make_mechanism(settings: PhasedSettings, problem: Problem, _workload: Workl
 
 
 def _find_clip(settings: PhasedSettings, problem: Problem) -> float:
-    """Return the clip of the gradients.
+    """Return the clip of the gradients, the Lipschitz constant by default.
 
     Raises:
         InputError: The loss is not known to be convex in the ball, so that the contraction argument does not hold.
@@ -251,16 +255,26 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
     2 · `radius`.  The noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under
     replace-one.  Under zero-out the step takes 2μ for μ, since it is stated for replace-one.
     """
+<<<<<<< HEAD
     if problem.epsilon is None or settings.radius > problem.convex_within:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex in the ball")
     rounds = make_phases(problem.records).rounds
+=======
+    if problem.epsilon is None or not problem.convex:
+        raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex")
+>>>>>>> main
     mu = mu_of(problem.epsilon, problem.delta)
-    diameter = moved_by(problem.relation, 1.0, 1.0)
+    factor = moved_by(problem.relation, 1.0, 1.0)
     step = suggested_step(
-        problem.records, problem.dimension, problem.lipschitz, 2.0 * settings.radius, 2.0 * mu / diameter
+        problem.records, problem.dimension, problem.lipschitz, 2.0 * settings.radius, 2.0 * mu / factor
     )
-    numbers = {"rounds": float(rounds), "batch": 1.0, "clip": problem.lipschitz, "step": step}
-    numbers["noise std"] = problem.lipschitz * diameter / mu
+    numbers = {
+        "rounds": float(make_phases(problem.records).rounds),
+        "batch": 1.0,
+        "clip": problem.lipschitz,
+        "step": step,
+        "noise std": problem.lipschitz * factor / mu,
+    }
     return Prescription(name, numbers, step_conditions(step, problem.smoothness))
 
 
@@ -272,8 +286,11 @@ def _compute_bound(settings: PhasedSettings, problem: Problem, released: Release
     """
     lengths = _problem_phases(problem).lengths
     steps = [settings.step * phase_step_factor(phase) for phase in range(1, len(lengths) + 1)]
-    stds = released.stds[np.cumsum([length + 1 for length in lengths]) - 1]
-    noises = [step * std * math.sqrt(problem.dimension) for step, std in zip(steps, stds.tolist(), strict=True)]
+    empty_rounds = np.cumsum([length + 1 for length in lengths]) - 1  # counted from 0
+    noises = [
+        step * std * math.sqrt(problem.dimension)
+        for step, std in zip(steps, released.stds[empty_rounds].tolist(), strict=True)
+    ]
     return phased_bound(lengths, steps, noises, settings.radius, problem.lipschitz)
 
 

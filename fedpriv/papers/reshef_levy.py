@@ -26,7 +26,7 @@ Weights are α_t = t, with sums α_{1:t} = α_1 + … + α_t.
 | `noise_in_mean` | σ/√M (5.2), σ (6.2): in the mean over silos | gradient |
 
 Theorems 5.2 (untrusted server) and 6.2 (trusted server) are for replace-one.  Under zero-out a record changes a
-sum by half as much, and half of the noise suffices.
+sum by at most half as much, and half of the noise suffices.
 """
 
 import math
@@ -69,7 +69,8 @@ class AnytimeState(NamedTuple):
 class AnytimeSGD:
     """Projected SGD whose query points are the average of its iterates, with the estimator's weights.
 
-    (t-1) ‖x_t - x_{t-1}‖ ≤ 2D follows from the averaging weights, and DP-μ²-FL's S = G + 2LD from this bound.
+    For α_t = t and a ball of diameter D, (t-1) ‖x_t - x_{t-1}‖ ≤ 2D (t-1)/(t+1) < 2D.  DP-μ²-FL's S = G + 2LD
+    follows from this bound.
     """
 
     step: Scalar
@@ -86,6 +87,11 @@ class AnytimeSGD:
         return state.query_point
 
     def update(self, state: AnytimeState, released: Tensor, current: Round) -> AnytimeState:
+        """Return w_{t+1}, x_{t+1} and x_t, (..., d) each, from the state with w_t and x_t.
+
+        Raises:
+            InputError: The estimator has no weights.
+        """
         iterate = project_to_ball(take_step(state.iterate, self.step, released), self.radius)
         if current.next_share is None:
             raise InputError(
@@ -122,7 +128,7 @@ def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) 
 
         E f(x_T) - f(x*) ≤ 4D ((G* + 2LD)/T + 2S√d/(ρ T √M) + σ~/√(TM)),  σ~ = σ_g + 2σ_L D
 
-    with M for the first √M if the server is trusted.  G* is the norm of ∇f at the minimizer x*.  σ_g is the
+    with ρ T M for ρ T √M if the server is trusted.  G* is the norm of ∇f at the minimizer x*.  σ_g is the
     standard deviation of one record's gradient, and σ_L that of a difference of its gradients per distance of the
     points.
 
@@ -181,7 +187,7 @@ class Mu2Settings(NoiseSettings):
 
 
 def _base_clip(settings: Mu2Settings, problem: Problem) -> float:
-    """Return S = G + 2LD, or the G that a clip of round t adds its growing part to."""
+    """Return the scenario's number, S = G + 2LD by default, or G for a growing clip, which adds a drift."""
     if settings.clip == "growing":
         return problem.lipschitz
     return (
@@ -203,9 +209,9 @@ def _make_estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradien
 def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     """Return η = min{ρ D √M / (2 S T √d), 1/(4 L T)}, with M for √M if the server is trusted.
 
-    Both first terms are D / (σ_mean √(T d)), where σ_mean is 2 S √T / (ρ √M) or 2 S √T / (ρ M).  σ_mean is the
-    standard deviation of the released noise in the mean over silos.  If it differs between rounds, it is the root
-    mean square over the rounds.
+    Under zero-out the first term is twice as large.  Both first terms are D / (σ_mean √(T d)), where σ_mean is 2 S
+    √T / (ρ √M) or 2 S √T / (ρ M).  σ_mean is the standard deviation of the released noise in the mean over silos.
+    If it differs between rounds, it is the root mean square over the rounds.
 
     Args:
         settings: Keys of the row, with D and the step, which is η itself if it is a number.
@@ -235,8 +241,8 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
 def _prescribe(name: str, trusted: bool, settings: Mu2Settings, problem: Problem) -> Prescription:
     if problem.epsilon is None or settings.diameter / 2.0 > problem.convex_within:
         raise InputError(
-            f"{name} needs a guarantee, and a loss that is convex, with a known slope and smoothness, in the "
-            f"ball of diameter {settings.diameter:g}"
+            f"{name} needs a guarantee, and a loss that is convex, with a known Lipschitz constant and "
+            f"smoothness, in the ball of diameter {settings.diameter:g}"
         )
     parameters = mu2_parameters(problem, mu_of(problem.epsilon, problem.delta), settings.diameter, trusted)
     numbers = {

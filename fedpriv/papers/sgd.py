@@ -1,8 +1,9 @@
-"""DP-SGD with fixed batches, and projected gradient steps for other algorithms.
+"""DP-SGD, and projected gradient steps for other algorithms.
 
-Source: Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), Algorithm 1.  Options of projected
-stochastic gradient descent are averaging (Polyak & Juditsky 1992) and momentum (the heavy ball of Polyak 1964).
-DP-SRGD without acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.3) takes the same steps.
+Source: Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), Algorithm 1.  Batches are fixed unless
+the scenario asks for sampling, as Abadi et al. do.  Options of projected stochastic gradient descent are averaging
+(Polyak & Juditsky 1992) and momentum (the heavy ball of Polyak 1964).  DP-SRGD without acceleration
+(Choquette-Choo, Ganesh & Thakurta 2025, section 4.3) takes the same steps.
 
     v_t = γ v_{t-1} + g~_t
     x_{t+1} = Π(x_t - η v_t)
@@ -12,7 +13,7 @@ DP-SRGD without acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.
 |---|---|---|
 | `iterate` | x_t, the query | (..., d) |
 | `velocity` | v_{t-1} | (..., d) |
-| `average` | mean of x_2 … x_t, or x_min(t, U) | (..., d) |
+| `average` | mean of x_2 … x_t (x_1 for t = 1), or x_min(t, U) | (..., d) |
 | `released` / `scale` | g~_t, the noisy gradient | (..., d) |
 
 Π projects on a ball of radius R around 0.  The bound on the excess risk of the average (`projected_bound`) is for
@@ -56,7 +57,7 @@ class SgdState(NamedTuple):
     velocity: Tensor
     """Velocity v_{t-1}, or without momentum zeros that share one element of memory."""
     average: Tensor
-    """Average or random iterate, or the iterate itself if neither is the output."""
+    """Mean of the iterates, or x_min(t, U), or the iterate itself if neither is the output."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class ProjectedSGD:
     """Optimizer of gradient steps with the learning rate `step` inside the ball of `radius`."""
 
     step: Scalar
+    """η."""
     radius: Scalar
+    """R, or inf for no ball."""
     momentum: Scalar = 0.0
     """γ, or 0 without a velocity."""
     averaged: bool = False
@@ -79,7 +82,7 @@ class ProjectedSGD:
         return state.iterate
 
     def update(self, state: SgdState, released: Tensor, current: Round) -> SgdState:
-        """Step along the velocity, project onto the ball, and update the output, (..., d) each."""
+        """Step against the velocity, project onto the ball, and update the output, (..., d) each."""
         gradient = released if current.scale == 1.0 else released / current.scale
         has_no_momentum = isinstance(self.momentum, float) and self.momentum == 0.0
         velocity = gradient if has_no_momentum else self.momentum * state.velocity + gradient
@@ -148,7 +151,7 @@ class SgdSettings(StepSettings, ScheduledSettings):
     @model_validator(mode="after")
     def _one_output(self) -> Self:
         if self.fading_average and self.output != "last":
-            raise ValueError(f'output = "{self.output}" and fading_average say two things to publish: give one')
+            raise ValueError(f'output = "{self.output}" and fading_average are two models to publish: give one')
         return self
 
     def output_round(self, problem: Problem) -> float | None:
@@ -166,7 +169,7 @@ def averaged_bound(settings: StepSettings, problem: Problem, released: ReleaseNu
     Args:
         settings: Keys of the row.
         problem: Public numbers of the run.
-        released: Errors of the released gradients.
+        released: Public numbers of the run's releases, which are gradients.
     """
     return projected_bound(
         released.gradient_errors, settings.radius, problem.smoothness, settings.step, fresh=True

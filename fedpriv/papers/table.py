@@ -84,7 +84,7 @@ def add_algorithm(row: Algorithm) -> None:
     """
     if not isinstance(row, Algorithm):
         raise InputError(
-            f"add_algorithm: expected an Algorithm, found {type(row).__name__}; docs/adding-an-algorithm.md"
+            f"add_algorithm: expected an Algorithm, found {type(row).__name__}; see docs/adding-an-algorithm.md"
         )
     if row.name in SHIPPED:
         raise InputError(f"add_algorithm: {row.name!r} is an algorithm of fedpriv; give yours another name")
@@ -97,7 +97,8 @@ def find_algorithm(name: str) -> Algorithm:
     Extensions are a user's modules, which may call `add_algorithm`.
 
     Raises:
-        InputError: There is no such row.  The message lists the names, and suggests the closest one.
+        InputError: There is no such row, or an extension cannot be imported.  For a name without a row the message
+            lists the names, and suggests a close one or `--import`.
     """
     if name not in ALGORITHMS:
         load_extensions()

@@ -1,8 +1,9 @@
 """Momentum aggregation of Tran & Cutkosky, in three rows of the table of algorithms.
 
 Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Algorithms 1 and 2.
-A silo's momentum is m_t = (1 - α) m_{t-1} + α g_t, with g_t the clipped mean gradient at w_t, and m^_t is the mean
-of the noisy momenta.  Every step of the server has length η, whatever the noise (normalized SGD):
+A silo's momentum is m_t = (1 - α) m_{t-1} + α g_t, with g_t the mean of its records' clipped gradients at w_t, and
+m^_t is the mean of the silos' momenta with noise.  Every step of the server has length η, whatever the noise
+(normalized SGD):
 
     w_{t+1} = w_t - η m^_t / ‖m^_t‖,  and w_{t+1} = w_t if m^_t = 0
     output w_{T+1}, or w_U with U uniform on 1 … T (the iterate that the paper's theorems are about)
@@ -53,8 +54,8 @@ from fedpriv.papers.base import (
 )
 
 _ROUNDING = 1.0 + 1e-6
-_STEP_ROUNDING = 1.0 + 5e-7  # half of the slack, since a measurement may add squares in another order
-_ATTEMPTS = 8
+_STEP_ROUNDING = 1.0 + 5e-7  # half of the slack, since a check of the length may add squares in another order
+_ATTEMPTS = 8  # shorter steps that are tried before coordinates are rounded one by one
 
 
 def movement_bound(step: float) -> float:
@@ -78,7 +79,8 @@ class NormalizedSGD:
 
     Attributes:
         step: η.
-        output_round: U, drawn by public randomness before the run.  With infinity the last iterate is published.
+        output_round: U, drawn by public randomness before the run, or infinity to publish the last iterate
+            w_{T+1}.
     """
 
     step: Scalar
@@ -106,8 +108,8 @@ def _take_bounded_step(iterate: Tensor, direction: Tensor, step: Scalar) -> Tens
     """Return iterate - step · direction, rounded to the iterate's type, with a step within the bound.
 
     A rounded step is too long if its norm exceeds step (1 + 5e-7).  Then the step before rounding is multiplied by
-    bound / norm, `_ATTEMPTS` times at most.  If rounding outweighs the step, shorter steps may not suffice.  Then
-    each coordinate that moved too far is rounded towards its old value.
+    this bound over the norm, `_ATTEMPTS` times at most.  If rounding outweighs the step, shorter steps may not
+    suffice.  Then each coordinate that moved too far is rounded towards its old value.
 
     Args:
         iterate: w_t, (..., d), in the type of the result.
@@ -135,6 +137,7 @@ class TheoremParameters(NamedTuple):
     """Numbers that a theorem prescribes: T, α, η, and the mixing weight γ of Algorithm 2, or 0."""
 
     rounds: int
+    """T."""
     alpha: float
     """Weight of a new gradient in the momentum."""
     step: float
@@ -146,10 +149,11 @@ class TheoremParameters(NamedTuple):
 def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False) -> float:
     """Return the noise multiplier 2 √ln(1/δ) / ε of Theorem 4, or 4 √ln(1/δ) / ε of Theorem 8.
 
-    Guarantee: noise of this multiplier on the theorem's node sensitivities is (ε, δ)-DP under replace-one.
+    Guarantee: noise of this multiplier on the theorem's node sensitivities, for ε ≤ ln(1/δ), is (ε, δ)-DP under
+    replace-one.
 
-    The paper prints the condition ε ≤ ln(1/δ) the other way round.  Under the printed condition the formula gives
-    too little noise: at ε = 20 and δ = 0.1 the true δ is 0.54.
+    The paper prints the condition ε ≤ ln(1/δ) the other way round.  For larger ε the formula can give too little
+    noise: at ε = 20 and δ = 0.1 the true δ is 0.54.
 
     Args:
         epsilon: ε.
@@ -175,7 +179,7 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
     """Return T, α and η of Theorem 6.
 
     T is the largest integer of at least 2 with T log2 T ≤ ε N² / √(d ln(1/δ)).  α = ε N / (T log2 T √(d ln(1/δ)))
-    is clipped to [1/N, 1], and η = 1/√(NT).
+    is clipped to [1/N, 1], and η = 1/√(NT).  α is 1/N up to the rounding of T.
 
     Args:
         records: N.
@@ -215,8 +219,8 @@ def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremP
         epsilon: ε.
 
     Raises:
-        InputError: ε is not above 0, α > 1, or T < 4N, so that γ > 1/2.  The proof needs T ≥ 4N, which the
-            statement omits.
+        InputError: ε is not a finite number above 0, α > 1, or T < 4N, so that γ > 1/2.  The proof needs T ≥ 4N,
+            which the statement omits.
     """
     check_positive("epsilon", epsilon)
     exact = records ** (7.0 / 3.0) * epsilon ** (4.0 / 3.0) / dimension ** (2.0 / 3.0)
@@ -233,7 +237,7 @@ def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremP
 def paper_node_count(rounds: int, rounds_per_epoch: int) -> float:
     """Return V of Algorithm 1, with ⌈T/N⌉ for the printed T/N.
 
-    A record is in at most V released nodes.
+    At most V released nodes hold a record.
 
     Args:
         rounds: T.
@@ -256,8 +260,8 @@ def tree_gradient_bound(
     The bound holds for the theorem's own parameters and for orders that are drawn anew in every epoch.
 
     Args:
-        gap: F(w_1) - inf F.
-        lipschitz: G.
+        gap: Bound on F(w_1) - inf F.
+        lipschitz: G, which gradients do not exceed and to which they are clipped.
         smoothness: L.
         records: N.
         dimension: d.
@@ -285,7 +289,8 @@ _PAPER = "Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (Neur
 class MomentumSettings(Settings):
     """Keys of all three rows.
 
-    Theorems 6 and 9 both lead to α = 1/N and η = 1/√(NT).  `tree_parameters` and `reduced_parameters` compute T.
+    Theorems 6 and 9 both lead to α = 1/N, up to the rounding of T, and to η = 1/√(NT).  `tree_parameters` and
+    `reduced_parameters` compute their T.
     """
 
     clip: Literal["lipschitz"] | Positive = Field(
@@ -327,7 +332,7 @@ def _make_estimator(settings: MomentumSettings, problem: Problem) -> PlainGradie
 
 
 def _make_optimizer(settings: MomentumSettings, problem: Problem, _noise_std: float) -> NormalizedSGD:
-    """Return normalized SGD, whose random iterate w_U follows from the seed and T alone."""
+    """Return normalized SGD, whose U, for a random output, follows from the seed and T alone."""
     output_round = math.inf
     if settings.output == "random":
         output_round = float(public_generator(problem.seed, "output iterate").integers(1, problem.rounds + 1))
@@ -335,7 +340,11 @@ def _make_optimizer(settings: MomentumSettings, problem: Problem, _noise_std: fl
 
 
 def _sigma_mu(problem: Problem, reduced: bool) -> float:
-    """Return σμ, the theorem's noise multiplier for (ε, δ) times the μ of the same guarantee, or 0."""
+    """Return the theorem's σ for (ε, δ) times the μ of the same guarantee, or 0 for a run without noise.
+
+    Raises:
+        InputError: ε > ln(1/δ).
+    """
     return (
         0.0
         if problem.epsilon is None
@@ -357,8 +366,9 @@ class MomentumTreeSettings(MomentumSettings, NoiseSettings):
 def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
     """Return the chosen mechanism, or with calibration = "paper" a tree with the paper's noise.
 
-    The paper's noise is 2 √V σ for a clip of 1, with V from `paper_node_count` and σ from
-    `simple_noise_multiplier`, unless exact counting gives more.
+    The paper's noise on a node is 4 √V σ times the clip under replace-one, with V from `paper_node_count` and σ
+    from `simple_noise_multiplier`, and half of that under zero-out.  If exact counting asks for more, the tree has
+    that.
 
     Args:
         settings: Keys of the row.
@@ -366,7 +376,8 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
         workload: Running sums, whose decay is 1 - α.
 
     Raises:
-        InputError: The paper's noise is asked for with α below 1/N.
+        InputError: The chosen mechanism cannot be built, or the paper's noise is asked for with α below 1/N or
+            ε > ln(1/δ).
     """
     decay, rounds_per_epoch = workload.decay, problem.schedule.rounds_per_epoch
     if settings.calibration == "exact":
@@ -378,12 +389,20 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
 
 
 def _prescribe_theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """Prescribe Theorem 6, with its bound on E‖∇F(w_U)‖ if G, L and the gap of the loss are known."""
+    """Prescribe Theorem 6, with its bound on E‖∇F(w_U)‖ if G, L and the gap of the loss are known.
+
+    G is the clip.  With a clip below the Lipschitz constant of the loss nothing is proved, and no bound is given.
+    """
     prescription = _prescribe(
         "Theorem 6", problem, partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)
     )
     constants = (problem.gap, settings.clip_for(problem), problem.smoothness)
-    if prescription.refusal is not None or problem.epsilon is None or not all(map(math.isfinite, constants)):
+    if (
+        prescription.refusal is not None
+        or problem.epsilon is None
+        or not all(map(math.isfinite, constants))
+        or settings.clip_for(problem) < problem.lipschitz
+    ):
         return (prescription,)
     bound = tree_gradient_bound(*constants, problem.records, problem.dimension, problem.epsilon, problem.delta)
     assumption = "the bound is for an order that is drawn anew in every epoch, and runs here keep one"
@@ -397,7 +416,11 @@ def _prescribe_theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple
 
 @catch_refusal
 def _prescribe(name: str, problem: Problem, formula: Callable[[float], TheoremParameters]) -> Prescription:
-    """Prescribe a theorem's numbers, for batches of 1 record, since the paper's T counts single gradients."""
+    """Prescribe a theorem's numbers, for batches of 1 record, since the paper's T counts single gradients.
+
+    Raises:
+        InputError: The scenario is not private, or the formula refuses its ε.
+    """
     if problem.epsilon is None:
         raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
     parameters = formula(problem.epsilon)
@@ -447,10 +470,10 @@ class ReducedSettings(MomentumSettings):
         return order
 
     def difference_clips_for(self, problem: Problem) -> tuple[float, float]:
-        """Return bounds on the change of α g_t: from anchor to anchor, and in one round.
+        """Return norm bounds on the change of one record's α g_t, for a whole epoch and for a round.
 
-        The bounds are min(α L η N, 2αG) and α L η, with η enlarged by rounding (`movement_bound`).  Both are
-        infinite if L is not known.
+        The first is about the queries at which two consecutive epochs start.  The bounds are min(α L η N, 2αG) and
+        α L η, with η enlarged by rounding (`movement_bound`).  Both are infinite if L is not known.
         """
         alpha = self.alpha_for(problem)
         displacement = movement_bound(self.step_for(problem)) * alpha * problem.smoothness
@@ -479,11 +502,13 @@ def _make_trees(tree_class: type[Trees], settings: ReducedSettings, problem: Pro
     """Return trees for T rounds, calibrated by exact counting or by the formula of Algorithm 2.
 
     Raises:
-        InputError: Participation is secret, or the trees do not fit the run.
+        InputError: Participation is secret, the trees do not fit the run, or the formula does not hold for its ε.
     """
     schedule = problem.schedule
     if schedule.secret:
-        raise InputError('the reduced variant rests on a fixed order of records: federation.sampling = "fixed"')
+        raise InputError(
+            'the reduced variant rests on a fixed order of records: set federation.sampling = "fixed"'
+        )
     trees = tree_class(
         schedule.rounds_per_epoch,
         settings.gamma_for(problem),
@@ -514,7 +539,11 @@ MOMENTUM_TREE_REDUCED = Algorithm(
 
 
 class AlignedSettings(ReducedSettings):
-    """Keys of the aligned row: two clips that replace the bounds from L and η, both given or none."""
+    """Keys of the aligned row: two clips that replace the bounds from L and η, both given or none.
+
+    With these clips, `difference_clips_for` has α times each, and the second one bounds the change of α g_t since
+    the start of the epoch.  A balanced γ is then the difference clip over G, at most 1/2.
+    """
 
     difference_clip: Positive | None = Field(
         None, description="norm bound on the change of one record's gradient from epoch start to epoch start"
@@ -558,7 +587,8 @@ MOMENTUM_TREE_ALIGNED = Algorithm(
     title="Momentum with reduced noise, trees aligned with epochs",
     source=f"after {_PAPER}, Algorithm 2; the alignment is not in the paper",
     settings=AlignedSettings,
-    # as above, or with each part clipped: u_t = (1-γ) (u_{t-N} + Δ_t) + γ G_t and q_t = (1-α) q_{t-1} + u_t + r_t
+    # m_t as in the reduced row, or with clipped parts q_t = (1-α) q_{t-1} + u_t + r_t,
+    # where u_t = (1-γ) (u_{t-N} + Δ_t) + γ G_t, and u_t = G_t in the first epoch
     estimator=_make_split_estimator,
     # three trees, with those of G and Δ over the rounds of an epoch
     mechanism=partial(_make_trees, AlignedDifferences),

@@ -208,7 +208,9 @@ FIXED: dict[str, Case] = {
     "weights": Case(streams(per_record=0.25), "per_record of silos 0-1 is 0.25", "per_record of silos 0-1 is"),
     "decay": Case(streams(decay=0.5), "record: std gives mu = 3.16", "record: std gives mu = 3.16"),
     "period": Case(streams(period=1), "releases|std gives mu|period of silos 0-1", "record"),
-    "apart": Case(streams(apart=1.0), "1.0 clips apart are none", "1.0 clips apart are none"),
+    "apart": Case(
+        streams(apart=1.0), r"apart = 1\.0: a run's increments are 2 clips", r"apart = 1\.0: a run's increments"
+    ),
     "relation of the streams": Case(
         streams(relation="zero-out"), "record.relation is|record.mu|record: ", "record"
     ),
@@ -237,7 +239,9 @@ FIXED: dict[str, Case] = {
         "evaluation.releases are not those of all silos",
         "evaluation.releases",
     ),
-    "no tests": Case(record(evaluation=None), "record.evaluation is None|evaluation is there", "record"),
+    "no tests": Case(
+        record(evaluation=None), "record.evaluation is None|evaluation by silos is in the scenario", "record"
+    ),
     "tests beside the training": Case(
         record(evaluation__mu_with_training=1.0), "record.evaluation is", "record.evaluation is"
     ),

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,8 +10,12 @@ from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi as zcdp
 from fedpriv.accounting.gaussian import RELATIONS, relation_named
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.claims.claim import PrivacyClaim
+from fedpriv.claims.claim import PrivacyClaim, add_external_first_step, describe_silo_budgets
+from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream
 from fedpriv.core.errors import InputError
+from fedpriv.core.figures import format_upper_epsilon
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.participation.orders import FixedOrder
 
 
 def test_a_claim_says_for_whom_and_by_which_route() -> None:
@@ -20,6 +25,34 @@ def test_a_claim_says_for_whom_and_by_which_route() -> None:
         "1e-05), (5.299, 1e-05) by the paper's formula, rounded up"
     )
     assert "exactly" in PrivacyClaim(GaussianDP(1.0), "replace-one", attained=True).format_sentence("line", 1e-5)
+
+
+ROUND_STREAM = ReleaseStream(
+    "silos 0-2", IndependentGaussian(), FixedOrder(5, 5), 0.0, (1.0,) * 5, 0.1, "replace-one", 0.5
+)
+STEP_STREAM = ReleaseStream(
+    "silos 0-2", IndependentGaussian(), FixedOrder(1, 1), 0.0, (1.0,), 0.1, "replace-one", 2.0, step=FIRST_STEP
+)
+
+
+def test_a_first_step_gives_no_silo_a_budget_of_its_own() -> None:
+    """Gains: "silos 0-2 ε = 0.3407, silos 0-2 ε = 1.555", as budgets of their own, where all have 1.609."""
+    assert describe_silo_budgets([STEP_STREAM, ROUND_STREAM], 1e-5) == ""
+    assert describe_silo_budgets(add_external_first_step([ROUND_STREAM], 0.5), 1e-5) == ""
+
+
+def test_guarantee_a_silos_figure_is_of_its_first_step_and_its_rounds() -> None:
+    """A ledger in which a silo added less noise to its rounds, or to its first step."""
+    rounds = [replace(ROUND_STREAM, party_name="silos 0-1"), replace(ROUND_STREAM, party_name="silo 2", std=0.25)]
+    steps = [replace(STEP_STREAM, party_name="silo 0", std=1.0), replace(STEP_STREAM, party_name="silos 1-2")]
+    for streams, silo_pairs in (
+        ([STEP_STREAM, *rounds], [[STEP_STREAM, rounds[0]], [STEP_STREAM, rounds[1]]]),
+        ([*steps, *rounds], [[*steps, rounds[0]], [steps[1], rounds[1]]]),
+    ):
+        text = describe_silo_budgets(streams, 1e-5)
+        for stream, pair in zip(rounds, silo_pairs, strict=True):
+            mu = gdp.compose([part.mu for part in pair])
+            assert f"{stream.party_name} ε = {format_upper_epsilon(gdp.epsilon_of(mu, 1e-5))}" in text
 
 
 def test_all_routes_are_the_library_functions() -> None:

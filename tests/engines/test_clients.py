@@ -267,13 +267,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "federation.clients = 2000: the training records of synthetic make 1000",
     ),
     ({"privacy__records": 1}, "local_steps: what trains and is clipped is a client with its records"),
-    ({"algorithm__clip_rate": 0.1}, "clip_rate is of a clip that follows a quantile"),
+    ({"algorithm__clip_rate": 0.1}, "clip_rate needs a clip that follows a quantile"),
     ({"algorithm__name": "dp-ftrl", "algorithm__step": 1.0}, "cannot be accounted for with tree noise"),
     (
         {"algorithm__name": "dp-ftrl", "algorithm__step": 1.0, "algorithm__clip_quantile": 0.5},
         "algorithm.clip_quantile: unknown key",
     ),
-    ({"algorithm__name": "dp-ftrl", "algorithm__step": 1.0, "algorithm__local_step": None}, "come together"),
+    ({"algorithm__name": "dp-ftrl", "algorithm__step": 1.0, "algorithm__local_step": None}, "go together"),
     ({"algorithm__name": "goldstein-erm"}, "algorithm"),
 ]
 

@@ -71,5 +71,5 @@ def test_one_local_step_over_everything_is_gradient_descent(small_cell: MakeCell
 
 def test_noise_is_refused(small_cell: MakeCell) -> None:
     cell = small_cell(**{**tree(), "privacy": {"relation": "zero-out", "mu": 1.0}})
-    with pytest.raises(InputError, match=r"no bound for one record.*privacy.mode = \"none\""):
+    with pytest.raises(InputError, match=r"nothing bounds how far one record moves.*privacy.mode = \"none\""):
         make_plan(cell, load_task(cell).objective)

@@ -9,6 +9,7 @@ import pytest
 
 from fedpriv.loss.goldstein import find_min_norm_point
 from fedpriv.noise.series import Floats
+from fedpriv.papers.base import Problem
 from fedpriv.papers.kornowski import GoldsteinSettings
 from fedpriv.papers.kornowski_bounds import (
     NonsmoothProblem,
@@ -23,6 +24,8 @@ from fedpriv.papers.kornowski_bounds import (
     printed_directions,
     smoothness_constant,
 )
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.participation.orders import FixedOrder
 from fedpriv.scenario.load import load_scenario
 
 PROBLEM = NonsmoothProblem(dimension=20, lipschitz=1.0, gap=1.0, smoothing=0.2)
@@ -207,13 +210,40 @@ def test_directions_of_a_single_pass_as_printed() -> None:
     asked = plan_single_pass(zeroth, n, 1.666)
     b1, moved = asked.period, alpha**2 / asked.radius**2
     printed = math.log(d * (b1 + 1) / delta) * (d**2 * b1**2 + d * moved)
-    assert printed_directions(zeroth, asked, delta) == pytest.approx(printed, rel=1e-12)
-    assert printed_directions(first, asked, delta) == pytest.approx(math.log(d / delta) * moved / d, rel=1e-12)
+    assert printed_directions(zeroth, asked, delta, multi_pass=False) == pytest.approx(printed, rel=1e-12)
+    gradients = printed_directions(first, asked, delta, multi_pass=False)
+    assert gradients == pytest.approx(math.log(d / delta) * moved / d, rel=1e-12)
     assert needed_directions(zeroth, asked.radius, delta) == pytest.approx(
         math.log(1 / delta) * (d + moved), rel=1e-12
     )
     assert needed_directions(first, alpha, delta) == pytest.approx(math.log(1 / delta), rel=1e-12)
     assert needed_directions(zeroth, asked.radius, delta) < 0.03 * printed
+
+
+def test_a_single_pass_of_anchors_alone_has_its_own_theorem() -> None:
+    """Σ = 1 made B1 = B2 = 1, and 801 directions by Theorem 4.1 stood where Theorem 6.1 asks for three."""
+    row, delta = ALGORITHMS["goldstein-single-pass"], 1e-5
+    settings = row.settings.model_validate(
+        {"smoothing": 0.01, "radius": 0.001, "period": 1, "anchor_clip": 1.0, "clip": 1.0}
+    )
+    problem = Problem(100, 1.0, 1.0, True, 1, FixedOrder(20, 20), epsilon=24.4, delta=delta, gap=1.0)
+    (asked,) = row.theorems(settings, problem)
+    assert (asked.numbers["period"], asked.numbers["batch"], asked.numbers["anchor batch"]) == (1.0, 1.0, 1.0)
+    assert asked.numbers["directions"] == pytest.approx(math.log(100 / delta) * 4.0**2 / 100, rel=1e-9)
+    # A record is in one round, so that half of δ is that round's.
+    assert asked.numbers["directions needed"] == pytest.approx(math.log(2.0 / delta), rel=1e-9)
+
+
+def test_one_record_makes_no_single_pass() -> None:
+    """Before, a division by zero."""
+    row = ALGORITHMS["goldstein-single-pass"]
+    settings = row.settings.model_validate(
+        {"smoothing": 0.01, "radius": 0.001, "period": 1, "anchor_clip": 1.0, "clip": 1.0}
+    )
+    problem = Problem(100, 1.0, 1.0, True, 1, FixedOrder(1, 1), epsilon=1.0, gap=1.0)
+    (asked,) = row.theorems(settings, problem)
+    assert not asked.numbers
+    assert asked.refusal == "a single pass has a round for every two records: give 2 or more, not 1"
 
 
 def test_directions_over_all_records_as_printed_are_too_few() -> None:
@@ -230,7 +260,7 @@ def test_directions_over_all_records_as_printed_are_too_few() -> None:
         anchor_std=anchor,
         difference_std=difference,
     )
-    assert round(printed_directions(problem, asked, delta)) == 458
+    assert round(printed_directions(problem, asked, delta, multi_pass=True)) == 458
     assert needed_directions(problem, radius, delta / 2 / rounds) > 500 * 458
 
 
@@ -249,5 +279,6 @@ def test_the_scenario_as_printed_has_the_theorems_numbers(method: str) -> None:
     asked = plan_single_pass(problem, 290, 1.666) if single else plan_multi_pass(problem, 290, 0.5, 1.666)
     assert (cell.schedule.rounds, run.period, run.window_rounds) == (asked.rounds, asked.period, asked.window)
     assert run.radius == pytest.approx(asked.radius, rel=1e-3)
-    assert run.directions == pytest.approx(printed_directions(problem, asked, 1e-5), rel=0.04)
+    printed = printed_directions(problem, asked, 1e-5, multi_pass=asked.anchor_batch == asked.batch)
+    assert run.directions == pytest.approx(printed, rel=0.04)
     assert run.clip >= asked.clip

@@ -114,6 +114,19 @@ def test_the_corrected_bound_falls_with_more_records() -> None:
     assert many < few / 5
 
 
+def test_theorem_6_has_no_bound_with_a_clip_that_shortens_gradients() -> None:
+    """Gains: with a clip of 1 % of the Lipschitz constant the bound was a hundredth, and nothing was proved."""
+    row = find_algorithm("momentum-tree")
+    problem = Problem(10, 1.0, 1.0, False, 1, FixedOrder(1000, 1000), epsilon=1.0, gap=1.0)
+    bounds = {}
+    for clip in (0.01, 1.0, 2.0):
+        (asked,) = row.theorems(row.settings.model_validate({"clip": clip}), problem)
+        bounds[clip] = asked.numbers.get("bound")
+    assert bounds[0.01] is None
+    assert bounds[1.0] == tree_gradient_bound(1.0, 1.0, 1.0, 1000, 10, 1.0, 1e-5)
+    assert bounds[2.0] == tree_gradient_bound(1.0, 2.0, 1.0, 1000, 10, 1.0, 1e-5)
+
+
 def test_theorem_6_says_where_it_has_no_parameters() -> None:
     with pytest.raises(InputError, match="Theorem 6"):
         tree_parameters(3, 1, 0.1, 1e-6)

@@ -199,8 +199,11 @@ def test_a_guard_answers_with_both_and_charges_every_round_once(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ({"name": "softmax-regression", "feature_norm": 2.0}, 'is of model.name = "logistic-regression"'),
-        ({"name": "logistic-regression", "feature_norm": 2.0, "penalty": 0.1}, "noisy-newton's is the server's"),
+        ({"name": "softmax-regression", "feature_norm": 2.0}, 'trains only model.name = "logistic-regression"'),
+        (
+            {"name": "logistic-regression", "feature_norm": 2.0, "penalty": 0.1},
+            "give algorithm.penalty, and leave this key out",
+        ),
     ],
 )
 def test_other_models_are_refused(tmp_path: Path, model: dict[str, Any], said: str) -> None:

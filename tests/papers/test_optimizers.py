@@ -191,14 +191,14 @@ def test_nothing_is_proved_of_steps_that_change() -> None:
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ({"name": "dp-adam", "mechanism": "banded"}, "correlated noise has no such constant"),
+        ({"name": "dp-adam", "mechanism": "banded"}, "only noise that is fresh in every round has one"),
         ({"name": "dp-adam", "floor": 0.0}, r"algorithm\.floor = 0\.0: "),
         ({"name": "dp-adam", "weight_decay": 0.1}, "weight_decay"),
-        ({"name": "dp-sgd", "step_schedule": "drops"}, "come together"),
-        ({"name": "dp-sgd", "step_drops": [0.5]}, "come together"),
-        ({"name": "dp-sgd", "step_drop": 0.5}, "give step_drops too"),
+        ({"name": "dp-sgd", "step_schedule": "drops"}, "go together"),
+        ({"name": "dp-sgd", "step_drops": [0.5]}, "go together"),
+        ({"name": "dp-sgd", "step_drop": 0.5}, "step_drop needs step_schedule"),
         ({"name": "dp-sgd", "warm_up": 1.0}, r"algorithm\.warm_up = 1\.0: "),
-        ({"name": "dp-sgd", "output": "average", "fading_average": 0.9}, "two things to publish"),
+        ({"name": "dp-sgd", "output": "average", "fading_average": 0.9}, "two models to publish"),
         ({"name": "dp-ftrl", "step_schedule": "cosine"}, "step_schedule"),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_record_that_claims_something_else_does_not_agree(
     [
         ("untrusted", "every silo added noise: all evaluations together are 0.5-GDP for each test record"),
         ("trusted", "the server, which saw exact sums, added noise: all evaluations together are 0.5-GDP"),
-        ("exact", "whoever passes it on releases test records, for which nothing is guaranteed"),
+        ("exact", "whoever passes it on releases exact figures of test records, for which nothing is guaranteed"),
     ],
 )
 def test_reports_say_whose_the_metrics_are_and_what_they_cost(tmp_path: Path, name: str, words: str) -> None:
