@@ -288,7 +288,10 @@ def _scenario_numbers(cell: "Cell", plan: "Plan") -> dict[str, Any]:
 
 
 def _silo_numbers(cell: "Cell", plan: "Plan") -> list[dict[str, Any]]:
-    """Return μ, ε and fresh noise of each silo with a target of its own (Reshef & Levy, Theorem 5.1)."""
+    """Return μ, ε and fresh noise of each silo, or nothing if all silos have one target.
+
+    Source of such targets: Reshef & Levy, Theorem 5.1.
+    """
     from fedpriv.accounting.gaussian import epsilon_of
 
     return [

@@ -255,14 +255,8 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
     2 · `radius`.  The noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under
     replace-one.  Under zero-out the step takes 2μ for μ, since it is stated for replace-one.
     """
-<<<<<<< HEAD
     if problem.epsilon is None or settings.radius > problem.convex_within:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex in the ball")
-    rounds = make_phases(problem.records).rounds
-=======
-    if problem.epsilon is None or not problem.convex:
-        raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex")
->>>>>>> main
     mu = mu_of(problem.epsilon, problem.delta)
     factor = moved_by(problem.relation, 1.0, 1.0)
     step = suggested_step(

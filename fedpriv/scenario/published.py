@@ -131,7 +131,7 @@ class Growth(BaseModel):
     scale: float = 1.0
     """Product L R, the unit of the target factor · scale · (1/√n + √d/(ε n))."""
     over: Literal["best", "worst"] = "best"
-    """Which point of all other swept keys counts: the one with the smallest or with the largest mean."""
+    """Point of all other swept keys that counts: the one with the smallest or with the largest mean."""
     chosen_on: list[int] = []
     """Seeds on which that point is chosen and which count for nothing else, or none to choose on all."""
     start: float | None = None

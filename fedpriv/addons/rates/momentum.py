@@ -60,7 +60,7 @@ def theorem_6(records: float, dimension: int, epsilon: float) -> float:
 def theorem_9(records: float, dimension: int, epsilon: float) -> float:
     """Return Theorem 9's bound on the mean gradient norm, as printed."""
     logs = 16.0 * math.log2(second_rounds(records, dimension, epsilon)) * math.log(1.0 / DELTA)
-    rate = dimension ** (1 / 3) / (epsilon * records) ** (2 / 3)
+    rate = math.pow(dimension, 1 / 3) / math.pow(epsilon * records, 2 / 3)
     last = (36.0 + 9.0) * logs * math.sqrt(dimension) / (epsilon * records)
     return (1.5 + 72.0 * logs + 12.0) * rate + 6.0 / math.sqrt(records) + last
 
@@ -105,7 +105,9 @@ def count_first(records: int, dimension: int, epsilon: float) -> float:
 
 
 def count_second(records: int, dimension: int, epsilon: float) -> float:
-    """Return the noise of Algorithm 2, with the worst record of each group and amplifications of 60 rounds.
+    """Return the noise of Algorithm 2, with the worst record of each group.
+
+    Amplifications are means over 60 rounds.
 
     Args:
         records: N.
@@ -137,7 +139,7 @@ def estimate_second(records: float, dimension: int, epsilon: float) -> float:
     """Return the noise of Algorithm 2 for the mean record, within 5 % of that of the worst."""
     rounds = second_rounds(records, dimension, epsilon)
     alpha, step = 1.0 / records, 1.0 / math.sqrt(records * rounds)
-    kept, mixing = _epoch_decay(records), min(0.5, step * records)
+    x, mixing = _epoch_decay(records), min(0.5, step * records)
     energies = (
         4.0 * _mean_window_energy(records, 2.0 * records),
         4.0 * _mean_window_energy(records, rounds),
@@ -146,9 +148,9 @@ def estimate_second(records: float, dimension: int, epsilon: float) -> float:
     )
     # A window of N rounds that is i epochs old has the coefficient (y^i - x^i)/(y - x), y = 1-γ, x = (1-α)^N.
     window, y = _mean_window_amplification(round(records), alpha), 1.0 - mixing
-    squares = y * y / (mixing * (2.0 - mixing)) - 2.0 * kept * y / (1.0 - kept * y) + kept**2 / (1.0 - kept**2)
-    coefficients = squares / (y - kept) ** 2
-    first_windows = y ** np.linspace(2.0, rounds / records, 2000) / (y - kept)
+    squares = y * y / (mixing * (2.0 - mixing)) - 2.0 * x * y / (1.0 - x * y) + x**2 / (1.0 - x**2)
+    coefficients = squares / (y - x) ** 2
+    first_windows = y ** np.linspace(2.0, rounds / records, 2000) / (y - x)
     amplifications = (
         window * float(np.mean(first_windows**2)),
         window * coefficients * mixing**2,
@@ -166,8 +168,8 @@ def _combine(
     return roots * math.sqrt(dimension) / (records * mu_of(epsilon, DELTA))
 
 
-def _whole_epochs(rounds: float, records: int, least: int) -> int:
-    return max(least * records, round(rounds / records) * records)
+def _whole_epochs(rounds: float, records: int, min_epochs: int) -> int:
+    return max(min_epochs * records, round(rounds / records) * records)
 
 
 def _epoch_decay(records: float) -> float:
@@ -180,7 +182,7 @@ def _square_sum(length: float, alpha: float) -> float:
     return math.expm1(2.0 * length * math.log1p(-alpha)) / math.expm1(2.0 * math.log1p(-alpha))
 
 
-def _node_energy(records: int, ends: tuple[int, int], every: int) -> NDArray[np.float64]:
+def _node_energy(records: int, ends: tuple[int, int], stride: int) -> NDArray[np.float64]:
     """Return each record's energy in the nodes of at most N rounds that end within `ends`.
 
     A node of at most N rounds has a record at most once.
@@ -188,7 +190,7 @@ def _node_energy(records: int, ends: tuple[int, int], every: int) -> NDArray[np.
     Args:
         records: N.
         ends: Numbers of rounds (low, high), of which a node ends after the first, and at the second at the latest.
-        every: 1 for all nodes of a level, or 2 for its left ones, of which prefixes are composed.
+        stride: 1 for all nodes of a level, or 2 for its left ones, of which prefixes are composed.
 
     Returns:
         Energies by the record's place in the order, (N,).
@@ -196,7 +198,7 @@ def _node_energy(records: int, ends: tuple[int, int], every: int) -> NDArray[np.
     energy = np.zeros(records)
     for level in range(records.bit_length()):
         length = 1 << level
-        starts = np.arange(0, ends[1] - length + 1, every * length)
+        starts = np.arange(0, ends[1] - length + 1, stride * length)
         counts = np.bincount(starts[starts + length > ends[0]] % records, minlength=records).astype(float)
         squares = np.zeros(records)
         squares[:length] = (1.0 - 1.0 / records) ** (2.0 * np.arange(length - 1, -1, -1))
@@ -206,12 +208,12 @@ def _node_energy(records: int, ends: tuple[int, int], every: int) -> NDArray[np.
 
 def _window_energy(records: int, low: int, high: int) -> NDArray[np.float64]:
     """Return each record's energy in the nodes of windows of N rounds that end within (low, high], (N,)."""
-    return _node_energy(records, (low, high), every=1)
+    return _node_energy(records, (low, high), stride=1)
 
 
 @cache
 def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return each record's energy in the nodes of all prefixes, for increments of norm 1 and of norm place.
+    """Return each record's energy in the nodes of all prefixes, for two norms of its increments.
 
     A node of more than N rounds has a record several times, each time (1-α)^N weaker.
 
@@ -220,18 +222,18 @@ def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], ND
         rounds: T.
 
     Returns:
-        Two arrays of shape (N,).  In the second the record at place p has increments of norm p.
+        Energies for norm 1, and for norm p of the record at place p in the order, (N,) each.
     """
     place = np.arange(records, dtype=float)
-    energy = _node_energy(records, (0, rounds), every=2)
+    energy = _node_energy(records, (0, rounds), stride=2)
     weighted = energy * place**2
     for level in range(records.bit_length(), rounds.bit_length()):
         length = 1 << level
-        kept = min(length, 60 * records)  # (1 - 1/N)^(60 N) is 1e-26
-        decays = (1.0 - 1.0 / records) ** np.arange(kept - 1, -1, -1.0)
+        node_rounds = min(length, 60 * records)  # (1 - 1/N)^(60 N) is 1e-26
+        decays = (1.0 - 1.0 / records) ** np.arange(node_rounds - 1, -1, -1.0)
         starts = np.arange(0, rounds - length + 1, 2 * length, dtype=np.int64) % records
         for start, count in zip(*np.unique(starts, return_counts=True), strict=True):
-            places = (start + length - kept + np.arange(kept)) % records
+            places = (start + length - node_rounds + np.arange(node_rounds)) % records
             sums = np.bincount(places, decays, records)
             energy += count * sums**2
             weighted += count * sums**2 * place**2
@@ -268,7 +270,9 @@ def _window_square(first: int, last: int, alpha: float) -> float:
 
 
 def _window_amplifications(records: int, rounds: int) -> tuple[float, float, float]:
-    """Return the amplifications of early gradients, later gradients and differences, over 60 rounds of seed 0.
+    """Return the amplifications of early gradients, later gradients and differences.
+
+    They are means over 60 rounds, which seed 0 draws.
 
     Round t is r rounds after the end of epoch q.  Its momentum has the r newest gradients of the first epoch,
     decayed, and windows of N rounds that are i = 1, 2, … epochs old.
@@ -278,7 +282,7 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
         rounds: T.
     """
     alpha, step = 1.0 / records, 1.0 / math.sqrt(records * rounds)
-    mixing, kept = min(0.5, step * records), (1.0 - alpha) ** records
+    mixing, epoch_decay = min(0.5, step * records), (1.0 - alpha) ** records
     y = 1.0 - mixing
     early = later = differences = 0.0
     for t in map(int, np.random.default_rng(0).integers(2 * records, rounds + 1, _SAMPLED_ROUNDS)):
@@ -286,30 +290,30 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
         if r:
             early += (1.0 - alpha) ** (2 * (t - r)) * _window_square(1, r, alpha)
         ages = np.arange(q)
-        first = float((kept**ages * y ** (q - ages - 1.0)).sum())
+        first = float((epoch_decay**ages * y ** (q - ages - 1.0)).sum())
         early += first**2 * _window_square(r + 1, r + records, alpha)
         for age in range(1, min(q - 1, int(40.0 / mixing) + 2) + 1):
             if age > 40 and age % 16 != 8:
                 continue  # beyond 40 epochs every 16th window stands for 16
             low, high = t - age * records + 1, t - (age - 1) * records
             window = _window_square(low, high, alpha) * (1 if age <= 40 else 16)
-            coefficient = (y**age - kept**age) / (y - kept)
+            coefficient = (y**age - epoch_decay**age) / (y - epoch_decay)
             squared = (coefficient * mixing) ** 2 * window
             early, later = (early + squared, later) if high <= 2 * records else (early, later + squared)
             differences += (coefficient * y) ** 2 * window
     return early / _SAMPLED_ROUNDS, later / _SAMPLED_ROUNDS, differences / _SAMPLED_ROUNDS
 
 
-def _mean_window_energy(records: float, rounds: float, every: int = 1) -> float:
+def _mean_window_energy(records: float, rounds: float, stride: int = 1) -> float:
     """Return the mean record's energy in all nodes of at most N rounds, or in every second of a level."""
     lengths = (2.0**level for level in range(int(math.log2(records)) + 1))
-    return sum(rounds / (every * length) * _square_sum(length, 1.0 / records) for length in lengths) / records
+    return sum(rounds / (stride * length) * _square_sum(length, 1.0 / records) for length in lengths) / records
 
 
 def _mean_prefix_energy(records: float, rounds: float) -> float:
     """Return the mean record's energy in the nodes of all prefixes."""
-    energy, kept = _mean_window_energy(records, rounds, every=2), _epoch_decay(records)
-    full = _square_sum(records, 1.0 / records) / records / (1.0 - kept) ** 2
+    energy, epoch_decay = _mean_window_energy(records, rounds, stride=2), _epoch_decay(records)
+    full = _square_sum(records, 1.0 / records) / records / (1.0 - epoch_decay) ** 2
     for level in range(int(math.log2(records)) + 1, int(math.log2(rounds)) + 1):
         length = 2.0**level
         share = 1.0 if length > 3.0 * records else 0.75  # nodes of two epochs have not all of a record's rounds
@@ -318,7 +322,10 @@ def _mean_prefix_energy(records: float, rounds: float) -> float:
 
 
 def _mean_prefix_amplification(rounds: float, alpha: float) -> float:
-    """Return the amplification of a prefix: bit k of t is set half of the time, its node t mod 2^k rounds old."""
+    """Return the amplification of a prefix.
+
+    Bit k of t is set half of the time, and its node is t mod 2^k rounds old.
+    """
     levels = range(int(math.log2(rounds)) + 1)
     return sum(0.5 * _square_sum(2.0**level, alpha) / 2.0**level for level in levels)
 
@@ -347,7 +354,7 @@ def crossing(first: Callable[[float], float], second: Callable[[float], float], 
     for _ in range(60):
         middle = (low + high) / 2.0
         low, high = (middle, high) if first(10.0**middle) > second(10.0**middle) else (low, middle)
-    return 10.0**high
+    return math.pow(10.0, high)
 
 
 def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
@@ -365,33 +372,30 @@ def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
     if len(sizes) < 3:
         raise InputError(f"dimension = {dimension}, epsilon = {epsilon:g}: the theorems need at least N rounds")
 
-    def at(function: Callable[[float, int, float], float]) -> Callable[[float], float]:
+    def bind(function: Callable[[float, int, float], float]) -> Callable[[float], float]:
         return lambda n: function(n, dimension, epsilon)
 
-    def bound(rounds: float, noise: float, records: float) -> float:
-        return 13.5 * math.sqrt(records / rounds) + 6.0 / math.sqrt(records) + 3.0 * noise
+    def bound_first(n: float) -> float:
+        return _gradient_bound(n, first_rounds(n, dimension, epsilon), estimate_first(n, dimension, epsilon))
 
-    noise_1, noise_2 = at(estimate_first), at(estimate_second)
+    def bound_second(n: float) -> float:
+        return _gradient_bound(n, second_rounds(n, dimension, epsilon), estimate_second(n, dimension, epsilon))
+
+    noise_1, noise_2 = bind(estimate_first), bind(estimate_second)
     lines = [
         make_line("Algorithm 1, noise counted", noise_1, sizes, theory="-1/2 with logarithms"),
         make_line("Algorithm 2, noise counted", noise_2, sizes, theory="-2/3 with logarithms", color=3),
+        make_line("Algorithm 1, bound with it", bound_first, sizes, style="dashed"),
+        make_line("Algorithm 2, bound with it", bound_second, sizes, style="dashed", color=3),
+        make_line("Theorem 6, with 48 for 12", bind(theorem_6), sizes, theory="-1/2", style="dotted"),
+        make_line("Theorem 9", bind(theorem_9), sizes, theory="-2/3", style="dotted", color=3),
         make_line(
-            "Algorithm 1, bound with it",
-            lambda n: bound(first_rounds(n, dimension, epsilon), noise_1(n), n),
+            "DP gradient descent, bound",
+            bind(gradient_descent),
             sizes,
-            style="dashed",
-        ),
-        make_line(
-            "Algorithm 2, bound with it",
-            lambda n: bound(second_rounds(n, dimension, epsilon), noise_2(n), n),
-            sizes,
-            style="dashed",
-            color=3,
-        ),
-        make_line("Theorem 6, with 48 for 12", at(theorem_6), sizes, theory="-1/2", style="dotted"),
-        make_line("Theorem 9", at(theorem_9), sizes, theory="-2/3", style="dotted", color=3),
-        make_line(
-            "DP gradient descent, bound", at(gradient_descent), sizes, theory="-1/2", style="dash-dotted", color=7
+            theory="-1/2",
+            style="dash-dotted",
+            color=7,
         ),
         *_exact_marks(dimension, epsilon),
     ]
@@ -406,22 +410,24 @@ def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
             Triangle(1e7, 8.0 * theorem_9(1e7, dimension, epsilon), -2 / 3, "-2/3", 10.0),
         ),
         level=1.0,
-        notes=[_crossing_note(noise_1, noise_2, at(theorem_6), at(theorem_9)), *_NOTES],
+        notes=[_crossing_note(noise_1, noise_2, bind(theorem_6), bind(theorem_9)), *_NOTES],
     )
+
+
+def _gradient_bound(records: float, rounds: float, noise: float) -> float:
+    """Return the theorems' bound on the gradient norm, for a momentum with this noise."""
+    return 13.5 * math.sqrt(records / rounds) + 6.0 / math.sqrt(records) + 3.0 * noise
 
 
 def _exact_marks(dimension: int, epsilon: float) -> list[Line]:
     """Return marks of exact counts at 250 and 1,000 records where the theorems have enough rounds."""
     sizes = [n for n in _EXACT_SIZES if second_rounds(n, dimension, epsilon) >= 4.0 * n]
     sizes = [n for n in sizes if first_rounds(n, dimension, epsilon) >= n]
+    first = [count_first(int(n), dimension, epsilon) for n in sizes]
+    second = [count_second(int(n), dimension, epsilon) for n in sizes]
     return [
-        make_line(
-            name, lambda n, count=count: count(int(n), dimension, epsilon), sizes, style="marks", color=color
-        )
-        for name, count, color in (
-            ("Algorithm 1, worst record", count_first, 0),
-            ("Algorithm 2, worst record", count_second, 3),
-        )
+        Line("Algorithm 1, worst record", sizes, first, style="marks"),
+        Line("Algorithm 2, worst record", sizes, second, style="marks", color=3),
     ]
 
 

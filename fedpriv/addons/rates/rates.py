@@ -1,13 +1,15 @@
-"""Rates of Reshef & Levy, of Kornowski, Liu & Talwar, and of Choquette-Choo, Ganesh & Thakurta, by formulas.
+"""Rates of three of the papers by formulas, and the command that prints them.
 
-Each function returns a `RateFigure`.  Numbers of Reshef & Levy are for their experiment on MNIST: β = 392.5,
-L = √1570, D = 0.1, d = 7,850 and δ = 1e-5.  Those of Choquette-Choo et al. are for
+The papers are those of Reshef & Levy, of Kornowski, Liu & Talwar, and of Choquette-Choo, Ganesh & Thakurta.
+Functions whose names end with `_figure` return a `RateFigure`.  Numbers of Reshef & Levy are for their experiment
+on MNIST: β = 392.5, L = √1570, D = 0.1, d = 7,850 and δ = 1e-5.  Those of Choquette-Choo et al. are for
 scenarios/complexity-table.toml.
 """
 
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ import numpy as np
 import typer
 
 from fedpriv.accounting.gaussian import epsilon_of, mu_of
-from fedpriv.addons.rates.figure import RateFigure, Triangle, draw, log_space, make_line
+from fedpriv.addons.rates.figure import Line, RateFigure, Triangle, draw, log_space, make_line
 from fedpriv.addons.rates.momentum import momentum_figure
 from fedpriv.cli.options import print_table, print_text
 from fedpriv.core.errors import InputError, suggestion
@@ -55,11 +57,11 @@ def gradient_figure() -> RateFigure:
     """Return gradients against |S| for DP-μ²-FL and for Appendix F, at ε = 1, 8 and that of ρ = 4."""
     sizes = log_space(1e3, 1e7)
     epsilons = {"1": 1.0, "8": 8.0, "24.4 (ρ = 4)": epsilon_of(4.0, _DELTA)}
-    lines = [make_line("DP-μ²-FL, 2|S| - M", lambda s: gradients_of_mu2(s, _SILOS), sizes, theory="1", color=7)]
+    lines = [make_line("DP-μ²-FL, 2|S| - M", partial(gradients_of_mu2, silos=_SILOS), sizes, theory="1", color=7)]
     lines += [
         make_line(
             f"Lowy & Razaviyayn, ε = {name}",
-            lambda s, epsilon=epsilon: gradients_of_appendix_f(s, _SILOS, epsilon),
+            partial(gradients_of_appendix_f, silos=_SILOS, epsilon=epsilon),
             sizes,
             theory="3/2",
             fitted_from=0.99e5,
@@ -105,14 +107,8 @@ def samples_figure(epsilon: float = 1.0) -> RateFigure:
             rows.setdefault(name, []).append(number)
     theories = dict(zip(rows, ("3/2", "1", "3/4", "1"), strict=True))
     lines = [
-        make_line(
-            name,
-            lambda d, name=name: printed_samples(NonsmoothProblem(int(d), 1.0, 1.0, 0.5), 0.3, epsilon)[name],
-            dimensions,
-            theory=theories[name],
-            color=index,
-        )
-        for index, name in enumerate(rows)
+        Line(name, dimensions, records, theory=theories[name], color=index)
+        for index, (name, records) in enumerate(rows.items())
     ]
     return RateFigure(
         f"Kornowski, Liu & Talwar, Table 1: records against d (α = 0.5, β = 0.3, ε = {epsilon:g})",
@@ -154,7 +150,9 @@ def power_law_lipschitz(dimension: int = 256) -> float:
 
 
 def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
-    """Return the bounds of Theorems 3 and 15 of Choquette-Choo et al., as printed and as their proofs have them.
+    """Return the bounds of Theorems 3 and 15, as printed and by their proofs.
+
+    Source: Choquette-Choo, Ganesh & Thakurta 2025.
 
     With η_t = t + 1 for t = 0 … T-1 and η_{0:t} their sum, both bounds are a mean of terms with weights η_{0:t},
     and a multiple of β R².  The terms hold ‖b_t‖ = √(d · nodes) σ/β of the noise, and q_t of the sampling.  The
@@ -200,10 +198,10 @@ def single_epoch_figure() -> RateFigure:
     trivial = power_law_lipschitz() * _RADIUS
     names = list(cells[4096.0])
     lines = [
-        make_line(
+        Line(
             name,
-            lambda n, name=name: cells[n][name],
             list(sizes),
+            [cells[n][name] for n in sizes],
             style="dotted" if "printed" in name else "solid",
             color=0 if "Theorem 3" in name else 3,
         )

@@ -1,4 +1,4 @@
-"""Section [scaling] of a scenario: how a metric, or the effort for a target, grows with a swept number n.
+"""Section [scaling] of a scenario: growth of a metric, or of the effort for a target, with n.
 
 | section | value at n |
 |---|---|
@@ -123,12 +123,12 @@ def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
     seeds = [seed for seed in results.seeds if seed not in scaling.chosen_on]
     values = {size.n: _estimate(scaling, size, seeds) for size in sizes}
     generator = np.random.default_rng(0)
-    drawn = [
+    resamples = [
         {size.n: _estimate(scaling, size, [int(s) for s in generator.choice(seeds, len(seeds))]) for size in sizes}
         for _ in range(_DRAWS if len(seeds) > 1 else 0)
     ]
-    spreads = {size.n: _half_width([draw[size.n].value for draw in drawn]) for size in sizes}
-    slopes = [fit.exponent for draw in drawn if (fit := fit_power(_fitted_pairs(draw)))]
+    spreads = {size.n: _half_width([draw[size.n].value for draw in resamples]) for size in sizes}
+    slopes = [fit.exponent for draw in resamples if (fit := fit_power(_fitted_pairs(draw)))]
     return ScalingLine(
         str(name),
         {n: Value(value.value, spreads[n], value.gradients, value.is_fitted) for n, value in values.items()},
@@ -139,7 +139,7 @@ def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
 
 
 def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Size:
-    """Collect the sweep points with these `fixed` keys, of which `scaling.along` is n."""
+    """Collect the sweep points with these `fixed` keys.  The one of `scaling.along` is n."""
     points, n, target = [], float(fixed[scaling.along]), math.nan
     for point in sweep_points(results):
         cells = cells_at_point(results, point) if all(point[key] == value for key, value in fixed.items()) else []
@@ -173,13 +173,13 @@ def _interpolate(size: Size, seeds: Sequence[int]) -> Value:
     for point in size.points:
         best[point.rounds] = min(best.get(point.rounds, (math.inf, 0.0)), (point.mean(seeds), point.gradients))
     grid = sorted(best)
-    reached = next((index for index, rounds in enumerate(grid) if best[rounds][0] <= size.target), None)
-    if reached is None:
+    index = next((k for k, rounds in enumerate(grid) if best[rounds][0] <= size.target), None)
+    if index is None:
         return Value(None, is_fitted=False)
-    after, (risk_after, gradients_after) = grid[reached], best[grid[reached]]
-    if reached == 0:
+    after, (risk_after, gradients_after) = grid[index], best[grid[index]]
+    if index == 0:
         return Value(after, gradients=gradients_after, is_fitted=False)
-    before, (risk_before, gradients_before) = grid[reached - 1], best[grid[reached - 1]]
+    before, (risk_before, gradients_before) = grid[index - 1], best[grid[index - 1]]
     is_usable = math.isfinite(risk_before) and risk_after > 0.0
     share = math.log(risk_before / size.target) / math.log(risk_before / risk_after) if is_usable else 1.0
     return Value(
@@ -292,9 +292,9 @@ def _fitted_line(line: ScalingLine, look: Look) -> list[Series]:
     fitted = [Mark(x, float(centre_y * (x / centre_x) ** line.fit.exponent)) for x in ends]
     series = [Series(f"{line.name}: exponent {line.fit.text(3)}", look, fitted, dots=False)]
     if line.theory is not None:
-        left, right = ends[1] / 3.0, ends[1]
-        low = 0.8 * fitted[1].y * (left / right) ** line.fit.exponent
-        corners = [(left, low), (right, low), (right, low * 3.0**line.theory), (left, low)]
+        low_x, high_x = ends[1] / 3.0, ends[1]
+        low = 0.8 * fitted[1].y * (low_x / high_x) ** line.fit.exponent
+        corners = [(low_x, low), (high_x, low), (high_x, low * 3.0**line.theory), (low_x, low)]
         series.append(
             Series(f"theory: {line.theory:g}", _GREY, [Mark(x, float(y)) for x, y in corners], dots=False)
         )
