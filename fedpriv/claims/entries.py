@@ -36,6 +36,7 @@ from fedpriv.claims.claim import (
 )
 from fedpriv.claims.ledger import FIRST_STEP, ROUNDS, ReleaseStream, stream_from_data
 from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.extensions import ADD_ON_PARTS
 from fedpriv.core.files import read_complete_lines
 from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
 
@@ -132,15 +133,31 @@ class LedgerEntry:
 
     @cached_property
     def resolved_cell(self) -> "Cell | None":
-        """Resolved scenario, or None if this program cannot resolve it.
+        """Resolved scenario, or None if it names an algorithm, a model or others that are not imported here.
 
-        It may name a row or a module of a user that is not imported here, or have keys that this version refuses.
+        Raises:
+            InputError: The scenario is malformed, though all that it names is known, or has keys that this version
+                refuses.
         """
+        from fedpriv.loss.models import MODELS
+        from fedpriv.noise.registry import MECHANISMS
+        from fedpriv.papers.table import ALGORITHMS
+        from fedpriv.participation.registry import PARTICIPATIONS
         from fedpriv.scenario.load import resolve_cell
 
+        sections = self.record["scenario"]
         try:
-            return resolve_cell(self.record["scenario"], "record.scenario")
+            return resolve_cell(sections, "record.scenario")
         except InputError:
+            algorithm, model = sections["algorithm"], sections["model"]["name"]
+            is_known = (
+                algorithm["name"] in ALGORITHMS
+                and algorithm.get("mechanism", "auto") in (*MECHANISMS, "auto")
+                and (model in MODELS or model in ADD_ON_PARTS["model"])
+                and sections["federation"].get("sampling", "fixed") in PARTICIPATIONS
+            )
+            if is_known:
+                raise
             return None
 
     @cached_property

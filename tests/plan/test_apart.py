@@ -137,6 +137,19 @@ def test_no_smaller_distance_is_believed_where_the_scenario_names_code_that_was_
     )
 
 
+@pytest.mark.parametrize(
+    ("section", "key"), [("algorithm", "foo"), ("federation", "foo"), ("run", "foo"), ("model", "foo")]
+)
+def test_a_key_that_does_not_exist_hides_no_rounds(tmp_path: Path, section: str, key: str) -> None:
+    """Gains: half of the claim.  A scenario that names known code only is resolved, or its record is refused."""
+    folder = fedpriv.run(tree_of_one_round(), out=tmp_path / "run").folder
+    cell = json.loads((folder / "results.json").read_text())["cells"][0]
+    cell["scenario"]["federation"]["rounds"] = 4
+    assert make_entry(cell).disagreement is not None
+    cell["scenario"][section] = {**cell["scenario"][section], key: 1}
+    assert key in (make_entry(cell).disagreement or "")
+
+
 def test_the_distance_is_of_exchanged_records_only() -> None:
     assert factor_of("zero-out", 1.2) == 1.0
     assert factor_of("replace-one", 1.2) == 1.2
