@@ -65,7 +65,7 @@ def frozen() -> nn.Module:
         (
             nn.Sequential(nn.Flatten(), nn.Linear(784, 10, bias=False)),
             nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
-            r"array '1.bias' \(10,\) of the server",
+            r"array '1.bias' \(10,\): it is trained here, and the server did not send it; server and clients need",
         ),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
@@ -148,6 +148,8 @@ def test_class_weights_of_torch_are_refused() -> None:
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
     with pytest.raises(InputError, match="loss: torch divides by the weights of a batch"):
         PrivateClient(context, network(), nn.CrossEntropyLoss(weight=torch.ones(10)))
+    with pytest.raises(InputError, match="loss: ignore_index = 3 leaves out a class, and every record counts"):
+        PrivateClient(context, network(), nn.CrossEntropyLoss(ignore_index=3))
 
 
 def wrong_labels(arrays: Any) -> Any:
