@@ -5,7 +5,7 @@ version.  Commands that follow a run appear by its id, which is in their request
 message of a run, and none is written to a file, except the reason for which a silo's clock keeps it out.
 
 The list of runs survives a restart in one file, without a message, a token or an array.  Messages are in memory
-only, and so is everything that a trusted server could be asked for.
+only.
 """
 
 import datetime
@@ -40,8 +40,8 @@ _MAX_RUNS, _POLL_SECONDS = 1000, 2.0
 class Presence:
     """ASGI app that records the silos and runs from which its requests come.
 
-    Guarantee: a silo's entry is changed by requests that its registered key has signed, and by no others.  The
-    entry has the time of the request, the version that the silo claims to run, and the difference of its clock.
+    Guarantee: a silo's entry is changed by requests whose time its registered key has signed, and by no others.
+    The entry has the time of the request, the version that the silo claims to run, and its clock's difference.
     """
 
     def __init__(self, app: ASGIApp, nodes: Mapping[str, bytes], refusals_path: Path | None = None) -> None:
@@ -50,7 +50,7 @@ class Presence:
         Args:
             app: App that answers the requests.
             nodes: Public key (PEM) by the name of the silo.
-            refusals_path: File in which the server finds the reason for which a silo is not admitted.
+            refusals_path: File in which a run's server finds the reason for which a silo is not admitted, or None.
         """
         self.app = app
         self._name_by_key = {key.strip(): name for name, key in nodes.items()}
@@ -183,7 +183,7 @@ class RunHistory:
     def is_due(self) -> bool:
         """Whether the runs are to be polled again, at most every two seconds and only for a file.
 
-        An answer True starts the next two seconds.
+        The two seconds begin with an answer True.
         """
         if self._path is None or time.monotonic() < self._next_poll:
             return False
@@ -230,7 +230,7 @@ class FederationSilo:
     silo: int
     """Number of the silo."""
     connected: bool
-    """Whether a request was admitted in the last minute, and none was refused in the last two."""
+    """Whether a request was admitted in the last minute, and none since then was refused for its clock."""
     seen: float | None
     """Time of the last admitted request."""
     fedpriv: str | None
