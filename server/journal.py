@@ -194,6 +194,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def last_releases(self) -> Tensor | None:
         """Return each silo's last message, (silos, d), or None if it is not stored.
 
+        If the server died before it stored a round's entry, the messages may be those of that round.
+
         Raises:
             RunError: If the file is damaged.
         """

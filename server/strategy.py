@@ -135,7 +135,7 @@ class ServerRelease(NamedTuple):
     entry: JournalEntry
     """Values from which `vector` can be computed again."""
     secret_state: bytes = b""
-    """Packed sums for later rounds, which nobody but the server may read, or b"" without any."""
+    """Packed sums of silos for later rounds, secret outside the server, or b"" without any."""
 
 
 class ServerAggregator:
@@ -375,7 +375,7 @@ class Journal(Protocol):
             entry: Values of the round from which its release can be computed again.
             missed_rounds: Rounds that silos missed until now.
             last_releases: Each silo's last message, (silos, d), or None if no later round can need it.
-            secret_state: Packed sums for the next round, which nobody but the server may read, or b"".
+            secret_state: Packed sums of silos for the next round, secret outside the server, or b"".
         """
         ...
 

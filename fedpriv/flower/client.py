@@ -5,7 +5,7 @@
 
 A message has the run's terms (`Terms`), among them the round t.  In round 0 a silo answers with its number, and
 with a public key if it masks.  In rounds t from 1 it answers with its message, (length,): the noisy mean over its
-batch, (d,), for an untrusted server, and otherwise exact or masked sums (`Silo.make_message`).
+batch, (d,), for an untrusted server, and otherwise exact or masked values (`Silo.make_message`).
 
 If the node's or the run's configuration names a guard, the guard answers, and `records` are not read.
 """

@@ -161,9 +161,10 @@ class PrivateStrategy(FedAvg):
             weighted_by_key: Name of the metric that is a node's weight in the mean of the metrics.
             evaluate_metrics_aggr_fn: Function that merges the metrics of all nodes into one record, or None for
                 Flower's weighted mean.
-            keywords: `trust`, `silos`, `rounds`, `batch`, `epochs`, `sampling`, `relation`, `rho` (or `mu`,
-                `zcdp`, `epsilon`), `delta` and the row's own keys (`clip`, `step`, `diameter`, …), as in the
-                sections of a scenario.  `model` names the network for guards, or is their [model] section.
+            keywords: `trust`, `silos`, `rounds`, `batch`, `epochs`, `sampling`, `relation`, one of `mu`, `zcdp`
+                and `epsilon` (or `rho` of DP-μ²-FL, or `mode="none"`), `delta` and the row's own keys (`clip`,
+                `step`, `diameter`, …), as in the sections of a scenario.  `model` names the network for guards, or
+                is their [model] section.
 
         Raises:
             InputError: A key, the row or the scenario cannot be used; the message names it.

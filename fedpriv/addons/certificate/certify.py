@@ -131,7 +131,10 @@ _PLANNED_BY_SILOS = (
     "the scenario's model is code that is none of fedpriv's, which no certificate may run: its noise was "
     "recomputed by the silos that signed, and not here"
 )
-_CODE_NOT_HERE = "the scenario names code that is not here: the record was compared with its releases alone"
+_CODE_NOT_HERE = (
+    "the scenario names code that is not here: the record was compared with its releases, and with the scenario "
+    "only in part"
+)
 
 
 def _silo_count(body: Mapping[str, Any]) -> int:

@@ -248,8 +248,8 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     authority's own.  It is written over the old one, and returned.
 
     Raises:
-        InputError: If the certificate names another authority, the authority's own certificate ends within 30
-            days, or a file is missing or holds something else.
+        InputError: If the certificate names another authority, or ca.crt in `key_folder` has another one's key, if
+            the authority's own certificate ends within 30 days, or if a file is missing or holds something else.
     """
     old_certificate, authority = (
         read_certificates(key_folder / CERTIFICATE_FILE)[0],
@@ -267,7 +267,10 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     expiry_reason = f"{authority.path} ends soon itself: make a new authority, and give its ca.crt to every silo"
     refuse(
         {
-            other_authority_reason: old_certificate.content.issuer != authority.content.subject,
+            # Authorities may have equal names: ca.crt, which silos trust, has to have this authority's key.
+            other_authority_reason: old_certificate.content.issuer != authority.content.subject
+            or authority.content.public_key()
+            not in [trusted.content.public_key() for trusted in read_certificates(key_folder / AUTHORITY_FILE)],
             expiry_reason: authority.expires_soon,
         }
     )

@@ -68,7 +68,7 @@ def write_heartbeat(part: str, error: str = "") -> None:
 
 
 def read_heartbeat(folder: Path, part: str) -> Heartbeat | None:
-    """Return the last heartbeat of `part`, or None if there is none that can be read.
+    """Return the last heartbeat of `part`, or None without a readable one.
 
     The error is sanitized to one line of at most 200 characters.
     """
