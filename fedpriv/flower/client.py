@@ -199,10 +199,10 @@ class PrivateClient:
         with torch.inference_mode(), nullcontext() if terms.seeded else without_denormals():
             release, state = silo.answer(state, terms.t, flatten_arrays(record))
         message = silo.make_message(release.vector, terms.t, read_public_keys(content), state.query_chain)
-        over = terms.t == silo.plan.schedule.rounds  # no later round needs key and state
+        is_last = terms.t == silo.plan.schedule.rounds  # no later round needs key and state
         # Written last and at once, so that a failed round changes nothing.
         self._context.state[_STATE_RECORD] = ConfigRecord(
-            {**memory, "key": b"" if over else memory["key"], "state": b"" if over else pack_state(state)}
+            {**memory, "key": b"" if is_last else memory["key"], "state": b"" if is_last else pack_state(state)}
         )
         return (
             release_content(message, release.counts) if terms.seeded else seal_vector("release", message.numpy())
@@ -251,7 +251,7 @@ class PrivateClient:
 
     def _make_silo(self, terms: Terms, cell: Cell, number: int, arrays: Arrays, key: bytes) -> Silo:
         objective, records = _objective_and_records(self._module, self._loss, *arrays, DTYPES[cell.run.dtype])
-        plan, gaps = make_plan(cell, objective, for_release=not terms.seeded), cell.absence_key is not None
+        plan, may_miss = make_plan(cell, objective, for_release=not terms.seeded), cell.absence_key is not None
         if terms.seeded:
             return Silo.for_simulation(
                 number,
@@ -259,10 +259,10 @@ class PrivateClient:
                 records,
                 simulation_noise(cell.noise_seed, cell.run.dtype),
                 integer_noise_key(cell.noise_seed),
-                may_miss_rounds=gaps,
+                may_miss_rounds=may_miss,
             )
         return Silo.for_release(
-            number, plan, records, key, hashlib.sha256(terms.cell_json.encode()).digest(), may_miss_rounds=gaps
+            number, plan, records, key, hashlib.sha256(terms.cell_json.encode()).digest(), may_miss_rounds=may_miss
         )
 
 
@@ -335,14 +335,14 @@ def _objective_and_records(
         RunError: The records cannot be used.  The message discloses nothing about them.
         InputError: Module, loss and shape of the records do not fit each other.
     """
-    real, record_shape = labels.dtype.kind == "f", features.shape[1:]
-    choice = make_loss_choice(loss, real=real)
+    is_regression, record_shape = labels.dtype.kind == "f", features.shape[1:]
+    choice = make_loss_choice(loss, real=is_regression)
     module_copy = copy.deepcopy(module).to("cpu", dtype)
-    classes = 0 if real else _count_classes(module_copy, choice, features, dtype)
+    classes = 0 if is_regression else _count_classes(module_copy, choice, features, dtype)
     try:
         check_records(features, labels, classes, "records")
         records = make_records(
-            pixel_features(features, dtype), labels.astype(np.float64 if real else np.int64), dtype
+            pixel_features(features, dtype), labels.astype(np.float64 if is_regression else np.int64), dtype
         )
     except FedprivError as error:
         raise RunError("its records cannot be used, and its own log says why") from error
@@ -360,10 +360,10 @@ def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any]
     The number is 2 for a loss of a single output, and for a module that fails, which is reported later.  Of
     `features`, (n, …), only the shapes and types of a record's inputs are used.
     """
-    single = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].has_single_output
+    has_logit = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].has_single_output
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
     network = wrap_module(module, describe_inputs(features), features.shape[1:])
     try:
-        return 2 if single else int(run_trial(network, probe).shape[-1])
+        return 2 if has_logit else int(run_trial(network, probe).shape[-1])
     except Exception:  # a module may raise anything; `make_layout_objective` reports it
         return 2

@@ -309,7 +309,7 @@ def test_a_statement_without_a_number_is_one_line_and_writes_nothing(
     path.write_bytes(canonical_json({**signed, "silo": number}))
     line = certified.draft("--signed", path)
     assert (line.count("\n"), certified.certificate.read_bytes()) == (1, before), line
-    assert "--signed: is nothing that a silo signed" in line
+    assert "--signed: a file is no statement that a silo signed" in line
 
 
 def test_statements_are_in_the_order_of_their_silos() -> None:

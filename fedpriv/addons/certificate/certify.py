@@ -251,8 +251,8 @@ def read_certificate(path: Path) -> dict[str, Any]:
     tree = read_canonical_json(read_file_bytes(path), path)
     if str(tree.get("format")).startswith("fedpriv certificate ") and tree["format"] != FORMAT:
         raise InputError(
-            f"{path}: has the format {sanitize_line(repr(tree['format']), 40)}, "
-            f"which silos signed without planning the run again; certify the run anew for {FORMAT!r}"
+            f"{path}: has the format {sanitize_line(repr(tree['format']), 40)}, and this program reads "
+            f"{FORMAT!r}; under format 1 silos signed without planning the run again: certify the run anew"
         )
     if tree.get("format") != FORMAT or set(tree) != {"about", "format", "body", "silos", "coordinator"}:
         raise InputError(f"{path}: is no certificate of a model; expected the format {FORMAT!r}")

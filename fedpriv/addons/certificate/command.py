@@ -298,8 +298,8 @@ def _describe_other_runs(statement: Mapping[str, Any]) -> str:
 def _runs_on(noun: str, facts: Mapping[str, Any]) -> str:
     runs, repeat_count = facts["spent"]["runs"] - 1, facts["runs_of_this_scenario"] - 1
     repeat_note = f", {repeat_count} of the very same scenario" if repeat_count else ""
-    more = f"; all together are {_format_amount(facts['spent'], 'more than any budget')}" if runs else ""
-    return f"{format_count(runs, 'other run')} on its {noun}{repeat_note}{more}"
+    total_note = f"; all together are {_format_amount(facts['spent'], 'more than any budget')}" if runs else ""
+    return f"{format_count(runs, 'other run')} on its {noun}{repeat_note}{total_note}"
 
 
 def _format_amount(charge: Mapping[str, Any], without_noise: str) -> str:
@@ -583,4 +583,4 @@ def _claimed_keys(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for statement in signed
         }
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise InputError(f"--signed: is nothing that a silo signed ({type(error).__name__})") from None
+        raise InputError(f"--signed: a file is no statement that a silo signed ({type(error).__name__})") from None

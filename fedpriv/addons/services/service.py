@@ -87,8 +87,8 @@ def last_beat(folder: Path, part: str, began: float) -> Heartbeat:
 
 def why_stalled(folder: Path, part: str, began: float) -> str | None:
     """Return a message if `part`, started at time `began`, has had no attempt for a minute, or None."""
-    silent = time.monotonic() - max(began, last_beat(folder, part, began).last_attempt)
-    return f"its {part} has done nothing for {silent:.0f} s" if silent > _STALL_SECONDS else None
+    idle_seconds = time.monotonic() - max(began, last_beat(folder, part, began).last_attempt)
+    return f"its {part} has done nothing for {idle_seconds:.0f} s" if idle_seconds > _STALL_SECONDS else None
 
 
 def describe_exit(code: int) -> str:

@@ -299,8 +299,8 @@ class _CertificateReloader:
 
     def poll(self) -> None:
         """Load the certificate if its files have changed and are valid."""
-        before, self._stamps = self._stamps, file_stamps(*self._files)
-        if self._stamps == before or not self._config.loaded or self._config.ssl is None:
+        last_stamps, self._stamps = self._stamps, file_stamps(*self._files)
+        if self._stamps == last_stamps or not self._config.loaded or self._config.ssl is None:
             return
         try:
             check_certificates(self._files[0])

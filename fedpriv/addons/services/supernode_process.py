@@ -186,13 +186,13 @@ class SupernodeMonitor:
         `is_lost` means that the node has ended because it lost the SuperLink, or the SuperLink refuses it.  Of
         Flower's own SuperNode only such ends are logged.
         """
-        beat = last_beat(self._heartbeat_folder, SUPERNODE, self._start_time)
+        heartbeat = last_beat(self._heartbeat_folder, SUPERNODE, self._start_time)
         if self._part != SUPERNODE:  # Flower's own SuperNode does not report answers
             if is_lost:
                 _log.warning("its SuperNode has ended: no SuperLink, or one that refuses it; it is started again")
-        elif is_lost or time.monotonic() - beat.last_success > _OUTAGE_SECONDS:
-            self._outage_log.report_outage(beat.last_success, beat.error)
-        elif beat.last_success > self._start_time and not beat.error:
+        elif is_lost or time.monotonic() - heartbeat.last_success > _OUTAGE_SECONDS:
+            self._outage_log.report_outage(heartbeat.last_success, heartbeat.error)
+        elif heartbeat.last_success > self._start_time and not heartbeat.error:
             self._outage_log.report_recovery()
         self._expiry_monitor.poll()
 
