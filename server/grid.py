@@ -59,27 +59,27 @@ def ask_roster(grid: Grid, silos: int, timeout: float, make_query: Callable[[int
 
     Raises:
         RunError: If a silo has no node, or two, if there are more nodes than silos, if a node refuses, fails or
-            says a number of no silo, or if there are too few nodes when the time is over.
-        ValueError: If a node's reply has no silo number.
+            says no number of a silo, or if there are too few nodes when the time is over.
     """
     nodes = _wait_for_nodes(grid, silos, timeout)
-    node_by_silo: dict[int, int] = {}
-    replies: dict[int, Message] = {}
+    reply_by_silo: dict[int, Message] = {}
     for reply in grid.send_and_receive([make_query(node) for node in nodes], timeout=timeout):
         if reply.has_error():
             raise RunError(f"a node failed to say which silo it is: {sanitize_line(str(reply.error.reason))}")
         if (refusal := read_refusal(reply.content)) is not None:
             raise RunError(refusal.reason)
-        silo, node = read_int_field(reply.content, "metrics", "silo"), reply.metadata.src_node_id
-        assign_node(node_by_silo, silos, silo, node)
-        replies[silo] = reply
-    if missing := sorted(set(range(silos)) - set(node_by_silo)):
+        try:
+            silo = read_int_field(reply.content, "metrics", "silo")
+        except ValueError as error:
+            raise RunError(f"a node does not say which silo it is: {error}") from None
+        assign_node(reply_by_silo, silos, silo, reply)
+    if missing := sorted(set(range(silos)) - set(reply_by_silo)):
         raise RunError(f"no node says it is silo {', '.join(map(str, missing))}")
-    return [replies[silo] for silo in range(silos)]
+    return [reply_by_silo[silo] for silo in range(silos)]
 
 
-def assign_node(node_by_silo: dict[int, int], silos: int, silo: int, node: int) -> None:
-    """Store the node of a silo.
+def assign_node(node_by_silo: dict[int, Any], silos: int, silo: int, node: int | Message) -> None:
+    """Store the node of a silo by its id, or by its reply.
 
     Raises:
         RunError: If the silo does not exist or has a node already.

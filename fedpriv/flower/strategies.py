@@ -259,8 +259,7 @@ class PrivateStrategy(FedAvg):
         Raises:
             InputError: The strategy had its run already, or the arrays, the number of rounds or the terms cannot
                 be used, or round 1 alone exceeds `max_epsilon`.  Nothing was sent yet.
-            RunError: A silo refuses, fails, or does not answer.
-            ValueError: A ClientApp answers round 0 without a silo's number, as no `PrivateClient` does.
+            RunError: A silo refuses, fails, or does not answer, or its ClientApp answers without `PrivateClient`.
         """
         refuse(
             {
@@ -321,7 +320,7 @@ class PrivateStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Make one message for every silo that is not absent in a simulation, with the query.
+        """Make one message with the query for every silo that `federation` does not call absent.
 
         `arrays`, the model, is not sent: silos compute increments at the query.
 

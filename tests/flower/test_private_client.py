@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -80,6 +80,14 @@ def test_another_module_than_the_servers_is_one_line_before_round_1(
     with pytest.raises(RunError, match=line) as raised:
         started(train_of(client, shares()), server)
     assert "\n" not in str(raised.value)
+
+
+def test_a_client_app_without_a_private_client_is_one_line_before_round_1() -> None:
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    with pytest.raises(RunError, match=r"a node does not say which silo it is: .* metrics\.silo"):
+        started(train)
 
 
 class Rows(Dataset[Any]):
