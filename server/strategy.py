@@ -209,8 +209,8 @@ class ServerAggregator:
             after this round (`sends_round_sums`).
 
         Raises:
-            RunError: A message is not finite or is no masked message, or exact sums are beyond the bounds of the
-                plan.  The error names the round, and the silos at fault as far as their messages are readable.
+            RunError: A message is not finite, is a masked message of another length, or has exact sums beyond the
+                bounds of the plan.  The error names the silos at fault.
         """
         total = torch.cat(messages) if self._publishes_each_silo else self._steps.aggregate(messages, t)
         if not is_finite(total):  # weights are positive, so a non-finite value reaches the mean
