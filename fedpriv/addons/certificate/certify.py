@@ -289,9 +289,9 @@ def verify_certificate(
     (`is_planned_here` is False), by each silo that signed.  The releases of a simulation, or of a deployment that
     no silo signed, agree with the scenario as far as `LedgerEntry.disagreement` compares them.
 
-    `model`, if it is given, is the model that was certified.  Nothing else is recomputed: scores, the choice of
-    settings (`tuned`), the audit, answers of people, date, and the file that the model had are the coordinator's
-    statements.
+    `model`, if it is given, is the model that was certified.  Nothing else is recomputed: scores, missed rounds,
+    the choice of settings (`tuned`), the audit, answers of people, and the date are the coordinator's statements.
+    All facts of ledgers but the charges are the silos' statements.
     """
     tree = read_certificate(path)
     try:
