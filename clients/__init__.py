@@ -1,7 +1,7 @@
-"""Client side, shipped in a coordinator's bundle: a proxy to a silo's guard, or a simulated silo.
+"""Client side: a proxy to a silo's guard, or a simulated silo.
 
-`train` answers a query, `SimulatedFederation` has the silos of a simulation, and `make_client_app` makes a
-ClientApp.
+`flwr run` ships this room in its bundle, and `fedpriv run` expects it where the SuperNodes run.  `app.train`
+answers a query, `SimulatedFederation` has the silos of a simulation, and `make_client_app` makes a ClientApp.
 
 Imports: rooms from `silo` down.
 """

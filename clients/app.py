@@ -2,10 +2,12 @@
 
 The protocol of a silo is in fedpriv/silo/silo.py.  In a deployment the app is a thin proxy: the silo's guard
 (fedpriv/silo/daemon.py), a process of the silo's own installation, has the records and decides.  The proxy passes
-bytes to the guard's Unix socket and back.  In a simulation the app is the silo (fedpriv/clients/simulated.py).  A
-SuperNode starts a process for each message.  Therefore torch is imported only by a simulation.
+bytes to the guard's Unix socket and back.  In a simulation the app is the silo (fedpriv/clients/simulated.py).
+Flower's own SuperNode starts a process for each message.  Therefore torch is imported only by a simulation, and
+for a run configuration that names a scenario's file and has no `cell-json`.
 
-A request to a guard is two frames: a JSON header, and the query's bytes, which may be empty.
+A request to a guard is two frames, a JSON header and the query's bytes, which may be empty.  A reply is one frame,
+or two if bytes follow its header.
 
 | header | reply |
 |---|---|
@@ -13,7 +15,7 @@ A request to a guard is two frames: a JSON header, and the query's bytes, which 
 | the same with t = 0, without a query | {"dtype": "uint8"}, then the silo's public key |
 | {"shapes_of": cell} | {"shapes": shapes of the arrays of a query} |
 | {"agree": true, run, cell, protocol, fedpriv} | {"agree": true} if the run would not be refused |
-| {"health": true}, one frame only | {"healthy": whether the guard is at work or ready} |
+| {"health": true}, one frame only | {"healthy": whether the guard is at work or ready for it} |
 
 * Any reply can be {"refused": reason, "final": whether asking again cannot help}.
 * `keys` are the silos' public keys, if messages are masked.
@@ -71,7 +73,7 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
         tests: Whether the query is an evaluation of the silo's test records.
 
     Raises:
-        ValueError: The message carries no query, or a malformed one.
+        ValueError: The message carries no query or no round, or malformed ones.
     """
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
@@ -89,7 +91,7 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
 
 
 def forward_key(message: Message, context: Context, socket: Path) -> Message:
-    """Return the guard's public key for the masks of this run, or its refusal."""
+    """Return a message with the guard's public key for the masks of this run, or with a refusal."""
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
     answer = ask_release(socket, ledger_run_id(context), _cell_json(context), 0, np.empty(0, np.uint8))
@@ -99,7 +101,7 @@ def forward_key(message: Message, context: Context, socket: Path) -> Message:
 
 
 def forward_admission_query(message: Message, context: Context, socket: Path) -> Message:
-    """Return the refusal that the guard would give to the run, or an empty message if it would answer.
+    """Return a message with the refusal that the guard would give to the run, or an empty message.
 
     The guard opens, charges and releases nothing for the question.
     """
@@ -132,9 +134,9 @@ def runs_in_supernode() -> bool:
 
 
 def ledger_run_id(context: Context) -> str:
-    """Return the name of the run in ledgers: its token, or Flower's number of the run without a token.
+    """Return the name of the run in ledgers: its token, or without a token Flower's number of the run.
 
-    The token is in the run configuration.  A resumed run keeps it, and Flower gives it another number.
+    The token is in the run configuration.  A resumed run has the same token, and another number.
     """
     return str(context.run_config["run-token"] or context.run_id)
 
@@ -200,7 +202,7 @@ def ask_reply(
 
 
 def ask_admission(socket: Path, run: str, cell_json: str) -> Refusal | None:
-    """Return the refusal that the guard would give to this run, or None if it would answer.
+    """Return the refusal that the guard would give to this run, or None if it would admit the run.
 
     A guard that cannot be reached gives a refusal that is not final.
     """
@@ -211,7 +213,7 @@ def ask_admission(socket: Path, run: str, cell_json: str) -> Refusal | None:
 
 
 def ask_shapes(socket: Path, cell_json: str) -> list[tuple[int, ...]] | Refusal:
-    """Return the shapes of the arrays of a query of this scenario, as the guard has them, or a refusal."""
+    """Return the shapes of the arrays of the guard's model in this scenario, or a refusal."""
     return _exchange_frames(
         socket, {"shapes_of": cell_json}, b"", lambda answer, _: [tuple(shape) for shape in answer["shapes"]]
     )
@@ -261,13 +263,16 @@ app = ClientApp()
 
 @app.query("roster")
 def roster(message: Message, context: Context) -> Message:
-    """Return the number of this node's silo."""
+    """Return a message with the number of this node's silo."""
     return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
 
 
 @app.query("agreement")
 def agreement(message: Message, context: Context) -> Message:
-    """Return the refusal that this silo would give to the run, or an empty message, without a charge."""
+    """Return a message with the refusal that this silo would give to the run, or an empty message.
+
+    Nothing is charged for the question.
+    """
     if guard := context.node_config.get("guard"):
         return forward_admission_query(message, context, Path(str(guard)))
     return Message(RecordDict(), reply_to=message)  # A silo of a simulation has no policy.
@@ -275,9 +280,9 @@ def agreement(message: Message, context: Context) -> Message:
 
 @app.query("key")
 def key(message: Message, context: Context) -> Message:
-    """Return this silo's public key for the masks of this run.
+    """Return a message with this silo's public key for the masks of this run.
 
-    The server relays the key to the other silos.
+    The server relays the keys of all silos to all silos.
     """
     if guard := context.node_config.get("guard"):
         return forward_key(message, context, Path(str(guard)))
@@ -288,7 +293,7 @@ def key(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Sum a model's scores over the silo's test records."""
+    """Return a message with a model's scores on the silo's test records, or with a refusal."""
     if guard := context.node_config.get("guard"):
         return forward_query(message, context, Path(str(guard)), tests=True)
     from fedpriv.clients.simulated import evaluate
@@ -298,7 +303,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer one query."""
+    """Return a message with the release of one query, or with a refusal."""
     if guard := context.node_config.get("guard"):
         return forward_query(message, context, Path(str(guard)))
     from fedpriv.clients.simulated import answer_query

@@ -43,9 +43,9 @@ _STATE_RECORD, _STATE_KEY = "fedpriv-silo", "state"
 
 @dataclass(frozen=True)
 class SimulatedFederation:
-    """Records, plan and noise source of all silos of a simulation, built once a process.
+    """Records, plan and noise source of all silos of a simulation, built once a scenario and process.
 
-    The noise is keyed by the scenario's seed.  Each silo draws its own streams of this noise, one silo at a time.
+    The noise is keyed by the scenario's seed, and silo and round name the part of it that a silo draws.
     """
 
     cell: Cell
@@ -95,7 +95,7 @@ class _LiveState(ConfigRecord):
 
 
 class ContextStore:
-    """Store of a silo's state in Flower's Context, for simulations, which do not outlive the process."""
+    """Store of a silo's state in Flower's Context, for simulations, which cannot be resumed."""
 
     def __init__(self, records: RecordDict, name: str = _STATE_RECORD) -> None:
         """Open the store, in which `name` distinguishes the states of several runs of one silo."""
@@ -112,7 +112,10 @@ class ContextStore:
         return unpack_state(read_bytes_field(self._records, self._name, _STATE_KEY), silo)
 
     def save(self, state: RoundState) -> None:
-        """Store the state, after the silo's message is computed, so that a failed answer changes nothing."""
+        """Store the state.
+
+        Callers store it after the silo's message is computed, so that a failed answer changes nothing.
+        """
         record = record_values(self._records).get(self._name)
         if isinstance(record, _LiveState):
             record.__dict__["live"] = state
@@ -155,7 +158,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
-    """Answer one query with this silo, and store its next state before the reply is built."""
+    """Answer one query with this silo, and store its next state once the silo's message is computed."""
     t, query = read_int_field(message.content, "config", "t"), read_shared_tensor(message.content, "query")
     release, state = silo.answer(store.load(silo), t, query)
     reply = silo.make_message(release.vector, t, read_public_keys(message.content), state.query_chain)
@@ -166,7 +169,7 @@ def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
 
 
 def public_key(message: Message, context: Context) -> Message:
-    """Return the silo's public key for the masks of this run."""
+    """Return a message with the silo's public key for the masks of this run."""
     return Message(key_content(_find_silo(context).masker.public_key), reply_to=message)
 
 
@@ -185,7 +188,9 @@ def _refuse_unguarded() -> None:
 
 @lru_cache(maxsize=4096)
 def _cached_silo(run_config: RunConfig, number: int, is_evaluation: bool = False) -> Silo:
-    """Build a silo once a process, since reading its records costs far more than a round.
+    """Build a silo, or return the one that this process has built.
+
+    Reading the records of a silo costs far more than a round.
 
     Raises:
         RunError: The process belongs to a SuperNode, or the scenario has no evaluation by silos.
@@ -226,7 +231,7 @@ def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[Sil
     Args:
         silos: Silos for queries, by number.
         run: Name of the run.
-        tests: Silos for evaluations, by number, empty if no evaluation is asked for.
+        tests: Silos for evaluations, by number, or none in a run without evaluations by silos.
     """
     app = ClientApp()
 

@@ -1,4 +1,4 @@
-"""Server side, shipped in a coordinator's bundle.
+"""Server side, which `flwr run` ships in its bundle, and which `fedpriv run` expects at the SuperLink.
 
 `make_server_app` makes the ServerApp, `ReleaseStrategy` runs its rounds, and `ServerJournal` keeps their releases.
 

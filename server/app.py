@@ -9,8 +9,9 @@ Each trust setting has other messages and releases:
 | trusted, curator | exact integer sums | their sum with the server's noise |
 | no noise | exact means | none |
 
-Before the first round every silo is asked whether it would refuse the run (`check_admission`).  Nothing is opened,
-charged or released for that query, so that a run that one silo refuses costs the others nothing.
+Before the first round of a deployment every silo is asked whether it would refuse the run (`check_admission`).
+Nothing is opened, charged or released for that query, so that a run that one silo refuses costs the others
+nothing.
 
 With federated evaluation the server sends a model, and gets sums over the silos' test records (`SiloEvaluation`).
 """
@@ -74,11 +75,11 @@ def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require
         grid: Grid with the silos' nodes.
         nodes: Node ids of silo 0, 1, ….
         timeout: Longest wait for replies, in seconds.
-        require_all: Whether a silo without a reply, or with a refusal that may pass, ends the run.
+        require_all: Whether a silo that does not reply, or whose refusal is not final, ends the run.
 
     Raises:
-        RunError: If a silo refuses the run or fails, or its clock is wrong, or if `require_all` and it does not
-            reply.  The error has a line for each such silo.
+        RunError: If a silo refuses the run for good or fails, or its clock is wrong, or if `require_all` and it
+            does not reply or refuses for now.  The error has a line for each such silo.
     """
     queries, start_time = [Message(RecordDict(), node, ADMISSION_QUERY) for node in nodes], time.time()
     replies = {
@@ -111,8 +112,8 @@ def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require
 class SiloEvaluation:
     """Evaluations of one run, in order.
 
-    Guarantee: the release of an evaluation is in the journal before anybody sees it, and is not asked for again.
-    So no second noise is drawn on sums that have been published, whenever the server is killed.
+    Guarantee: with a journal, the release of an evaluation is stored before anybody sees it, and is not asked for
+    again.  So no second noise is drawn on sums that have been published, whenever the server is killed.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ def evaluation_aggregator(
 def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -> ServerApp:
     """Build the ServerApp, with an observer that is made for each run from its run configuration.
 
-    A run configuration with a `run-token` is that of a deployment, any other one that of a simulation.
+    A run whose `run-token` in the configuration is not empty is a deployment, and any other one a simulation.
     """
     app = ServerApp()
 
@@ -260,10 +261,11 @@ def deploy_cell(
 ) -> None:
     """Run all rounds of one cell with deployed silos, once all of them agree.
 
-    A run that was interrupted continues after the last round in the journal.
+    With `deployment.missing = "continue"` silos that do not reply need not agree.  A run that was interrupted
+    continues after the last round in the journal.
 
     Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
-    while the run lasts.
+    while the run lasts and wiped before its outcome is published.
 
     Args:
         grid: Grid with the silos' nodes.

@@ -2,10 +2,11 @@
 
 Three properties of Flower 1.41 were measured.  Flower's own `send_and_receive` sleeps 3 s between polls.  A
 SuperNode that was killed keeps its messages until a heartbeat is missed (up to 60 s).  Such a SuperNode returns
-under another node id, unless it has a key.  The grid of this module therefore polls more often and repeats
-queries.  Repeating a query is safe, because a silo's guard answers a repeated round with the same bytes.
+under another node id, unless it has a key.  `PatientGrid` therefore polls more often, repeats queries, and sends
+them to a silo's new node.  Repeating a query is safe, because a silo's guard answers a repeated round with the
+same bytes.
 
-In a simulation all nodes exist from the start to the end, and `learn_roster` asks them once for their silo
+In a simulation all nodes exist from the start to the end, and `learn_roster` asks them once for their silos'
 numbers.
 """
 
@@ -57,27 +58,28 @@ def ask_roster(grid: Grid, silos: int, timeout: float, make_query: Callable[[int
         make_query: Function that makes the query to a node from its id.
 
     Raises:
-        RunError: If a silo has no node, or two, if a node refuses or fails, or the time is over.
-        ValueError: If a node's reply has no silo number.
+        RunError: If a silo has no node, or two, if there are more nodes than silos, if a node refuses, fails or
+            says no number of a silo, or if there are too few nodes when the time is over.
     """
     nodes = _wait_for_nodes(grid, silos, timeout)
-    node_by_silo: dict[int, int] = {}
-    replies: dict[int, Message] = {}
+    reply_by_silo: dict[int, Message] = {}
     for reply in grid.send_and_receive([make_query(node) for node in nodes], timeout=timeout):
         if reply.has_error():
             raise RunError(f"a node failed to say which silo it is: {sanitize_line(str(reply.error.reason))}")
         if (refusal := read_refusal(reply.content)) is not None:
             raise RunError(refusal.reason)
-        silo, node = read_int_field(reply.content, "metrics", "silo"), reply.metadata.src_node_id
-        assign_node(node_by_silo, silos, silo, node)
-        replies[silo] = reply
-    if missing := sorted(set(range(silos)) - set(node_by_silo)):
+        try:
+            silo = read_int_field(reply.content, "metrics", "silo")
+        except ValueError as error:
+            raise RunError(f"a node does not say which silo it is: {error}") from None
+        assign_node(reply_by_silo, silos, silo, reply)
+    if missing := sorted(set(range(silos)) - set(reply_by_silo)):
         raise RunError(f"no node says it is silo {', '.join(map(str, missing))}")
-    return [replies[silo] for silo in range(silos)]
+    return [reply_by_silo[silo] for silo in range(silos)]
 
 
-def assign_node(node_by_silo: dict[int, int], silos: int, silo: int, node: int) -> None:
-    """Store the node of a silo.
+def assign_node(node_by_silo: dict[int, Any], silos: int, silo: int, node: int | Message) -> None:
+    """Store the node of a silo by its id, or by its reply.
 
     Raises:
         RunError: If the silo does not exist or has a node already.
@@ -117,19 +119,20 @@ _TRANSIENT_ERRORS = {
 """Error codes that may pass, each with its probable cause."""
 # If more seconds lie between two polls, this process or the SuperLink was stopped, and not a silo.
 _MIN_PAUSE_SECONDS = 5.0
-_MAX_PAUSE_SECONDS = 900.0  # seconds of such pauses that extend the timeout
+_MAX_PAUSE_SECONDS = 900.0  # most seconds by which such pauses extend the timeout
 
 
 WaitCallback = Callable[[Sequence[int], float], None]
 """Callback with the silos that a server waits for, and the start of the wait.
 
-The start is in seconds of the epoch.  After the wait the callback is called without silos.
+The start is in seconds of the epoch.  After a wait that was reported, the callback is called once more, without
+silos and with the current time.
 """
 _MIN_REPORTED_SECONDS = 5.0  # shortest wait that is reported
 
 
 class _WaitReporter:
-    """Reporter of one wait, after five seconds, at a change of the silos, and at the end."""
+    """Reporter of one wait, after five seconds, then at a change of the silos, and at the end."""
 
     def __init__(self, callback: WaitCallback) -> None:
         self._callback, self._start_time = callback, time.monotonic()
@@ -179,6 +182,8 @@ class PatientGrid(Grid):
     def roster(self, silos: int, timeout: float) -> list[int]:
         """Wait for all silos and return the node ids of silo 0, 1, ….
 
+        A silo may not return under another node id before all silos are there: it then has two nodes.
+
         Raises:
             RunError: If silos are missing after `timeout` seconds, with their numbers, if two nodes are the same
                 silo, or if a node says no silo number or one that does not exist.
@@ -206,7 +211,8 @@ class PatientGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Return the replies that arrive within `timeout` seconds, each as the reply to the original message.
 
-        Seconds in which this process was stopped, or the SuperLink did not answer, do not count, up to 15 minutes.
+        Pauses of more than 5 seconds, in which this process was stopped or the SuperLink did not answer, do not
+        count, up to 15 minutes together.
 
         A silo that only refused or failed in a way that may pass is among the replies, with a refusal that is not
         final.  A silo that did not reply at all is not.
@@ -216,7 +222,7 @@ class PatientGrid(Grid):
             timeout: Longest wait in seconds, or None for no limit.
 
         Raises:
-            RunError: If a new node does not say which silo it is.
+            RunError: If a new node's reply does not say which silo it is.
         """
         start, reporter = time.monotonic(), _WaitReporter(self._on_wait)
         pending_messages = [
@@ -230,9 +236,9 @@ class PatientGrid(Grid):
         ):
             self._send([pending for pending in pending_messages if time.monotonic() >= pending.retry_time])
             by_id = {number: pending for pending in pending_messages for number in pending.message_ids}
-            asked = time.monotonic()
+            poll_start = time.monotonic()
             arrivals = list(self._grid.pull_messages(set(by_id))) if by_id else []
-            if not arrivals and time.monotonic() - asked < _MIN_HOLD_SECONDS:
+            if not arrivals and time.monotonic() - poll_start < _MIN_HOLD_SECONDS:
                 time.sleep(_POLL_SECONDS)
             for reply in arrivals:
                 pending = by_id[reply.metadata.reply_to_message_id]
@@ -247,15 +253,17 @@ class PatientGrid(Grid):
             elapsed, last_poll = time.monotonic() - last_poll, time.monotonic()
             paused_seconds += elapsed if elapsed > _MIN_PAUSE_SECONDS else 0.0
             reporter.report(
-                self._silo_by_node.get(asked.message.metadata.dst_node_id, -1) for asked in pending_messages
+                self._silo_by_node.get(pending.message.metadata.dst_node_id, -1) for pending in pending_messages
             )
         reporter.finish()
         return replies + [
-            _make_refusal_reply(asked.message, asked.refusal) for asked in pending_messages if asked.refusal
+            _make_refusal_reply(pending.message, pending.refusal)
+            for pending in pending_messages
+            if pending.refusal
         ]
 
     def _send(self, pending_messages: list[_PendingMessage]) -> None:
-        """Send a copy of each message, and set the time of the next copy."""
+        """Send a copy of each message to its silo's current node, and set the time of the next copy."""
         if not pending_messages:
             return
         copies = [
@@ -288,10 +296,11 @@ class PatientGrid(Grid):
     def _poll_nodes(self) -> None:
         """Ask new nodes for their silo numbers, and note the node from which a silo reported last.
 
-        Registered nodes are not asked, because the SuperLink knows their silos.
+        New nodes are looked for at most once a second.  Registered nodes are not asked, because the SuperLink
+        knows their silos.
 
         Raises:
-            RunError: If a node does not say which silo it is.
+            RunError: If a node's reply does not say which silo it is.
         """
         now = time.monotonic()
         if now - self._last_poll > _NODE_POLL_SECONDS:

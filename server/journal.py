@@ -6,17 +6,17 @@ The journal has the noise key and the release q~_t of every round, from which th
 |---|---|
 | noise.key | 256 bits of the operating system, drawn once a run, wiped after its last round |
 | released.bin | an entry a round: q~_t or the noisy integers y_t behind it, the query chain, a checksum |
-| sums-T.bin | if the server adds noise: its state of the silos' sums after round T, as secret as the key |
-| last.npy | if silos may be missing: every silo's last noisy release, if a later round can need it |
-| missed.json | if silos may be missing: the rounds that each silo missed |
+| sums-T.bin | if the server adds noise to integers: its state of the sums after round T, as secret as the key |
+| last.npy | if silos may be missing: every silo's last message, if a later round can need it |
+| missed.json | once a silo has missed a round: the rounds that each silo missed |
 
 The query chain is the digest of all queries so far.  An entry of released.bin is on the disk before a query that
 depends on it is sent.  sums-T.bin is wiped when round T + 1 is on the disk.
 
-Guarantee: a resumed server sends every round's query again byte for byte, and adds the same noise to the same
-sums, so that nothing is released that an uninterrupted server would not have released.  An entry that changed on
-the disk is never used.  Whoever reads the key can remove a trusted server's noise: the folder is private to the
-server (mode 0700, files 0600), and a key or a released.bin on which others have permissions is refused.
+Guarantee: a resumed server sends the query of the interrupted round again byte for byte, and adds the same noise
+to the same sums, so that nothing is released that an uninterrupted server would not have released.  An entry that
+the disk has damaged is not used.  Whoever reads the key can remove a trusted server's noise: the folder is private
+to the server (mode 0700, files 0600), and a key or a released.bin on which others have permissions is refused.
 """
 
 import bisect
@@ -66,8 +66,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         """Open the journal in `folder`, and create it if it is new.
 
         Raises:
-            RunError: If another server has the journal open, the folder cannot be used, or others can read the key
-                or the entries.
+            RunError: If another server has the journal open, the folder cannot be used, or others have permissions
+                on the key or the entries.
         """
         self._folder, self._dtype, self._has_secret_state = folder, entry_sizes.dtype, entry_sizes.has_secret_state
         self._last_round = len(entry_sizes.lengths)
@@ -100,9 +100,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def load_noise_key(self) -> bytes:
         """Return the noise key of the run, 32 bytes, which is drawn before its first round.
 
-        A run has one key, because the noise of a tree is correlated over rounds.  Releases of the same sums with
-        noise of two keys would let a reader cancel the noise.  After the last round the key is wiped and no noise
-        is drawn, and the result is zeros.
+        A run has one key, because the noise of a tree is correlated over rounds, and a reader could average the
+        noise of two keys on the same sums.  After the last round no noise is drawn, and the result is zeros.
 
         Raises:
             RunError: If the key is lost after the first round, wiped or damaged, or cannot be read or stored.
@@ -193,7 +192,9 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             raise RunError(f"{path}: damaged, so the run cannot go on: {error}") from None
 
     def last_releases(self) -> Tensor | None:
-        """Return each silo's last release, (silos, d), or None if it is not stored.
+        """Return each silo's last message, (silos, d), or None if it is not stored.
+
+        If the server died before it stored a round's entry, the messages may be those of that round.
 
         Raises:
             RunError: If the file is damaged.
@@ -295,4 +296,6 @@ def _checksum(t: int, body: bytes) -> bytes:
 def _refuse_shared(path: Path) -> None:
     """Refuse a file on which other users have permissions, by a RunError."""
     if path.exists() and path.stat().st_mode & 0o077:
-        raise RunError(f"{path}: others can read it, and with it remove the noise; start a new run")
+        raise RunError(
+            f"{path}: others have permissions on it, and could read or change the run's noise; start a new run"
+        )

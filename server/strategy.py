@@ -5,24 +5,25 @@ In round t, from 1, the query x_t, (d,), goes to all silos, silo i answers with 
 
 | setting | aggregate |
 |---|---|
-| secure aggregation (masked) | y_t = Σ_i y_{i,t}, the only function of the messages that the server can read |
-| trusted server | y_t = (C Σ_i s_i)_t + z_t, noise keyed by (key, server, round, query chain, C s) |
+| secure aggregation, integers | y_t = Σ_i y_{i,t}, the only function of masked messages that the server can read |
+| trusted server, integers | y_t = (C Σ_i s_i)_t + z_t, noise keyed by (key, server, round, query chain, C s) |
 | both of these | q~_t = unit / (Σ_i b_i) · (B y)_t |
-| all others | q~_t = Σ_i p_i · release_i in the run's type, plus the noise of a simulated trusted server |
+| all others | q~_t = Σ_i p_i · release_i in the run's type, plus the noise of a trusted server in a simulation |
 
-Here s_i are the integer sums of silo i, in multiples of the round's unit, and b_i is its batch size.  p_i is the
-weight of silo i in the mean, and release_i its message in floating point.  The run's type is `run.dtype`.  The
-matrices C and B are those of the noise mechanism: noise is added to C s, and B turns y into the releases.
+Real releases of these two settings are in integers, and a simulation's are if its scenario says so.  Here s_i are
+the integer sums of silo i, in multiples of the round's unit, and b_i is its batch size.  p_i is the weight of silo
+i in the mean, and release_i its message in floating point.  The run's type is `run.dtype`.  The matrices C and B
+are those of the noise mechanism: noise is added to C s, and B turns y into the releases.
 
 `ReleaseStrategy` hands q~_t to the optimizer, which returns x_{t+1}.  The weights p_i of the mean are fixed.  A
 missing, failed, malformed or non-finite reply ends the run with the silo's number and the round; the mean is never
-formed over fewer silos.  A scenario may let an absent silo count with an increment of 0 instead.  The silo's
-weight then stays, and the absence is recorded.
+formed over fewer silos.  A scenario may let a silo that does not reply count with an increment of 0 instead, as
+long as another silo replies.  The silo's weight then stays, and the absence is recorded.
 
-`CheckpointStore` remembers the latest ledger checkpoint (a position in the silo's ledger) in each silo's replies
-and sends it with the next query, in this run and in later ones.  The checkpoint reveals a rollback to a silo whose
-ledger and rollback mark were restored together.  The files, one for each silo, hold public values.  Removing one
-only loses a check.
+`CheckpointStore` remembers the latest checkpoint (a position in a ledger) of each of a silo's ledgers from the
+silo's replies, and sends these checkpoints with the next query, in this run and in later ones.  A checkpoint
+reveals a rollback to a silo whose ledger and rollback mark were restored together.  The files, one for each silo,
+hold public values.  Removing one only loses a check.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -84,8 +85,9 @@ class CheckpointStore:
     def record_checkpoint(self, silo: int, content: RecordDict) -> None:
         """Store the checkpoint in a silo's reply, beside those of the silo's other ledgers.
 
-        The checkpoint replaces the earlier one of the same ledger, in memory and in the silo's file.  A reply
-        without a checkpoint, or with a malformed one, is ignored.  A failed write is logged.
+        The checkpoint replaces the earlier one of the same ledger, in memory and in the silo's file.  Beyond
+        `MAX_CHECKPOINTS` ledgers it replaces the oldest one.  A reply without a checkpoint, or with a malformed
+        one, is ignored.  A failed write is logged.
         """
         try:
             checkpoints = update_checkpoints(
@@ -120,7 +122,7 @@ class JournalEntry(NamedTuple):
     """Journal entry of a finished round, from which its release can be computed again."""
 
     noisy_values: Tensor
-    """q~_t, (d,), or the noisy integers y_t, flattened, if the server adds up integers."""
+    """q~_t, (d,), the silos' vectors in a row if each silo's are published, or integers y_t, flattened."""
     query_chain: bytes = b""
     """Query chain, or b"" if the noise does not depend on the queries."""
 
@@ -133,7 +135,7 @@ class ServerRelease(NamedTuple):
     entry: JournalEntry
     """Values from which `vector` can be computed again."""
     secret_state: bytes = b""
-    """Packed state of later rounds, which must stay secret to the server, or b"" without one."""
+    """Packed sums of silos for later rounds, secret outside the server, or b"" without any."""
 
 
 class ServerAggregator:
@@ -141,9 +143,10 @@ class ServerAggregator:
 
     Guarantee: a server that really releases adds no noise in floating point; see `fedpriv.rounds.integers`.
 
-    Guarantee: each release is a function of y_t alone, which a journal stores; the noise of a trusted server is
-    keyed by all queries so far and by the sums to which the noise is added, so that a round that is rolled back
-    and repeated with other sums has other noise, and a round repeated with the same sums has the same noise.
+    Guarantee: each release is a function of the journal's entries alone (`JournalEntry`), y_t or q~_t of the
+    rounds so far; the noise that a trusted server adds to integers is keyed by all queries so far and by the sums
+    to which the noise is added, so that a round that is rolled back and repeated with other queries or sums has
+    other noise, and a round repeated with the same queries and sums has the same noise.
     """
 
     def __init__(
@@ -166,8 +169,8 @@ class ServerAggregator:
             plan: Plan of the run.
             initial: Start vector, (d,), in the run's type.
             key: Key of the noise that is added to integers.
-            load_secret_state: Returns the secret state after the last finished round, b"" before the first
-                round.
+            load_secret_state: Function that returns the secret state after the last finished round, b"" before the
+                first round.
             simulated_noise: Source of floating-point noise in a simulation, or None for real releases.
             publishes_each_silo: Whether the release is the silos' vectors in a row, instead of their mean.
 
@@ -197,7 +200,7 @@ class ServerAggregator:
         add noise if the server has any, and apply B to integers.  The server's state moves on to the next round.
 
         Args:
-            messages: Message of silo 0, 1, …, each (length,) in the plan's `message_dtype`.
+            messages: Message of silo 0, 1, …, each of the round's `message_length` in the plan's `message_dtype`.
             t: Round, from 1, one more than in the previous call.
             query: Query x_t of the round, (d,).  The noise of a trusted server is keyed by the query.
 
@@ -206,8 +209,8 @@ class ServerAggregator:
             after this round (`sends_round_sums`).
 
         Raises:
-            RunError: The release is not finite, or exact sums are beyond the bounds of the plan.  The error names
-                the silos at fault.
+            RunError: A message is not finite, is a masked message of another length, or has exact sums beyond the
+                bounds of the plan.  The error names the silos at fault.
         """
         total = torch.cat(messages) if self._publishes_each_silo else self._steps.aggregate(messages, t)
         if not is_finite(total):  # weights are positive, so a non-finite value reaches the mean
@@ -223,9 +226,9 @@ class ServerAggregator:
         )
 
     def repeat_release(self, entry: JournalEntry, t: int) -> Tensor:
-        """Compute q~_t of a finished round, (d,), from its journal entry, without messages and new noise.
+        """Compute the release of a finished round from its journal entry, without messages and new noise.
 
-        The call takes the place of `make_release` for this round.
+        The call takes the place of `make_release` for this round, and returns the same `ServerRelease.vector`.
         """
         state = self._state._replace(query_chain=entry.query_chain)
         vector, self._state = self._steps.release(state, t, entry.noisy_values, SERVER)
@@ -347,7 +350,7 @@ RosterFinder = Callable[[Grid, int, float], list[int]]
 
 
 MissedRounds = dict[int, list[int]]
-"""Silo -> rounds in which it did not reply in time."""
+"""Silo -> rounds in which it was absent, or did not reply in time."""
 
 
 class Journal(Protocol):
@@ -369,10 +372,10 @@ class Journal(Protocol):
 
         Args:
             t: Round.
-            entry: Release of the round.
+            entry: Values of the round from which its release can be computed again.
             missed_rounds: Rounds that silos missed until now.
-            last_releases: Each silo's last release, (silos, d), or None if no later round can need it.
-            secret_state: Packed state of the next round, which must stay secret to the server.
+            last_releases: Each silo's last message, (silos, d), or None if no later round can need it.
+            secret_state: Packed sums of silos for the next round, secret outside the server, or b"".
         """
         ...
 
@@ -381,7 +384,7 @@ class Journal(Protocol):
         ...
 
     def last_releases(self) -> Tensor | None:
-        """Return each silo's last release, (silos, d), or None if it is not stored."""
+        """Return each silo's last message, (silos, d), or None if it is not stored."""
         ...
 
 
@@ -390,8 +393,8 @@ class ReleaseStrategy:
 
     Guarantee: every broadcast is post-processing of one of three sequences: the releases that the strategy
     received (untrusted server), the q~_t with the server's own noise (trusted server), or the sums of masked
-    messages (secure aggregation).  The sequence of these q~_t, or of these sums, keeps what `make_release_streams`
-    claims for each silo's records.  Masked messages are added up all or none.
+    messages (secure aggregation).  In a run with noise, the sequence keeps what `make_release_streams` claims for
+    each silo's records.  Masked messages are added up all or none.
     """
 
     def __init__(
@@ -413,9 +416,9 @@ class ReleaseStrategy:
             initial: Start vector, (d,), in the run's type.
             aggregator: Aggregator of the silos' messages.
             journal: Store of the run's releases, or None for a run that cannot resume.
-            find_roster: Finds the node ids of the silos.
+            find_roster: Function that finds the node ids of the silos.
             continue_without_missing: Whether a run continues with a message of increment 0 for a silo that does
-                not reply (`substitute_message`), instead of ending.
+                not reply (`substitute_message`), instead of ending, as long as another silo replies.
             absences: Absences of a simulation, by round.  Absent silos are not queried, and count in the same way.
             checkpoints: Ledger checkpoints of the silos, or None for silos without ledgers.
         """
@@ -464,13 +467,14 @@ class ReleaseStrategy:
         Args:
             grid: Grid with the silos' nodes.
             num_rounds: Number of rounds, or 0 for all rounds of the plan.
-            timeout: Longest wait for the silos to connect, and again for the replies of each round, in seconds.
+            timeout: Longest wait for the silos to connect, for their public keys, and for the replies of each
+                round, each time in seconds.
             evaluate: Function (t, arrays) that is called after each round t with the arrays of the model, not with
                 those of the query.  The model is the one that the run would publish if it stopped then.
 
         Raises:
-            RunError: A silo is not connected, does not reply, refuses or sends a malformed message, or the journal
-                cannot be read or written.
+            RunError: A silo is not connected, does not reply although the run needs it, refuses, or sends a
+                malformed message, or the journal cannot be read or written.
         """
         log(INFO, "fedpriv: %d silos, %d rounds", len(self.plan.weights), self.plan.schedule.rounds)
         config = ConfigRecord()
@@ -492,7 +496,7 @@ class ReleaseStrategy:
         """Return the node id of silo 0, 1, …, after waiting for the silos on the first call.
 
         Raises:
-            RunError: A silo is not connected within `timeout` seconds.
+            RunError: A silo is not connected within `timeout` seconds, or `find_roster` fails in another way.
         """
         self._nodes = self._nodes or self._find_roster(grid, len(self.plan.weights), timeout)
         return self._nodes

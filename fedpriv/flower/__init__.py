@@ -3,9 +3,9 @@
 | name | where | what it does |
 |---|---|---|
 | `DPMu2FL`, `AcceleratedDPSRGD`, `DPMomentum`, `DPGoldstein`, `DPSGD`, `DPFTRL` | ServerApp | strategies |
-| `PrivateStrategy` | ServerApp | any row of the table of algorithms, or a scenario file |
+| `PrivateStrategy` | ServerApp | a row of the table of algorithms by its name, or a scenario file |
 | `PrivateClient` | ClientApp | answers these strategies, by itself or by the silo's guard |
-| `guard_of`, `SiloGuard` | ClientApp | train for Flower's own strategies, by the silo's guard |
+| `guard_of`, `SiloGuard` | ClientApp | train and evaluate for Flower's own strategies, by the silo's guard |
 | `ExactAccountant` | ServerApp | Flower's `PrivacyAccountant` by exact accounting |
 
 A name is imported on first use, since a SuperNode starts a process for every message.

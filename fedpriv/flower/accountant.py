@@ -5,8 +5,8 @@
     strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 0.1, 100, accountant=accountant)
 
 Releases without amplification compose to μ-Gaussian DP, with μ² = Σ 1/z² over their noise multipliers z.
-Poisson-sampled releases are composed by their privacy loss distributions.  Flower's own accountant bounds both
-by Rényi DP.
+Poisson-sampled releases are composed by their privacy loss distributions, rounded up to a grid.  Flower's own
+accountant bounds both by Rényi DP.
 """
 
 import json
@@ -29,8 +29,9 @@ _ROUND_UP = 1.0 + 1e-15
 class ExactAccountant:
     """Accountant of client-level releases, with the methods of Flower's protocol.
 
-    Guarantee: ε and δ are those of all composed events together, rounded up, for neighbours that differ in one
-    client.  ε and δ of Poisson-sampled events hold as long as it stays secret which clients took part.
+    Guarantee: ε and δ are those of all composed events together, rounded up, for neighbours of which one has one
+    client more than the other.  ε and δ of Poisson-sampled events hold as long as it stays secret which clients
+    took part.
 
     Example:
         >>> from flwr.serverapp import NeighboringRelation
@@ -48,7 +49,7 @@ class ExactAccountant:
             config: Flower's configuration.
 
         Raises:
-            InputError: The configuration has sampling without replacement, which has no exact accounting here.
+            InputError: The configuration has sampling without replacement, which is not accounted for here.
         """
         refuse(
             {
@@ -79,27 +80,40 @@ class ExactAccountant:
         self._counts = self._add_events(event, count)
 
     def get_epsilon(self, delta: float) -> float:
-        """Return ε of all releases at `delta`."""
+        """Return ε of all releases at `delta`, 0 without a release.
+
+        Raises:
+            InputError: `delta` is not in (0, 1), or there are more than 100,000 Poisson-sampled releases.
+        """
         return _guarantee(self.config, self._counts).epsilon_of(delta)
 
     def get_delta(self, epsilon: float) -> float:
-        """Return δ of all releases at `epsilon`."""
+        """Return δ of all releases at `epsilon`, 0 without a release.
+
+        Raises:
+            InputError: `epsilon` is negative or not finite, or there are more than 100,000 Poisson-sampled
+                releases.
+        """
         guarantee = _guarantee(self.config, self._counts)
         return (
             delta_of(guarantee.mu, epsilon) if isinstance(guarantee, GaussianDP) else guarantee.delta_of(epsilon)
         )
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
-        """Return ε and δ of all releases, at the configuration's δ if none is given."""
+        """Return ε and δ of all releases and their number, at the configuration's δ if none is given.
+
+        Raises:
+            InputError: As `get_epsilon`.
+        """
         target_delta = self.config.target_delta if delta is None else delta
         return PrivacySpent(self.get_epsilon(target_delta), target_delta, self.num_releases, _METHOD)
 
     def would_exceed(self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1) -> bool:
-        """Whether ε would exceed a limit after `count` more releases.
+        """Whether ε at the configuration's δ would exceed a limit after `count` more releases.
 
         Args:
             event: A further release.
-            max_epsilon: Limit of ε at the configuration's δ, or None for the configuration's limit.
+            max_epsilon: Limit of ε, or None for the configuration's limit.
             count: Number of releases like `event`.
 
         Raises:
@@ -121,7 +135,7 @@ class ExactAccountant:
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Replace the releases of this accountant by stored ones, after checking them as `compose` does.
 
-        After an error the accountant is unchanged.
+        An error leaves the accountant unchanged.
 
         Args:
             state: State that `state_dict` of an accountant with this configuration returned.
@@ -141,7 +155,7 @@ class ExactAccountant:
             for event in cast(list[dict[str, Any]], state["events"]):
                 fields = {name: value for name, value in event.items() if name != "count"}
                 loaded.compose(GaussianPrivacyEvent(**fields), event["count"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"load_state_dict: the state is damaged ({error})") from None
         self._counts = loaded._counts
 
@@ -168,8 +182,8 @@ def _guarantee(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]) -> 
     """Return the guarantee of the composition of all events, with rounding errors counted.
 
     Poisson-sampled events are all equal, and compose by their privacy loss distribution at the sampling rate
-    sample_size / population_size.  Other events compose to μ² = Σ count / z² over their noise multipliers z, and
-    no event gives μ = 0.
+    sample_size / population_size.  Other events compose to μ² = Σ count / z² over their noise multipliers z.
+    Without events μ is 0 in both cases.
     """
     if config.sampling_method is SamplingMethod.POISSON and counts:
         ((event, count),) = counts.items()

@@ -3,10 +3,11 @@
     private = PrivateClient(context, Net(), nn.CrossEntropyLoss())
     return private.train(msg, load_data(context))
 
-A message has a round t and the run's terms (`Terms`).  In round 0 a silo answers with its number, and with a
-public key if it masks.  In rounds t from 1 it answers with its release, the noisy vector of the round, (d,).
+A message has the run's terms (`Terms`), among them the round t.  In round 0 a silo answers with its number, and
+with a public key if it masks.  In rounds t from 1 it answers with its message, (length,): the noisy mean over its
+batch, (d,), for an untrusted server, and otherwise exact or masked values (`Silo.make_message`).
 
-If the node's configuration names a guard, the guard answers the call, and `records` are not read.
+If the node's or the run's configuration names a guard, the guard answers, and `records` are not read.
 """
 
 import copy
@@ -68,7 +69,7 @@ _log = logging.getLogger("flwr")
 _STATE_RECORD = "fedpriv-private"
 
 AppRecords = RecordSource | DataLoader[Any]
-"""(records, labels), a torch Dataset of such pairs, or a DataLoader that does not shuffle."""
+"""(records, labels), a torch Dataset of such pairs, or a DataLoader that does not shuffle them."""
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 """(features, labels), with one row for each record."""
 
@@ -76,10 +77,11 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 class PrivateClient:
     """Silo in an app's run.
 
-    Guarantee: a silo of an untrusted server, or one that masks, adds its noise here, from a key of the operating
-    system that stays in the node's Context.  Rounds are answered in order, each once, for one scenario and for
-    the same records in the same order.  Every other message is refused.  Without a guard, whoever ships the app
-    can replace this class, and nothing counts what several runs cost together.
+    Guarantee: without a guard and a seed, a silo of an untrusted server, or one that masks, adds its noise here,
+    from a key of the operating system that stays in the node's Context until the last round.  Rounds are answered
+    in order, each once, for one scenario and for the same records in the same order.  Every other message for a
+    round is refused.  Without a guard, whoever ships the app can replace this class, and nothing counts what
+    several runs cost together.
     """
 
     def __init__(self, context: Context, module: nn.Module, loss: Any = None) -> None:
@@ -105,11 +107,11 @@ class PrivateClient:
 
         Args:
             message: Message that Flower passes to the ClientApp.
-            records: All records of the silo, in the same order in every round; or a function that loads them,
-                which is not called if a guard answers.
+            records: Records of the silo, at least as many as the scenario reads, in the same order in every round,
+                or a function that loads them, which is not called if a guard answers.
 
         Returns:
-            The reply.
+            The reply, or a refusal with the reason.
         """
         silo = self._context.node_config.get("partition-id")
         try:
@@ -144,12 +146,12 @@ class PrivateClient:
     ) -> RecordDict:
         """Pass the message to the guard at `socket`, which checks the query and has budget and records.
 
-        Round 0 checks the shapes of the app's arrays against the guard's model, and asks the guard to admit the
-        run and, if silos mask, for its public key.  The answer has the silo's number.  Later rounds ask for the
-        release at the query, the message's arrays.
+        Round 0 checks the shapes of the app's arrays against the guard's model, asks whether the guard would admit
+        the run, and, if the run masks noisy messages, asks for its public key.  The answer has the silo's number
+        and this key, or b"" without masks.  Later rounds ask for the release at the query, the message's arrays.
 
         Raises:
-            RunError: The guard refuses, or the strategy has a seed.
+            RunError: The guard refuses or does not answer, or the strategy has a seed.
             InputError: The arrays are not those of the guard's model.
         """
         refuse({"a guard draws noise of its own: leave `seed` out of the strategy": terms.seeded}, RunError)
@@ -197,22 +199,22 @@ class PrivateClient:
         with torch.inference_mode(), nullcontext() if terms.seeded else without_denormals():
             release, state = silo.answer(state, terms.t, flatten_arrays(record))
         message = silo.make_message(release.vector, terms.t, read_public_keys(content), state.query_chain)
-        over = terms.t == silo.plan.schedule.rounds  # no later round needs key and state
+        is_last = terms.t == silo.plan.schedule.rounds  # no later round needs key and state
         # Written last and at once, so that a failed round changes nothing.
         self._context.state[_STATE_RECORD] = ConfigRecord(
-            {**memory, "key": b"" if over else memory["key"], "state": b"" if over else pack_state(state)}
+            {**memory, "key": b"" if is_last else memory["key"], "state": b"" if is_last else pack_state(state)}
         )
         return (
             release_content(message, release.counts) if terms.seeded else seal_vector("release", message.numpy())
         )
 
     def _recall_memory(self, terms: Terms, arrays: Arrays) -> dict[str, Any]:
-        """Return the run's memory in the Context, after checking that the message continues the run.
+        """Return the run's memory, after checking that the message continues the run in the Context.
 
         The memory has "terms" (digest of the terms without the round), "records" (keyed fingerprint of the
-        records), "key" (key of the silo's noise), and after round 1 "state" (state of the silo).  Key and state
-        are b"" after the last round.  Round 0 makes memory and key if there are none.  The fingerprint of the
-        records discloses nothing about them once the key is forgotten.
+        records), "key" (key of the silo's noise), and from round 1 on "state" (state of the silo).  Key and state
+        are b"" after the last round.  For round 0 the memory is new, with the key of an earlier round 0 if there
+        was one.  The fingerprint of the records discloses nothing about them once the key is forgotten.
 
         Raises:
             RunError: The message does not continue the run that this node remembers, records or scenario have
@@ -249,7 +251,7 @@ class PrivateClient:
 
     def _make_silo(self, terms: Terms, cell: Cell, number: int, arrays: Arrays, key: bytes) -> Silo:
         objective, records = _objective_and_records(self._module, self._loss, *arrays, DTYPES[cell.run.dtype])
-        plan, gaps = make_plan(cell, objective, for_release=not terms.seeded), cell.absence_key is not None
+        plan, may_miss = make_plan(cell, objective, for_release=not terms.seeded), cell.absence_key is not None
         if terms.seeded:
             return Silo.for_simulation(
                 number,
@@ -257,18 +259,18 @@ class PrivateClient:
                 records,
                 simulation_noise(cell.noise_seed, cell.run.dtype),
                 integer_noise_key(cell.noise_seed),
-                may_miss_rounds=gaps,
+                may_miss_rounds=may_miss,
             )
         return Silo.for_release(
-            number, plan, records, key, hashlib.sha256(terms.cell_json.encode()).digest(), may_miss_rounds=gaps
+            number, plan, records, key, hashlib.sha256(terms.cell_json.encode()).digest(), may_miss_rounds=may_miss
         )
 
 
 def normalize_loss(loss: Any) -> LossArgument:
-    """Return torch's cross-entropy by fedpriv's name, and any other loss unchanged.
+    """Return torch's cross-entropy as a section with fedpriv's name for it, and any other loss unchanged.
 
     Raises:
-        InputError: The loss is a cross-entropy that torch weights by batch, or that leaves out a class.
+        InputError: The loss is torch's cross-entropy with class weights, or leaves out a class (`ignore_index`).
     """
     layer = nn.CrossEntropyLoss() if loss is nn.functional.cross_entropy else loss
     if not isinstance(layer, nn.CrossEntropyLoss):
@@ -276,9 +278,9 @@ def normalize_loss(loss: Any) -> LossArgument:
     refuse(
         {
             "loss: torch divides by the weights of a batch, and records are clipped one by one; give "
-            '{"name": "cross-entropy", "class_weights": [...]}': (
-                layer.weight is not None or layer.ignore_index >= 0
-            )
+            '{"name": "cross-entropy", "class_weights": [...]}': layer.weight is not None,
+            f"loss: ignore_index = {layer.ignore_index} leaves out a class, and every record counts here; leave "
+            "ignore_index and these records out": layer.ignore_index >= 0,
         }
     )
     return {"name": "cross-entropy", "label_smoothing": layer.label_smoothing}
@@ -288,8 +290,8 @@ def _read_records(records: AppRecords, count: int) -> Arrays:
     """Read the features and labels of the first `count` records, the ones that the scenario's rounds read.
 
     Raises:
-        RunError: The records are shuffled, cannot be read or are fewer than `count`.  The message discloses
-            nothing else about them.
+        RunError: A DataLoader shuffles the records, or they cannot be read or are fewer than `count`.  The message
+            discloses nothing else about them.
     """
     refuse(
         {
@@ -320,11 +322,11 @@ def _objective_and_records(
     """Make the module's loss, and the records in the form that the loss reads.
 
     Labels that are floats make a regression, and integers are classes, whose number is that of the module's
-    outputs.  The module itself is copied and not changed.
+    outputs, or 2 for a loss of a single output.  The module itself is copied and not changed.
 
     Args:
         module: Module that maps (n, …) to (n, outputs).
-        loss: Loss of the module, or None for the default.
+        loss: Loss of the module, or None for the cross-entropy, or the squared error in a regression.
         features: Features of the records, (n, …).
         labels: Labels of the records, (n,) or (n, …).
         dtype: Type of the computation.
@@ -333,14 +335,14 @@ def _objective_and_records(
         RunError: The records cannot be used.  The message discloses nothing about them.
         InputError: Module, loss and shape of the records do not fit each other.
     """
-    real, record_shape = labels.dtype.kind == "f", features.shape[1:]
-    choice = make_loss_choice(loss, real=real)
+    is_regression, record_shape = labels.dtype.kind == "f", features.shape[1:]
+    choice = make_loss_choice(loss, real=is_regression)
     module_copy = copy.deepcopy(module).to("cpu", dtype)
-    classes = 0 if real else _count_classes(module_copy, choice, features, dtype)
+    classes = 0 if is_regression else _count_classes(module_copy, choice, features, dtype)
     try:
         check_records(features, labels, classes, "records")
         records = make_records(
-            pixel_features(features, dtype), labels.astype(np.float64 if real else np.int64), dtype
+            pixel_features(features, dtype), labels.astype(np.float64 if is_regression else np.int64), dtype
         )
     except FedprivError as error:
         raise RunError("its records cannot be used, and its own log says why") from error
@@ -353,15 +355,15 @@ def _objective_and_records(
 
 
 def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
-    """Return the number of classes, the number of the module's outputs for a record of zeros.
+    """Return the number of classes, which is that of the module's outputs for a record of zeros.
 
-    The number is 2 for a loss of a single logit, and for a module that fails, which is reported later.  Of
+    The number is 2 for a loss of a single output, and for a module that fails, which is reported later.  Of
     `features`, (n, …), only the shapes and types of a record's inputs are used.
     """
-    single = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].has_single_output
+    has_logit = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].has_single_output
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
     network = wrap_module(module, describe_inputs(features), features.shape[1:])
     try:
-        return 2 if single else int(run_trial(network, probe).shape[-1])
+        return 2 if has_logit else int(run_trial(network, probe).shape[-1])
     except Exception:  # a module may raise anything; `make_layout_objective` reports it
         return 2

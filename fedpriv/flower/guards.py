@@ -8,7 +8,7 @@
 The app never sees a record, and the server keeps its strategy: docs/existing-flower-app.md.  The app's scenario
 is public, fixed before round 1, and the same at every silo.
 
-`SiloGuard` replaces local training by noisy steps:
+`SiloGuard` replaces local training by noisy steps with the scenario's step size η:
 
     x_{k+1} = x_k - η · release_k        release_k: the mean of a batch's clipped gradients at x_k, with noise
 
@@ -18,7 +18,8 @@ Each step is one round of a run at the guard.  With K local steps, round r of th
 `ModelLayout` relates a model's named arrays, in the order of a state_dict, to the flat vector of their numbers.
 
 `Terms` are the terms of an app's run: its scenario, from a file or from keywords, as a message carries them.
-Every message of a strategy of `fedpriv.flower` has the terms in `config`, beside the app's own `train_config`.
+Every training message of a strategy of `fedpriv.flower`, from round 0 on, has the terms in `config`.  From round 1
+on the app's own `train_config` is there, too.
 """
 
 import json
@@ -79,7 +80,7 @@ class ModelLayout:
             arrays: Trainable parameters of a model.
 
         Raises:
-            InputError: The arrays are not trainable parameters.
+            InputError: There are no arrays, an array is not float32 or float64, or both types are mixed.
         """
         dtypes = sorted({array.dtype for array in arrays.values()})
         refuse(
@@ -101,7 +102,7 @@ class ModelLayout:
     def from_guard_shapes(
         arrays: Sequence[NDArray[Any]], names: Sequence[str], dtype: str, shapes: Sequence[tuple[int, ...]]
     ) -> "ModelLayout":
-        """Check an app's arrays against the guard's model, and return their layout.
+        """Check the shapes of an app's arrays against the guard's model, and return their layout.
 
         Args:
             arrays: Arrays of the app's model.
@@ -110,7 +111,7 @@ class ModelLayout:
             shapes: Shapes of the arrays of the guard's model.
 
         Raises:
-            InputError: `arrays` are not floats of these shapes.
+            InputError: `arrays` are not floats of these shapes, in this order.
         """
         refuse(
             {
@@ -143,7 +144,7 @@ class ModelLayout:
             return np.concatenate([np.ravel(array).astype(self.dtype) for array in arrays])
 
     def split(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
-        """Split a vector (d,) into the arrays, the inverse of `flatten`."""
+        """Split a vector (d,) into arrays of the layout's shapes, in order."""
         ends = np.cumsum([np.prod(shape, dtype=int) for shape in self.shapes])[:-1]
         return [piece.reshape(shape) for piece, shape in zip(np.split(vector, ends), self.shapes, strict=True)]
 
@@ -157,7 +158,8 @@ class ModelLayout:
         Names, shapes and their order have to agree.
 
         Raises:
-            InputError: An array has another name, shape or place.  The message names the first such array.
+            InputError: An array has another name, shape or place, or is missing.  The message names the first such
+                array.
         """
         own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
         server_arrays = zip(self.names, self.shapes, strict=True)
@@ -165,14 +167,16 @@ class ModelLayout:
             if server_array != own_array:
                 name, shape = server_array or own_array
                 reason = (
-                    f"here it has shape {own_shapes[name]}, or another place in the order"
+                    "it is trained here, and the server did not send it"
+                    if server_array is None
+                    else f"here it has shape {own_shapes[name]}, or another place in the order"
                     if name in own_shapes
                     else "its requires_grad is False"
                     if name in frozen_names(module)
                     else "it is none that is trained here"
                 )
                 raise InputError(
-                    f"array {sanitize_line(name)!r} {shape} of the server: {reason}; "
+                    f"array {sanitize_line(name)!r} {shape}{' of the server' if server_array else ''}: {reason}; "
                     "server and clients need the same module, "
                     "and the server sends its trained parameters and nothing else"
                 )
@@ -202,6 +206,7 @@ def read_message_terms(content: RecordDict) -> Terms:
 
     Raises:
         RunError: Another strategy sent the message.
+        ValueError: The message has terms, and no round.
     """
     match content.config_records.get(CONFIG):
         case {"fedpriv-cell": str(cell_json), "fedpriv-seeded": bool(seeded)}:
@@ -213,7 +218,7 @@ def read_message_terms(content: RecordDict) -> Terms:
 
 
 def make_terms_config(cell: Cell, *, seeded: bool) -> ConfigRecord:
-    """Make the keys by which a strategy sends the terms.
+    """Make the configuration by which a strategy sends the terms, without the round.
 
     Args:
         cell: Cell of the run.
@@ -226,7 +231,7 @@ def _load_single_run(path: Path, overrides: Sequence[str], requirement: str) -> 
     """Load the one run of a scenario file.
 
     Raises:
-        InputError: The scenario is a sweep, with `requirement` in the message, or cannot be used.
+        InputError: The scenario is a sweep of several runs, with `requirement` in the message, or cannot be used.
     """
     points = load_scenario(path, overrides).points
     refuse({f"{path}: sweep: {requirement}, and this stands for {len(points)}": len(points) != 1})
@@ -242,7 +247,7 @@ def cell_from_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
         seed: Seed that replaces the scenario's, or None.
 
     Raises:
-        InputError: The scenario has another row, is a sweep, or cannot be an app's.
+        InputError: The scenario has another row, is a sweep of several runs, or cannot be an app's.
     """
     cell = _load_single_run(path, [] if seed is None else [f"seed={seed}"], "an app is one run")
     refuse(
@@ -261,7 +266,7 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
     Args:
         row: Name of a row of the table of algorithms.
         keywords: Values by key.  A key belongs to the row's own section, to [federation] or to [privacy], in this
-            order of precedence.  `model` is a section or a name.
+            order of precedence, and a key of none of them to [algorithm].  `model` is a section or a name.
         seed: Seed of a simulation, or None for a run whose noise is the operating system's.
 
     Raises:
@@ -289,7 +294,7 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
 
 
 def with_dtype(cell: Cell, dtype: str) -> Cell:
-    """Return the same run in the type of the app's arrays, with its noise mechanism fitted.
+    """Return the same run in the type of the app's arrays, with fitted noise if it is to be fitted.
 
     Args:
         cell: Cell of the run.
@@ -303,10 +308,10 @@ def with_dtype(cell: Cell, dtype: str) -> Cell:
 
 
 def _require_app_cell(cell: Cell, source: str) -> Cell:
-    """Return `cell`.
+    """Return `cell` if an app's own module and records can do this run.
 
     Raises:
-        InputError: An app's own module and records cannot do this run.
+        InputError: They cannot, with the key of `source` that is in the way.
     """
     refused = {
         f"algorithm.name = {cell.algorithm.name!r}: asks silos for more than gradients of a module": (
@@ -327,9 +332,9 @@ def _require_app_cell(cell: Cell, source: str) -> Cell:
 
 
 def read_app_cell(path: Path) -> Cell:
-    """Read the scenario of an app whose steps are its own.
+    """Read the scenario of an app whose server is not fedpriv's.
 
-    Guards do not rely on these checks, and admit a scenario by their policies.
+    Silos take its steps by `SiloGuard`.  Guards do not rely on these checks: they admit runs by their policies.
 
     Raises:
         InputError: An app cannot take the steps of this scenario by itself.
@@ -384,7 +389,10 @@ class SiloGuard:
 
     @property
     def examples(self) -> int:
-        """Public number of records that one call of `train` reads, the weight of this silo's reply."""
+        """Public number of records that one call of `train` reads, the weight of this silo's reply.
+
+        The number counts a record once a step, and is an expected one if records take part by Poisson sampling.
+        """
         return self.cell.batch_sizes[self.silo] * self.local_steps
 
     @property
@@ -404,7 +412,7 @@ class SiloGuard:
 
         Raises:
             InputError: The app's model is not the guard's, or the scenario has no such round.
-            RunError: The guard refuses, with its reason.
+            RunError: The guard refuses, with its reason, does not answer, or its release cannot be used.
         """
         values = map(Array, self.steps(arrays.to_numpy_ndarrays(), server_round, list(arrays)))
         return ArrayRecord(dict(zip(arrays, values, strict=True)))
@@ -420,14 +428,14 @@ class SiloGuard:
         Args:
             arrays: Parameters of the module.
             server_round: Number of the server's round, from 1.
-            names: Names of the arrays, or none for the order of a state_dict.
+            names: Names of the arrays in messages, by default their numbers from 0.
 
         Returns:
             Parameters after the steps, in the same order.
 
         Raises:
             InputError: The round or an array is not that of the guard's scenario.
-            RunError: The guard refuses, or its release cannot be used.
+            RunError: The guard refuses or does not answer, or its release cannot be used.
         """
         steps, rounds = self.local_steps, self.cell.schedule.rounds
         first = (server_round - 1) * steps + 1
@@ -461,8 +469,8 @@ class SiloGuard:
         The scenario's `run.evaluations` are spread evenly over the server's rounds, the last one among them.
 
         Guarantee: all evaluations of a run together are a release of μ = [evaluation].mu for each test record, and
-        the evaluations of all runs and apps together one of the policy's [evaluation].budget.  The guard answers
-        each evaluation once, for one model.
+        the evaluations of all runs and apps together one of the policy's [evaluation].budget.  There is no such
+        guarantee if the policy allows runs without noise.  The guard answers each evaluation for one model only.
 
         Args:
             arrays: Parameters of the app's model.
@@ -473,8 +481,8 @@ class SiloGuard:
             round without an evaluation.
 
         Raises:
-            InputError: The app's model is not the guard's, or the scenario has no such round.
-            RunError: The guard refuses, with its reason.
+            InputError: The app's model is not the guard's, or the scenario has no such round or no [evaluation].
+            RunError: The guard refuses, with its reason, does not answer, or its scores cannot be used.
         """
         return self.scores(arrays.to_numpy_ndarrays(), server_round, list(arrays))
 
@@ -488,14 +496,15 @@ class SiloGuard:
         Args:
             arrays: Parameters of the module, in the order of a state_dict.
             server_round: Number of the server's round, from 1.
-            names: Names of the arrays, or none for the order of a state_dict.
+            names: Names of the arrays in messages, by default their numbers from 0.
 
         Returns:
             "eval_loss", and "eval_acc" (a share) of a classifier, or {} in a round without an evaluation.
 
         Raises:
-            InputError: The round or an array is not that of the guard's scenario.
-            RunError: The guard refuses, or its scores cannot be used.
+            InputError: The round or an array is not that of the guard's scenario, or the scenario has no
+                [evaluation], or more evaluations than the server has rounds.
+            RunError: The guard refuses or does not answer, or its scores cannot be used.
         """
         evaluation, rounds = self._evaluation, self.cell.schedule.rounds // self.local_steps
         count, classes = evaluation_count(self.cell), self.cell.model.is_classification
@@ -543,7 +552,7 @@ class SiloGuard:
 
         Raises:
             InputError: The arrays do not fit.
-            RunError: The guard refuses.
+            RunError: The guard refuses or does not answer.
         """
         shapes = unwrap_answer(ask_shapes(self.socket, self.cell_json))
         layout = ModelLayout.from_guard_shapes(
@@ -556,7 +565,8 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
     """Find the guard of the silo to which `context` belongs, for an app's scenario file.
 
     The node configuration of a SuperNode has `guard`, the path of a socket, and `partition-id`, the silo's number.
-    In Flower's simulation the run configuration has `guard`, with {silo} in the path.
+    In Flower's simulation, whose nodes have no `guard`, the run configuration has it, with {silo} in the path for
+    the silo's number.
 
     Args:
         context: Flower's context of the ClientApp.
@@ -564,7 +574,7 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
         local_steps: Number of noisy steps between two averages, a divisor of federation.rounds.
 
     Raises:
-        InputError: A key is missing, or one does not fit the scenario.
+        InputError: A key is missing or does not fit the scenario, or an app cannot take the scenario's steps.
     """
     cell = read_app_cell(scenario)
     number, socket = find_guard(context, cell.federation.silos, f" of {scenario}")
@@ -585,7 +595,8 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
 def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Path | None]:
     """Find a node's silo number, and the socket of its guard, or None without a guard.
 
-    The node's configuration takes precedence over the run's, which comes from the server.
+    The node's configuration takes precedence over the run's, which comes from the server.  In the path of the
+    socket, {silo} stands for the silo's number.
 
     Args:
         context: Flower's context of the ClientApp.
@@ -593,7 +604,7 @@ def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Pat
         source: Name of the scenario, for the error.
 
     Raises:
-        InputError: The node's configuration names none of `silos`.
+        InputError: `partition-id` of the node's configuration is not the number of a silo, 0 to `silos` - 1.
     """
     number = context.node_config.get("partition-id")
     if not isinstance(number, int) or not 0 <= number < silos:

@@ -5,9 +5,9 @@
     result = strategy.start(grid, ArrayRecord(Net().state_dict()), evaluate_fn=evaluate)
 
 Every ClientApp answers with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number,
-and whether its module, its records and its guard fit the run.  In round t, from 1, the query x_t, (d,), goes to
-all silos as named arrays, each silo answers with its release, (d,), and the row's optimizer turns their noisy mean
-into x_{t+1} and into the model that the run would publish.
+and whether its module, and its guard or its records, fit the run.  In round t, from 1, the query x_t, (d,), goes
+to all silos as named arrays, each silo answers with its message, and the row's optimizer turns the noisy mean of
+the messages, (d,), into x_{t+1} and into the model that the run would publish.
 """
 
 import logging
@@ -58,7 +58,8 @@ _MAX_REPORTS = 20
 class RemoteLoss(Deterministic):
     """Loss that only silos can compute.
 
-    The server knows the length of the gradient, and neither a Lipschitz nor a smoothness constant.
+    The server knows the length d of the gradient, and neither a Lipschitz nor a smoothness constant, so that both
+    are infinite.
     """
 
     initial_point: Tensor
@@ -105,7 +106,7 @@ class NamedReleases(ReleaseStrategy):
     def _greet_nodes(self, grid: Grid, silos: int, timeout: float) -> list[int]:
         """Return the nodes of silo 0, 1, … after each has agreed to answer.
 
-        Nodes that mask their messages send their public keys, too.
+        Nodes that mask their messages send their public keys, which every later message then has.
         """
         content = self.make_content(self.query(), 0, ConfigRecord())
         replies = ask_roster(grid, silos, timeout, lambda node: Message(content, node, TRAIN))
@@ -120,8 +121,9 @@ class PrivateStrategy(FedAvg):
     server is as the trust setting says, the clients answer with `PrivateClient`, and no `seed` is given.
     Metrics that clients send with `fraction_evaluate` above 0 are no part of the claim.  The claim is that of
     one run, and a strategy has one run.  A round with fewer answers than planned ends the run, unless the
-    scenario says `deployment.missing = "continue"`: then a silo that does not answer counts as one whose
-    increment is zero.  The weights of silos never change, and nothing is averaged over fewer answers.
+    scenario says `deployment.missing = "continue"` and at least one silo answers: then a silo that does not answer
+    counts as one whose increment is zero.  The weights of silos never change, and nothing is averaged over fewer
+    answers.
     """
 
     row: ClassVar[str | None] = None
@@ -151,18 +153,21 @@ class PrivateStrategy(FedAvg):
             scenario: Scenario file instead of keywords.  Its [data] is ignored.
             seed: Seed of a simulation: the same seed gives the same model, and no record is protected.  Without
                 a seed, noise comes from the operating system.
-            max_epsilon: Limit of ε at the δ of `delta`.  The run ends before a round that would exceed it.
+            max_epsilon: Limit of ε at the scenario's δ, or None for no limit.  The run ends before a round that
+                would exceed it.
             fraction_evaluate: Share of the nodes whose ClientApp evaluates after every round, as for FedAvg.
                 The metrics are releases of records, and no claim counts them.
-            min_evaluate_nodes: Smallest number of nodes that evaluate, or all silos if there are fewer.
-            weighted_by_key: Name of the metric that is a node's weight in the mean.
-            evaluate_metrics_aggr_fn: Function that merges the metrics of all nodes into one record.
-            keywords: `trust`, `silos`, `rounds`, `batch`, `epochs`, `sampling`, `relation`, `rho` (or `mu`,
-                `zcdp`, `epsilon`), `delta` and the row's own keys (`clip`, `step`, `diameter`, …), as in the
-                sections of a scenario.  `model` names the network for guards, or is their [model] section.
+            min_evaluate_nodes: Smallest number of nodes that evaluate, if any do, or all silos if there are fewer.
+            weighted_by_key: Name of the metric that is a node's weight in the mean of the metrics.
+            evaluate_metrics_aggr_fn: Function that merges the metrics of all nodes into one record, or None for
+                Flower's weighted mean.
+            keywords: `trust`, `silos`, `rounds`, `batch`, `epochs`, `sampling`, `relation`, one of `mu`, `zcdp`
+                and `epsilon` (or `rho` of DP-μ²-FL, or `mode="none"`), `delta` and the row's own keys (`clip`,
+                `step`, `diameter`, …), as in the sections of a scenario.  `model` names the network for guards, or
+                is their [model] section.
 
         Raises:
-            InputError: A key cannot be used; the message names it.
+            InputError: A key, the row or the scenario cannot be used; the message names it.
         """
         name = self.row or row
         refuse(
@@ -215,7 +220,7 @@ class PrivateStrategy(FedAvg):
         )
 
     def epsilon(self, rounds: int) -> float | None:
-        """Return ε of the first `rounds` rounds at the δ of `delta`, rounded up, or None without noise.
+        """Return ε of the first `rounds` rounds at the scenario's δ, rounded up, or None without noise.
 
         Args:
             rounds: Number of rounds, from 1 to that of the plan.
@@ -242,19 +247,19 @@ class PrivateStrategy(FedAvg):
             grid: Flower's connection to the silos' nodes.
             initial_arrays: x_1, the trainable parameters by name.
             num_rounds: Number of planned rounds; 0 stands for it, and other numbers are refused.
-            timeout: Seconds to wait for the silos of a round.
-            train_config: Further keys in the messages of every round.
+            timeout: Longest wait for the silos to connect, and again for the replies of each round, in seconds.
+            train_config: Further keys in the messages of every round from 1.
             evaluate_config: Further keys in the messages of every evaluation.
-            evaluate_fn: Function that is called with the round's number and the model, before round 1 and after
-                every round.
+            evaluate_fn: Function that is called with the round's number and the model after every round, and
+                before round 1 with 0 and `initial_arrays`.
 
         Returns:
             Flower's result, with the model and the metrics.
 
         Raises:
             InputError: The strategy had its run already, or the arrays, the number of rounds or the terms cannot
-                be used.  Nothing was sent yet.
-            RunError: A silo refuses, fails, or does not answer.
+                be used, or round 1 alone exceeds `max_epsilon`.  Nothing was sent yet.
+            RunError: A silo refuses, fails, or does not answer, or its ClientApp answers without `PrivateClient`.
         """
         refuse(
             {
@@ -284,7 +289,7 @@ class PrivateStrategy(FedAvg):
     def _count_affordable_rounds(self, planned_rounds: int) -> int:
         """Return the largest number of rounds whose ε is at most `max_epsilon`, or all rounds without a limit.
 
-        The ε of the first t rounds together grows with t, so that t is found by bisection.
+        The ε of the first t rounds together never falls with t, so that t is found by bisection.
 
         Raises:
             InputError: Round 1 alone exceeds the limit, or the run adds no noise.
@@ -315,7 +320,7 @@ class PrivateStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Make one message for every silo, with the query.
+        """Make one message with the query for every silo that `federation` does not call absent.
 
         `arrays`, the model, is not sent: silos compute increments at the query.
 
@@ -335,8 +340,8 @@ class PrivateStrategy(FedAvg):
     ) -> tuple[ArrayRecord, MetricRecord | None]:
         """Update the optimizer with the noisy mean of the replies, and return the model.
 
-        At most 20 rounds, spread evenly with the last one among them, have metrics: the ε of all rounds so far,
-        and its δ.  A run without noise has none.
+        At most 20 rounds, spread evenly with the last one among them, have metrics: "epsilon" of all rounds so
+        far, and its "delta".  A run without noise has none.
 
         Args:
             server_round: Number of the round, from 1.
@@ -386,7 +391,10 @@ class DPMomentum(PrivateStrategy, row="momentum-tree"):
 
 
 class DPGoldstein(PrivateStrategy, row="goldstein-single-pass"):
-    """Goldstein stationarity in one pass (Kornowski et al.): `smoothing`, `radius`, `period`, two clips."""
+    """Goldstein stationarity in one pass (Kornowski et al.): `smoothing`, `radius`, `period`, two clips.
+
+    The clips are `anchor_clip` and `clip`.
+    """
 
 
 class DPSGD(PrivateStrategy, row="dp-sgd"):

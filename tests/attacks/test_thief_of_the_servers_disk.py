@@ -199,7 +199,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> Non
     folder.mkdir(mode=0o755)
     (folder / name).write_bytes(bytes(range(32)))
     (folder / name).chmod(0o640)
-    with pytest.raises(RunError, match=f"{name}: others can read it"):
+    with pytest.raises(RunError, match=f"{name}: others have permissions on it"):
         ServerJournal(folder, EntrySizes(torch.float32, (7850,) * 8))
     assert folder.stat().st_mode & 0o777 == 0o700
 

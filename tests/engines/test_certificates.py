@@ -136,12 +136,18 @@ def test_a_certificate_is_told_of_thirty_days_before_its_end_and_renewed_with_th
 def test_another_authority_renews_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, authority = keys_between_machines(tmp_path / "one")
     _, other = keys_between_machines(tmp_path / "two")
+    served = (keys / "server.pem").read_bytes()
+    with pytest.raises(InputError, match=r"server\.pem: signed by another authority than "):
+        certificates.renew_certificate(keys, other)
+    own_key = (authority / "ca.key").read_bytes()
     (authority / "ca.key").write_bytes((other / "ca.key").read_bytes())
     with pytest.raises(InputError, match="expected the EC key of"):
         certificates.renew_certificate(keys, authority)
+    (authority / "ca.key").write_bytes(own_key)
     in_days(monkeypatch, 3640)
     with pytest.raises(InputError, match="ends soon itself: make a new authority"):
-        certificates.renew_certificate(keys, other)
+        certificates.renew_certificate(keys, authority)
+    assert (keys / "server.pem").read_bytes() == served
 
 
 def test_a_certificate_that_was_renewed_is_served_without_a_restart_and_a_broken_one_is_not(

@@ -17,6 +17,22 @@ def test_a_superlink_that_is_not_there_is_one_line_at_once(address: str) -> None
         ControlClient(address).run_status(1)
 
 
+def test_another_program_at_the_address_is_one_line() -> None:
+    command = [
+        *(sys.executable, "-c"),
+        "import socket\n"
+        "listening = socket.create_server(('127.0.0.1', 0))\n"
+        "print(listening.getsockname()[1], flush=True)\n"
+        "connection = listening.accept()[0]\n"
+        "connection.recv(65536)\n"
+        "connection.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\nhello')\n",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        with pytest.raises(RunError, match="cannot be reached: "):
+            ControlClient(f"127.0.0.1:{int(server.stdout.readline())}").fetch_presence()
+
+
 def test_a_certificate_that_nobody_vouches_for_is_one_line_at_once(tmp_path: Path) -> None:
     make_server_keys(tmp_path)
     command = [

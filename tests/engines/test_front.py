@@ -128,8 +128,8 @@ def test_a_query_that_is_none_is_left_and_the_next_one_answered(
         node.serve()
     told = [text for text in caplog.messages if "left unanswered" in text]
     assert told == [
-        "a query is left unanswered, which is none: invalid literal for int() with base 10: 'nonsense'",
-        "a query is left unanswered, which is none: it is a RecordDict",
+        "a message is left unanswered, since it is no query: invalid literal for int() with base 10: 'nonsense'",
+        "a message is left unanswered, since it is no query: it is a RecordDict",
     ]
 
 

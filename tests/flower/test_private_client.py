@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -65,7 +65,7 @@ def frozen() -> nn.Module:
         (
             nn.Sequential(nn.Flatten(), nn.Linear(784, 10, bias=False)),
             nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
-            r"array '1.bias' \(10,\) of the server",
+            r"array '1.bias' \(10,\): it is trained here, and the server did not send it; server and clients need",
         ),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
@@ -80,6 +80,14 @@ def test_another_module_than_the_servers_is_one_line_before_round_1(
     with pytest.raises(RunError, match=line) as raised:
         started(train_of(client, shares()), server)
     assert "\n" not in str(raised.value)
+
+
+def test_a_client_app_without_a_private_client_is_one_line_before_round_1() -> None:
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    with pytest.raises(RunError, match=r"a node does not say which silo it is: .* metrics\.silo"):
+        started(train)
 
 
 class Rows(Dataset[Any]):
@@ -148,6 +156,8 @@ def test_class_weights_of_torch_are_refused() -> None:
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
     with pytest.raises(InputError, match="loss: torch divides by the weights of a batch"):
         PrivateClient(context, network(), nn.CrossEntropyLoss(weight=torch.ones(10)))
+    with pytest.raises(InputError, match="loss: ignore_index = 3 leaves out a class, and every record counts"):
+        PrivateClient(context, network(), nn.CrossEntropyLoss(ignore_index=3))
 
 
 def wrong_labels(arrays: Any) -> Any:

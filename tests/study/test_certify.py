@@ -10,9 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import fedpriv
-from fedpriv.addons.certificate.certify import COORDINATOR, FORMAT, SignedCertificate, verify_certificate
+from fedpriv.addons.certificate.certify import (
+    COORDINATOR,
+    FORMAT,
+    SignedCertificate,
+    sign_certificate,
+    verify_certificate,
+)
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.signed import (
     canonical_json,
@@ -291,6 +298,25 @@ def test_a_deployments_silos_sign_what_their_ledgers_say(certified: Deployment) 
 def test_every_byte_counts_that_silos_signed(certified: Deployment, tmp_path: Path) -> None:
     """Guarantee: a certificate with the parts of its silos and one byte changed is refused, whichever."""
     all_refused(certified.folder, tmp_path / "certificate.json", 2000)
+
+
+@pytest.mark.parametrize("number", [None, [0], "0"])
+def test_a_statement_without_a_number_is_one_line_and_writes_nothing(
+    certified: Deployment, tmp_path: Path, number: object
+) -> None:
+    signed = json.loads((certified.folder / "silo-0.json").read_text())
+    path, before = tmp_path / "signed.json", certified.certificate.read_bytes()
+    path.write_bytes(canonical_json({**signed, "silo": number}))
+    line = certified.draft("--signed", path)
+    assert (line.count("\n"), certified.certificate.read_bytes()) == (1, before), line
+    assert "--signed: a file is no statement that a silo signed" in line
+
+
+def test_statements_are_in_the_order_of_their_silos() -> None:
+    body = {"record": {"engine": "deployment", "scenario": {"federation": {"silos": 12, "rounds": 1, "batch": 1}}}}
+    signed = [{"silo": silo, "body": sha256(canonical_json(body))} for silo in (10, 2, 0, 11)]
+    content = sign_certificate(body, signed, Ed25519PrivateKey.generate())
+    assert [statement["silo"] for statement in json.loads(content)["silos"]] == [0, 2, 10, 11]
 
 
 def test_a_silo_signs_no_run_that_it_has_not(certified: Deployment, tmp_path: Path) -> None:

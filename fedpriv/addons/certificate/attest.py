@@ -4,8 +4,8 @@ The administrator signs by `fedpriv silo sign`, which reads policy, ledgers and 
 not involved.  The signing key is the policy's `identity`, or a key beside the ledger, and never leaves the silo's
 machine.
 
-The run is planned again from the scenario in the ledger.  Every stream of the certificate is compared with that
-plan, and each of the silo's charges with the plan's price.
+The run is planned again from the scenario in the ledger.  Every release stream of the certificate is compared with
+that plan, and each of the silo's charges for this run with the plan's price.
 """
 
 import json
@@ -44,19 +44,22 @@ from fedpriv.silo.policy import Policy, possible_prices, read_policy
 STATEMENT_NAME = "fedpriv certificate 2, a silo's part"
 """Name of a silo's statement, which is signed with the statement."""
 STATEMENT_PARTS = {"training": ROUNDS_PART, "first_step": FIRST_STEP, "tests": EVALUATIONS_PART}
-"""Parts of a silo's statement, with the keys of the plans that they are compared with."""
+"""Parts of a silo's statement that have facts of a ledger, with the keys of their plans."""
 _POLICY_KEYS = ("trust", "relation", "unit", "clip", "rounds", "budget", "slack", "noise_free")
-"""Keys of a policy that a silo's statement contains."""
+"""Keys of a policy's section [allow] that a silo's statement contains."""
 _DEPLOYED = (("deployment", "release"), ("deployment", "none"))
 """Engine and noise of runs in which guards take part."""
 _TOLERANCE, _CURVE_TOLERANCE = 1e-9, 1e-6
-"""Relative tolerances of two prices, and of two prices from a curve."""
+"""Relative tolerance of the μ of a price without slack, and of a price with slack."""
 
 
 def signing_key(policy: Policy) -> Ed25519PrivateKey:
-    """Return the silo's key, which is made if it is missing.
+    """Return the silo's private key, which is made if its file is missing.
 
-    The key is the policy's identity, or a file beside the ledger.
+    The file is the policy's `identity`, or the ledger's path with the suffix ".key" if the policy names none.
+
+    Raises:
+        InputError: If the key cannot be used or made.
     """
     return load_or_create_key(policy.identity or policy.ledger.with_name(policy.ledger.name + ".key"))
 
@@ -65,33 +68,37 @@ def key_line(path: Path) -> str:
     """Return the line "silo-N KEY" of the public key by which certificates know a policy's silo.
 
     The key is made if it is missing.
+
+    Raises:
+        InputError: If the policy or the key cannot be used.
     """
     policy = read_policy(path)
     return f"silo-{policy.silo} {format_public_key(signing_key(policy).public_key())}"
 
 
 def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
-    """Sign the facts that a silo's ledgers have about a run.
+    """Sign the facts about a run that are in a silo's ledgers.
 
     Args:
-        path: The silo's policy.
+        path: File of the silo's policy.
         record: The run's record, as the certificate has it.
         body: SHA-256 of the certificate's body.
 
     Returns:
         The signed statement: digest of the body, number of the silo, digest and limits of the policy, version of
-        fedpriv, shapes of records, whether the table is public (None without a table), and the facts
-        (`_read_facts`) of each of `STATEMENT_PARTS` that the run has.
+        fedpriv, shapes of records, whether the table is public (None without a table), the facts (`_read_facts`)
+        of each of `STATEMENT_PARTS` that the run has, and the signature.
 
     Raises:
-        InputError: If a fact cannot be compared, or a release differs.
-        RunError: If a charge or the number of answers differs.
+        InputError: If the policy or the ledger cannot be used, a fact cannot be compared, or a release differs.
+        RunError: If a charge differs, rounds are neither answered nor recorded as missed, or the scenario cannot
+            be planned under the code that the policy permits today.
 
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
-    that are not those of the scenario's plan, nor for a charge, of training or of test records, that is not the
-    plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that is signed depends on
-    a value in the silo's records: scenarios, policy, charges, shapes and the number of answers are known to the
-    silo's server, and the head of the ledger's chain reveals nothing.
+    that are not those of the scenario's plan, nor for a charge, of the rounds, the first step or the evaluations,
+    that is not the plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that the
+    silo adds to the body depends on a value in the silo's records: scenarios, policy, charges, shapes and the
+    number of answers contain no such value, and the head of the ledger's chain reveals none.
     """
     policy = read_policy(path)
     policy.import_extensions()
@@ -139,7 +146,7 @@ def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
 
 
 def _plan_first_step(admission: Admission, step_cell: Cell) -> Plan:
-    """Plan a first step of the ledger, as the guard planned it."""
+    """Plan a run's first step from its scenario, as the guard planned it."""
     cell, objective = admission.recall_run(_ledger_text(step_cell))
     return recompute_plans(cell, objective, (), partial(_plan_first_step, admission)).plans[ROUNDS_PART]
 
@@ -147,23 +154,29 @@ def _plan_first_step(admission: Admission, step_cell: Cell) -> Plan:
 def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPlans) -> str | None:
     """Describe the first charge of a silo that is not the price of its plan, or return None.
 
-    A part that is missing in the statement, or that the scenario has not, is described as well.
+    A part that the run has and the statement lacks, or the reverse, is described as well.
+
+    A charge (μ, slack) is compared with the plan's price at that slack, and not by its ε at the certificate's δ:
+    that ε of a charge with slack is above the plan's own.
+
+    A plan may have two prices: one of the silo's own messages, one of the release made of all silos' messages.
+    The policy's trust setting decided which one was charged.  The policy may trust less today than it did in the
+    run, so a charge may be either price.
 
     Args:
         silo: Number of the silo.
         statement: Facts of the ledger by `STATEMENT_PARTS`, from `attest`.
         plans: Plans of rounds, first step and evaluations, as far as the run has them.
 
-    A charge (μ, slack) is compared with the price of the plan's curve at that slack, and not with ε at the
-    certificate's δ.  The pair lies above the curve at every δ, and meets it where the slack was chosen.
-
-    A plan may have two prices: one of the silo's own messages, one of the release made of all silos' messages.
-    The policy's trust setting decided which one was charged.  The policy may trust less today than it did in the
-    run, so a charge may be either price.
+    Raises:
+        InputError: If the plan has no price at a charge's slack, which is too small.
     """
     for part, plan_key in STATEMENT_PARTS.items():
         if (plan_key in plans.plans) != (part in statement):
-            return f"silo {silo} says nothing of {plan_key}, or something of what the scenario has not"
+            return (
+                f"silo {silo} says nothing of {plan_key}, which the run has, or states a charge for "
+                f"{plan_key}, which the run has not"
+            )
         if part not in statement:
             continue
         charge = statement[part]["charged"]
@@ -192,13 +205,13 @@ def _format_charge(charge: Mapping[str, Any]) -> str:
 
 
 def _find_unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    """Describe missing answers, or return None if answered and recorded missed rounds cover all rounds."""
+    """Describe missing answers, or return None if answered rounds and missed ones add up to all rounds."""
     missed_count = len(set(record["missed"].get(str(silo), ())))
     if facts["rounds_answered"] + missed_count >= record["rounds"]:
         return None
     return (
         f"silo {silo} answered {facts['rounds_answered']} of {record['rounds']} rounds, and record.missed has "
-        f"{missed_count} of it"
+        f"{missed_count} of its rounds"
     )
 
 
@@ -216,10 +229,12 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     |---|---|
     | `run`, `runs_of_this_scenario` | id of the run, and number of runs with the same scenario and digest |
     | `under_way`, `rounds_answered` | whether the run is still open, and number of answered rounds |
-    | `charged` | charge (μ, slack) of the run, with μ None for a run without noise |
-    | `before`, `spent` | number and composed charge of all earlier runs, and of all runs |
-    | `left` | remaining budget of the policy, 0 if nothing is left |
+    | `charged` | charge (μ, slack) of the run in its own relation and unit, with μ None for a run without noise |
+    | `before`, `spent` | number of all earlier runs, and of all runs, each with their composed price (μ, slack) |
+    | `left` | remaining budget (μ, slack) of the policy, (0, 0) if nothing is left |
     | `ledger` | number of the last commit, and head (digest) of the ledger's chain |
+
+    A composed price is in the policy's relation and unit.  Its μ and slack are None if it is above every budget.
 
     Args:
         policy: Policy whose ledger is read.
@@ -230,7 +245,8 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
         The scenario as the ledger stores it, and the facts.
 
     Raises:
-        InputError: If the ledger has no such run, or has an old format.
+        InputError: If the ledger has no such run, has an old format, is missing or is damaged.
+        RunError: If another process has the ledger locked.
     """
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger:
         if not ledger.is_keyed():
@@ -243,7 +259,7 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     public_texts = [json.dumps(strip_paths(json.loads(row.cell)), sort_keys=True) for row in rows]
     candidates = [index for index, text in enumerate(public_texts) if text == json.dumps(scenario, sort_keys=True)]
     if not (matches := [index for index in candidates if sha256(rows[index].cell.encode()) == digest]):
-        other = ", and record.scenario_sha256 is of another" if candidates else ""
+        other = ", and record.scenario_sha256 is not of a run that it has" if candidates else ""
         raise InputError(f"the ledger has no run of record.scenario, the one that is certified{other}")
     index = matches[-1]
     row, total_price = rows[index], _compose_charges(rows, policy)

@@ -2,7 +2,7 @@
 
 | key | value |
 |---|---|
-| `about` | first line: number of silos that signed, and those that did not |
+| `about` | first entry: number of silos that signed, and those that did not, or that it is a simulation |
 | `body` | digest of the model, record of the run with its releases, tuning, audit, answers of people |
 | `coordinator` | the coordinator's signature over the other four keys |
 | `format` | "fedpriv certificate 2" |
@@ -11,9 +11,9 @@
 Here a record is the entry of one cell, which is one run of a sweep, in results.json.  A release stream is all
 releases of one party in a run, with their noise and participation.  A statement is what a silo signed.
 
-The record in the body has no exact score on the silos' own records, and no folder of a machine.  Every figure of
-the record that follows from its scenario is recomputed.  A certificate does not determine the keys that are to be
-trusted.  A reader has a file of trusted keys from elsewhere (`fedpriv.core.signed.read_signers`).
+The record in the body has no exact score on the silos' own records, and no folder of a machine.  Every privacy
+figure of the record is recomputed from its releases and its scenario.  A certificate does not determine the keys
+that are to be trusted.  A reader has a file of trusted keys from elsewhere (`fedpriv.core.signed.read_signers`).
 """
 
 import json
@@ -75,7 +75,7 @@ class SignedCertificate:
 
     body: Mapping[str, Any]
     silos: Sequence[Mapping[str, Any]]
-    """Signed statements (`attest`), in the order of their silos."""
+    """Signed statements (`attest`), by `sign_certificate` in the order of silos."""
 
     @property
     def is_simulation(self) -> bool:
@@ -92,7 +92,7 @@ class SignedCertificate:
 
     @property
     def about_line(self) -> str:
-        """First line of the certificate: the number of silos that signed, and those that did not."""
+        """Number of silos that signed, and those that did not, or that it is a simulation, as one line."""
         if self.is_simulation:
             return "a simulation: no silo's guard had a part in it, and none signed"
         count, missing = _silo_count(self.body), self.unsigned_silos
@@ -109,9 +109,10 @@ class VerifiedCertificate(SignedCertificate):
     claim: PrivacyClaim[Any] | None
     """Recomputed claim, or None for a run without noise."""
     is_planned_here: bool = True
-    """Whether the scenario could be planned here.
+    """Whether the scenario names no code that is missing here, or that no certificate may run.
 
-    The scenario of a deployment was planned by its silos in any case.
+    If it does, the releases of a simulation were compared with a part of the scenario only, and those of a
+    deployment were compared with a plan by the silos that signed, and not here.
     """
 
     @property
@@ -130,7 +131,10 @@ _PLANNED_BY_SILOS = (
     "the scenario's model is code that is none of fedpriv's, which no certificate may run: its noise was "
     "recomputed by the silos that signed, and not here"
 )
-_CODE_NOT_HERE = "the scenario names code that is not here: the record was compared with its releases alone"
+_CODE_NOT_HERE = (
+    "the scenario names code that is not here: the record was compared with its releases, and with the scenario "
+    "only in part"
+)
 
 
 def _silo_count(body: Mapping[str, Any]) -> int:
@@ -150,7 +154,7 @@ def make_body(
     Args:
         folder: Folder of the run.
         results: The folder's results.
-        cell_index: Number of the cell, or None if the run has a single one.
+        cell_index: Number of the cell, or None if the run has a single finished one.
         people: Answers of people, by keys of `RESPONSIBLE_PEOPLE`.
         extra: Further keys of the body: facts that are not protected, and an audit.
 
@@ -159,7 +163,7 @@ def make_body(
         (None without one), people's answers (None for an open question), and the keys of `extra`.
 
     Raises:
-        InputError: If the folder or an answer cannot be certified.
+        InputError: If the cell or its model's file is missing, or an answer has another key.
         RunError: If the cell's claim is not that of its releases and scenario.
     """
     # Choose the cell, and refuse what cannot be certified.
@@ -212,7 +216,7 @@ def sign_certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]
 
     Args:
         body: Body of the certificate, from `make_body`.
-        silos: Signed statements, in any order, empty for a draft or a simulation.
+        silos: Signed statements, each with the integer "silo", in any order, empty for a draft or a simulation.
         key: The coordinator's key.
 
     Returns:
@@ -227,7 +231,8 @@ def sign_certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]
                 f"silo {statement.get('silo')} signed another certificate than this: run, answers or audit were "
                 "changed since, so let it sign the present one"
             )
-    statements = sorted(silos, key=lambda statement: str(statement.get("silo")))
+    # Numbers of equal length are in numerical order as texts, and a stranger's statement may have any text.
+    statements = sorted(silos, key=lambda statement: str(statement.get("silo")).zfill(8))
     document = {
         "about": SignedCertificate(body, statements).about_line,
         "body": body,
@@ -246,8 +251,8 @@ def read_certificate(path: Path) -> dict[str, Any]:
     tree = read_canonical_json(read_file_bytes(path), path)
     if str(tree.get("format")).startswith("fedpriv certificate ") and tree["format"] != FORMAT:
         raise InputError(
-            f"{path}: has the format {sanitize_line(repr(tree['format']), 40)}, "
-            f"which silos signed without planning the run again; certify the run anew for {FORMAT!r}"
+            f"{path}: has the format {sanitize_line(repr(tree['format']), 40)}, and this program reads "
+            f"{FORMAT!r}; under format 1 silos signed without planning the run again: certify the run anew"
         )
     if tree.get("format") != FORMAT or set(tree) != {"about", "format", "body", "silos", "coordinator"}:
         raise InputError(f"{path}: is no certificate of a model; expected the format {FORMAT!r}")
@@ -265,20 +270,28 @@ def verify_certificate(
 
     Args:
         path: The certificate.
-        signers: Trusted public keys, "coordinator" and "silo-NUMBER".
+        signers: Trusted public keys by name, "coordinator" and "silo-NUMBER".
         model: A file to compare with the certified model, or None for no comparison.
         require_all_silos: Whether a deployment's certificate without each silo's signature is refused.
 
     Raises:
-        InputError: If the file is no certificate of this format.
-        RunError: If something differs, with the first difference.
+        InputError: If the file cannot be read, or is no certificate of this format.
+        RunError: If a key is not among `signers`, a signature or a figure is not the expected one, or `model` is
+            another file or cannot be read.  The message names the first such fault.
 
     Guarantee: a certificate that passes was signed, byte for byte, by the coordinator whom `signers` names.  A
     certificate of a deployment was signed by every silo of its scenario, each for itself, or, without
-    `require_all_silos`, by those silos that the certificate names.  The certificate's figures are those that its
-    releases give, and its releases are those that its scenario gives.  No silo was charged otherwise than these
-    releases cost.  `model`, if it is given, is the model that was certified.  The record of the choice of
-    settings, `tuned`, is not recomputed: it is the coordinator's statement.
+    `require_all_silos`, by those silos that the certificate names.  The record's privacy figures are those that
+    its releases give, up to rounding, except that ε may be up to 1 % larger.
+
+    The releases of a deployment that a silo signed are those of its scenario's plan, and no silo that signed was
+    charged otherwise than these releases cost.  The plan was made here, or, if the model is code outside fedpriv
+    (`is_planned_here` is False), by each silo that signed.  The releases of a simulation, or of a deployment that
+    no silo signed, agree with the scenario as far as `LedgerEntry.disagreement` compares them.
+
+    `model`, if it is given, is the model that was certified.  Nothing else is recomputed: scores, missed rounds,
+    the choice of settings (`tuned`), the audit, answers of people, and the date are the coordinator's statements.
+    All facts of ledgers but the charges are the silos' statements.
     """
     tree = read_certificate(path)
     try:
@@ -309,12 +322,13 @@ def verify_certificate(
 
 
 def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
-    """Recompute every figure of a body's record, compare them, and return the record with its claim.
+    """Compare a body's record with its recomputed privacy figures, and return it with its claim.
 
-    A body of another shape raises other exceptions, such as KeyError, which callers convert.
+    A body of another shape raises other exceptions, such as KeyError.  Who reads a stranger's body converts them.
 
     Raises:
-        InputError: If a figure is not that of releases and scenario, with the first such figure.
+        InputError: If a figure is not that of releases and scenario, with the first such figure, if another fact
+            contradicts the scenario, or if the releases are too many, or of a version whose claims were false.
     """
     record = body["record"]
     _check_sizes(record)
@@ -334,12 +348,12 @@ def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
 def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
     """Derive the figures of a record from its scenario and releases, by their names in the record.
 
-    A simulation's figures are derived from the releases alone if its scenario names code that is not here.
-
     Guarantee: no figure is believed that the scenario decides: trust, silos, rounds, records, δ, participation.
+    There is one exception, a simulation whose scenario names code that is not here: only the figures of its claim
+    are derived, from the releases and the record's δ.
 
     Raises:
-        InputError: If a deployment's scenario cannot be planned here.
+        InputError: If a deployment's scenario names code that is not here.
     """
     record, cell = entry.record, entry.resolved_cell
     if cell is None and record["engine"] == "deployment":
@@ -351,9 +365,10 @@ def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def _check_texts(body: Mapping[str, Any]) -> None:
-    """Refuse facts beside the figures that contradict the scenario, and keys that no record has.
+    """Refuse facts beside the figures that contradict the scenario, and unknown keys of the record.
 
     These facts are the run's name and title, the point of the sweep, the number of clients, and the missed rounds.
+    Keys of scores, which begin with "test_", may be any.
 
     Raises:
         InputError: If there is a contradiction or an unknown key.
@@ -376,7 +391,7 @@ def _check_texts(body: Mapping[str, Any]) -> None:
                 for name, (recorded, value) in text_pairs.items()
             },
             **{
-                f"record.{sanitize_line(name, 60)} is none of a certificate": name not in _ALL_FIELDS
+                f"record.{sanitize_line(name, 60)} is a key that no certificate has": name not in _ALL_FIELDS
                 for name in record
                 if not name.startswith("test_")
             },
@@ -396,8 +411,9 @@ def _find_key(tree: Any, key: str) -> Any:
 def _check_sizes(record: Mapping[str, Any]) -> None:
     """Refuse releases that would exhaust a reader's memory, before any of them is expanded.
 
-    Participations and clips are stored with numbers of repetitions.  The sum of these numbers over all releases is
-    limited to `_MAX_ROUNDS`, and the number of silos to `_MAX_SILOS`.
+    Participations and clips are stored with numbers of repetitions.  The sum of the absolute values of all
+    integers of participations, and of all repetitions of clips, is limited to `_MAX_ROUNDS` over all releases.
+    The number of silos is limited to `_MAX_SILOS`.
 
     Raises:
         InputError: If a limit is exceeded.
@@ -421,7 +437,7 @@ def _matches(recorded: Any, expected: Any, name: str) -> bool:
     Args:
         recorded: Value in the record.
         expected: Recomputed value.
-        name: Key of the figure in the record.
+        name: Key of the figure in the record, also for the values of a dictionary in the record.
     """
     if isinstance(expected, dict):
         return (
@@ -444,10 +460,11 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
         entry: The recomputed record.
 
     Returns:
-        Whether the scenario could be planned here, or True for a deployment that no silo has signed yet.
+        False for a simulation whose scenario names code that is not here, and for a deployment that silos signed
+        and whose model is code outside fedpriv.  True otherwise, also for a deployment that no silo has signed.
 
     Raises:
-        InputError: If a silo or a figure differs, with the first difference.
+        InputError: If a silo's signature or a figure is not the expected one, with the first such fault.
     """
     record, body_digest = tree["body"]["record"], sha256(canonical_json(tree["body"]))
     if not isinstance(tree["silos"], list):
@@ -489,10 +506,11 @@ def _check_plan(
     Args:
         record: Record of a deployment.
         entry: The record, with its scenario resolved.
-        statements: Signed statements by silo, one or more.  Their "shapes" of records determine the model's size.
+        statements: Signed statements by silo, one or more.  Their "shapes" of records, which have to be equal,
+            determine the model's size.
 
     Returns:
-        True, or False if nothing was compared because the model is code outside fedpriv.
+        True, or False if there is no plan because the model is code outside fedpriv.
 
     Raises:
         InputError: If streams, shapes or charges differ.

@@ -1,7 +1,7 @@
 """Commands `fedpriv certify` and `fedpriv silo sign`, and views of a certificate.
 
-The views are a page for an information-governance board and a model card.  Both views are made of the JSON
-document alone, and name its file.  Views are lists of questions and answers.  A question that no program can
+The views are a page for an information-governance board and a model card.  Both views are made of the verified
+JSON document alone, and name its file.  They are lists of questions and answers.  A question that no program can
 answer has a person's answer, or "to be filled in by …".  Nothing in the views claims compliance with a law.
 
 The questions follow the subjects of NIST SP 800-226 (2025), of SATRE 3.3.09 (a record of the criteria for each
@@ -91,7 +91,8 @@ class CertificateAnswer(NamedTuple):
 def sections(certificate: VerifiedCertificate) -> list[tuple[str, list[CertificateAnswer]]]:
     """List headings and answers in the order of the page.
 
-    The privacy statement is about the certified cell alone, and all its figures are recomputed.
+    The privacy statement is about the certified cell alone.  Its figures are those of the record, which
+    `verify_certificate` has compared with recomputed ones.
     """
     body, run, model, record = (
         certificate.body,
@@ -286,7 +287,7 @@ def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, 
 
 
 def _describe_other_runs(statement: Mapping[str, Any]) -> str:
-    """Describe the other runs on a silo's records, and the composed cost of all runs."""
+    """Describe the other runs on a silo's records, and, if there are any, the composed cost of all runs."""
     parts = [
         ("records", statement["training"]),
         *([("test records", statement["tests"])] if "tests" in statement else []),
@@ -297,12 +298,15 @@ def _describe_other_runs(statement: Mapping[str, Any]) -> str:
 def _runs_on(noun: str, facts: Mapping[str, Any]) -> str:
     runs, repeat_count = facts["spent"]["runs"] - 1, facts["runs_of_this_scenario"] - 1
     repeat_note = f", {repeat_count} of the very same scenario" if repeat_count else ""
-    more = f"; all together are {_format_amount(facts['spent'], 'more than any budget')}" if runs else ""
-    return f"{format_count(runs, 'other run')} on its {noun}{repeat_note}{more}"
+    total_note = f"; all together are {_format_amount(facts['spent'], 'more than any budget')}" if runs else ""
+    return f"{format_count(runs, 'other run')} on its {noun}{repeat_note}{total_note}"
 
 
 def _format_amount(charge: Mapping[str, Any], without_noise: str) -> str:
-    """Format one or several composed charges, with the slack, without which μ is no guarantee."""
+    """Format one or several composed charges with their slack, or `without_noise` if their μ is None.
+
+    μ is no guarantee without the slack, so that both are shown.
+    """
     if (mu := charge["mu"]) is None:
         return without_noise
     slack = charge["slack"]
@@ -437,8 +441,8 @@ def verify(path: Path, keys: Path | None, model: Path | None) -> None:
     """Verify a certificate and print signers, recomputed claim and caveats.
 
     Raises:
-        InputError: If no trusted keys are given, or the file is no certificate.
-        RunError: If something differs, with the first difference.
+        InputError: If no trusted keys are given, or keys or certificate cannot be read.
+        RunError: If a signature, a figure or the model is not the expected one, with the first such fault.
     """
     if keys is None:
         raise InputError(
@@ -463,11 +467,12 @@ def certify(
         cell: Number of the certified cell, or None if the run has a single one.
         people: TOML file with people's answers, or None.
         answers: Further answers as "KEY=TEXT".
-        silos: Files that silos have signed.
+        silos: Files of the statements that silos have signed.
 
     Raises:
-        InputError: If the run, an answer or a silo's file cannot be certified.
-        RunError: If the run's claim, or the certificate, is not what releases and scenario give.
+        InputError: If the run, an answer, the key or a silo's file cannot be used.
+        RunError: If the run's claim is not what releases and scenario give, or a silo's statement or signature is
+            not that of this certificate.
     """
     # The body is complete and recomputed before anything is written.
     results, audit = read_claims(folder), load_audit(folder)
@@ -477,17 +482,18 @@ def certify(
     }
     body = make_body(folder, results, cell, _read_people(people, answers), further_keys)
     recompute_record(body)
-    is_new_key = not key.exists()
-    coordinator_key, silo_statements = (
+    silo_statements = [read_canonical_json(read_file_bytes(path), path) for path in silos]
+    silo_keys, is_new_key, coordinator_key = (
+        _claimed_keys(silo_statements),
+        not key.exists(),
         load_or_create_key(key),
-        [read_canonical_json(read_file_bytes(path), path) for path in silos],
     )
     path = folder / CERTIFICATE_FILE
     write_bytes(path, sign_certificate(body, silo_statements, coordinator_key))
     # The written file is verified, with the keys that the statements name.
     certificate = verify_certificate(
         path,
-        {COORDINATOR: coordinator_key.public_key(), **_claimed_keys(silo_statements)},
+        {COORDINATOR: coordinator_key.public_key(), **silo_keys},
         require_all_silos=False,
     )
     lines = [f"{COORDINATOR} {format_public_key(coordinator_key.public_key())}", *certificate.lines]
@@ -501,7 +507,7 @@ def certify(
         )
         outputs = str(path)
     if is_new_key:
-        sys.stderr.write(f"fedpriv: made the key {key}, mode 0600; readers trust its first line below\n")
+        sys.stderr.write(f"fedpriv: made the key {key}, mode 0600; readers need its public key, the first line\n")
     print_text("\n".join([*lines, f"written: {outputs}"]) + "\n")
 
 
@@ -514,8 +520,9 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
         out: File of the statement, or None for silo-N.json beside the certificate.
 
     Raises:
-        InputError: If the file is no certificate, a fact cannot be compared, or a figure or a release differs.
-        RunError: If a charge or the number of answers differs.
+        InputError: If the file is no certificate, policy or ledger cannot be used, a fact cannot be compared, or a
+            figure or a release differs.
+        RunError: If a charge differs, or rounds are neither answered nor recorded as missed (`attest`).
     """
     from fedpriv.addons.certificate.attest import attest
 
@@ -541,7 +548,7 @@ def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
     Texts become single lines of at most 2,000 characters.
 
     Raises:
-        InputError: If the file is no TOML, or an answer is no text.
+        InputError: If the file cannot be read as TOML, an answer is no text or empty, or has no "=".
     """
     people: dict[str, Any] = {}
     if path is not None:
@@ -566,14 +573,14 @@ def _claimed_keys(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     The coordinator checks the new certificate with these keys.  The keys are no evidence of whom to trust.
 
     Raises:
-        InputError: If a statement has no key.
+        InputError: If a statement has no silo's number, no key or a key that cannot be used.
     """
     try:
         return {
-            f"silo-{statement['silo']}": parse_public_key(
+            f"silo-{statement['silo']:d}": parse_public_key(
                 statement["signed"]["key"].encode(), f"silo {statement['silo']}"
             )
             for statement in signed
         }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"--signed: is nothing that a silo signed ({type(error).__name__})") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(f"--signed: a file is no statement that a silo signed ({type(error).__name__})") from None

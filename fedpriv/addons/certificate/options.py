@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 def key(policy: PolicyPath) -> None:
     """Print the public key by which readers of certificates know this silo, and make it if it is missing.
 
-    It is the policy's identity, or a key beside the ledger, mode 0600, that never leaves this machine.
+    Its private half never leaves this machine: the policy's identity, or a file beside the ledger, mode 0600.
 
     Example: fedpriv silo key silo-0.toml
     """
@@ -70,8 +70,8 @@ def certify(
 ) -> None:
     """Certify a released model: its claim, releases and budgets in one signed JSON, and pages made of it.
 
-    Of a deployment every silo signs the draft, by `fedpriv silo sign`. With --verify the exit code is 0 only if
-    all of it was signed by those whom you trust, and is what its releases give.
+    Every silo of a deployment signs the draft, by `fedpriv silo sign`. With --verify the exit code is 0 only if
+    those whom you trust signed all of it, and its privacy figures are those that its releases give.
 
     Examples:
 
@@ -92,7 +92,7 @@ def certify(
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add `certify` to the commands of `fedpriv`, and `key` and `sign` to those of `fedpriv silo`."""
     app.command()(certify)
     silo.command()(key)
     silo.command()(sign)

@@ -1,9 +1,10 @@
 """Keys and certificates of services, on one machine and between machines.
 
 This module makes, reads and checks certificates, warns before they end, and renews them with the authority's key.
-A SuperNode's public key is registered as long as the file keys/nodes/silo-N.pub holds it.  Revocation removes that
-file.  A SuperLink notices renewals and revocations without a restart.  Silos' sites trust the authority, so that a
-renewal needs no action there.
+A SuperLink registers the public keys of SuperNodes in the files keys/nodes/silo-N.pub when it starts, and each of
+them as long as its file holds it.  Revocation removes that file.  A SuperLink notices renewals and revocations
+without a restart, and new keys only when it starts.  Silos' sites trust the authority, so that a renewal needs no
+action there.
 """
 
 import datetime
@@ -39,7 +40,7 @@ SECRET_FILE = "superexec.secret"
 
 
 def make_server_keys(folder: Path) -> None:
-    """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 into `folder`.
+    """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 and localhost into `folder`.
 
     The certificate has no end, because only the service that makes it uses it, and a wrong clock must not matter.
 
@@ -80,7 +81,7 @@ def node_public_key(path: Path) -> bytes:
     """Read a public key, a line as ssh-keygen writes it, and return the PEM that Flower uses.
 
     Raises:
-        InputError: If the file has no ECDSA public key.
+        InputError: If the file cannot be read, or has no ECDSA public key.
     """
     with convert_key_errors(path, "public"):
         key = serialization.load_ssh_public_key(path.read_bytes())
@@ -121,7 +122,8 @@ def prepare_isolation(folder: Path) -> list[str]:
     """Make keys in `folder` for a server that runs tasks in separate processes.
 
     Returns:
-        Options of Flower's programs that use these keys.
+        Options of Flower's programs for separate processes that prove themselves by a secret in `folder`.  The
+        options for the certificate and its key are those of `tls_options`.
     """
     make_server_keys(folder)
     write_bytes(folder / SECRET_FILE, secrets.token_bytes(32), PRIVATE_MODE)
@@ -207,7 +209,7 @@ class ExpiryMonitor:
         self._paths, self._last_report = paths, float("-inf")
 
     def poll(self) -> None:
-        """Log once a day each certificate that ends within 30 days, and each file that has none."""
+        """Log once a day each certificate that ends within 30 days, and each file without a readable one."""
         if time.monotonic() - self._last_report < _DAY_SECONDS:
             return
         self._last_report = time.monotonic()
@@ -222,7 +224,7 @@ class ExpiryMonitor:
                 _log.warning("%s", error)
 
     def metrics(self) -> list[ServiceMetric]:
-        """Return the end of each file's certificates for Prometheus, or 0 for a file without a certificate."""
+        """Return the earliest end of each file's certificates for Prometheus, or 0 for a file without any."""
         return [
             ServiceMetric(
                 "fedpriv_certificate_end_seconds", "When it ends, since 1970.", _end_of(path), {"file": path.name}
@@ -246,8 +248,8 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     authority's own.  It is written over the old one, and returned.
 
     Raises:
-        InputError: If another authority signed the certificate, the authority's own certificate ends soon, or a
-            file is missing or holds something else.
+        InputError: If the certificate names another authority, or ca.crt in `key_folder` has another one's key, if
+            the authority's own certificate ends within 30 days, or if a file is missing or holds something else.
     """
     old_certificate, authority = (
         read_certificates(key_folder / CERTIFICATE_FILE)[0],
@@ -265,7 +267,10 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     expiry_reason = f"{authority.path} ends soon itself: make a new authority, and give its ca.crt to every silo"
     refuse(
         {
-            other_authority_reason: old_certificate.content.issuer != authority.content.subject,
+            # Authorities may have equal names: ca.crt, which silos trust, has to have this authority's key.
+            other_authority_reason: old_certificate.content.issuer != authority.content.subject
+            or authority.content.public_key()
+            not in [trusted.content.public_key() for trusted in read_certificates(key_folder / AUTHORITY_FILE)],
             expiry_reason: authority.expires_soon,
         }
     )
@@ -286,15 +291,16 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
 
 
 def file_stamps(*paths: Path) -> list[tuple[int, int]]:
-    """Return (inode, modification time in ns) of each file, to detect that a file was changed or removed.
+    """Return (inode, change time in ns) of each file or folder, to detect that it was changed or removed.
 
-    A file that is missing is left out.
+    The change time also shows new permissions, and contents under an old modification time.  What is missing is
+    left out.
     """
     stamps = []
     for path in paths:
         with suppress(OSError):
             status = path.stat()
-            stamps.append((status.st_ino, status.st_mtime_ns))
+            stamps.append((status.st_ino, status.st_ctime_ns))
     return stamps
 
 
@@ -355,9 +361,9 @@ def revoke_key(key_folder: Path, silo: int) -> str:
 class RevocationMonitor:
     """Monitor that detects the revocation of registered keys.
 
-    Guarantee: a key whose file was removed, or has another key now, is revoked for as long as this SuperLink runs,
-    whatever becomes of the file.  A file that cannot be read, or a folder that is absent, revokes nothing: a disk
-    that fails is no revocation.
+    Guarantee: a key whose file is absent, or has another key, in a call of `poll` is revoked for as long as this
+    SuperLink runs, whatever becomes of the file.  A file that cannot be read, or a folder that is absent, revokes
+    nothing: a disk that fails is no revocation.
     """
 
     def __init__(self, keys: Path, nodes: Mapping[str, bytes]) -> None:
@@ -368,9 +374,12 @@ class RevocationMonitor:
     def poll(self) -> list[str]:
         """Return the silos whose keys were revoked since the last call, each of them once.
 
-        Files are read by the first call, and later only if one of them has changed.
+        Files are read by the first call, and later only if one of them or their folder has changed.
         """
-        last_stamps, self._stamps = self._stamps, file_stamps(*self._valid_keys)
+        last_stamps, self._stamps = (
+            self._stamps,
+            file_stamps(*self._valid_keys, *{path.parent for path in self._valid_keys}),
+        )
         if self._stamps == last_stamps:
             return []
         revoked = [path for path, key in self._valid_keys.items() if _is_revoked(path, key)]

@@ -9,7 +9,7 @@ The silos of this machine share no files, as on separate machines.  Shard, ledge
 lie in folders of mode 0700, and only the SuperNode talks to the SuperLink.
 
 Flower's simulation runs the same apps, and passes each client message through a Ray actor.  Both engines read the
-progress of a run from its folder, and its end from Flower.
+progress and the outcome of a run from its folder, and an end without an outcome from Flower.
 """
 
 import os
@@ -85,7 +85,7 @@ _START_SECONDS = 60.0
 class SuperLink:
     """Running SuperLink.
 
-    The fields `home` and `process` are None if other people run the SuperLink.
+    All fields but `control` are None if other people run the SuperLink.
     """
 
     control: ControlClient
@@ -93,7 +93,7 @@ class SuperLink:
     home: Path | None = None
     """Folder of the SuperLink's socket and log."""
     address: str | None = None
-    """Address for SuperNodes, or None without any."""
+    """Address for SuperNodes, or None for a simulation, which has none."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -128,6 +128,9 @@ def simulation_superlink(home: Path) -> Iterator[SuperLink]:
 
     Guarantee: Ray, which listens on every address of the machine and runs the code that it is sent, asks for a
     token that only our processes have, and keeps its sockets and files in `home`.
+
+    Raises:
+        RunError: The SuperLink does not start, or a program of Flower is missing.
     """
     script_path("flwr-simulation")  # without this script Flower's executor would wait without end
     with reap_processes(home):
@@ -145,7 +148,7 @@ def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
     """Start a SuperLink that admits the SuperNodes of `silos` silos only, whose keys are in home/node-N.
 
     The server's certificate and the SuperNodes' keys are made anew in `home`.  The SuperLink ends with the block,
-    and so do all processes that were started with a home in `home`.
+    and so do all processes that were started with a Flower home in `home`.
 
     Raises:
         RunError: The SuperLink does not start.
@@ -206,8 +209,8 @@ GUARD_SOCKET = "guard.sock"
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     """Write a policy for each silo that allows exactly this run, with shards and ledgers.
 
-    A shard has the silo's training records, and its held-out test records for evaluations by silos.  Existing
-    shards and ledgers are not changed, because they record earlier releases.
+    A shard has the silo's training records, and its held-out test records for evaluations by silos.  Shard and
+    ledgers of a silo that has one of them are not changed, because the ledgers record earlier releases.
 
     Args:
         cell: Cell of the run.
@@ -335,8 +338,8 @@ def follow_run(
 ) -> CellOutcome:
     """Relay a run's progress until it has an outcome, and return the outcome.
 
-    Progress, evaluations, waits and the outcome are read from the run's folder every 0.2 s, and the run's status
-    is asked of the SuperLink every 5 s.
+    Progress, evaluations and the outcome are read from the run's folder every 0.2 s.  Every 5 s waits are read
+    from the folder, and the SuperLink is asked for the run's status.
 
     Args:
         link: SuperLink of the run.
@@ -414,7 +417,8 @@ def run_deployment(
         The outcome of each cell, with the index of the cell.
 
     Raises:
-        InputError: A cell has settings that a deployment does not have, or a silo's policy cannot allow the run.
+        InputError: A cell has settings that a deployment does not have, no silo's policy can allow the run, the
+            root certificates cannot be used, or the user is root and processes are to be started.
         RunError: A run failed.
     """
     # Refuse all cells that a deployment cannot run before the first one is started.

@@ -1,6 +1,6 @@
 """Commands of this add-on and their options. The implementation of a command is imported when it is called.
 
-`fedpriv federation` shows the coordinator's silos and runs, through the SuperLink's control socket.
+`fedpriv federation` shows the coordinator's silos and runs through the SuperLink's control socket, and stops runs.
 """
 
 import json
@@ -39,7 +39,9 @@ def status(superlink: SuperLink = _SOCKET, as_json: Json = False) -> None:
 
     silos = list_silos(_make_control(superlink))
     _print_entries(
-        silos, "no key of a SuperNode is registered: the SuperLink was started with --insecure", as_json
+        silos,
+        "no key of a SuperNode is registered: the SuperLink was started with --insecure or --simulation",
+        as_json,
     )
     if not all(silo.connected for silo in silos):
         raise typer.Exit(1)
@@ -147,8 +149,8 @@ def supernode(
 ) -> None:
     """Run a silo's SuperNode, which carries queries to the guard and releases back, until ended.
 
-    A SuperLink that is away is waited for, with a line a minute. No code that the SuperLink sends is run, but with
-    --apps, which is for apps that are not fedpriv's own.
+    A SuperLink that is away is waited for, with a line a minute. With --apps, for apps that are not fedpriv's own,
+    code that the SuperLink sends is run, and never without.
 
     Example: fedpriv supernode --superlink fl.example.org:8000 --silo 0 --guard /run/fedpriv/guard.sock --keys node
     """
@@ -171,7 +173,8 @@ def certificates(
 ) -> None:
     """Show certificates and when they end. Exit code 1 if one ends within 30 days. Renew a SuperLink's.
 
-    Revoke a silo's key. A SuperLink that runs heeds either within seconds, and other sites do nothing.
+    Or revoke a silo's key. A SuperLink that runs heeds a renewal or a revocation within seconds, without a
+    restart, and the silos have to do nothing.
 
     Example: fedpriv certificates deploy/run/superlink
     Example: fedpriv certificates deploy/run/superlink --renew deploy/run/authority
@@ -197,7 +200,7 @@ def certificates(
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add the commands to those of `fedpriv`."""
     for command in (superlink, supernode, certificates):
         app.command()(command)
     app.add_typer(federation, name="federation")

@@ -2,10 +2,11 @@
 
 A part that ends also ends the service, with an exit code that is not 0 and a line that names the part and the
 cause.  There is one exception: a SuperNode that lost the other side of the network, or was killed, is started
-again, without limit.  A service exits with 0 only on request.
+again, without limit.  On request, by SIGTERM or SIGINT, a SuperLink exits with 0, and a SuperNode with 128 plus
+the number of the signal.
 
-Each part that works in turns writes a heartbeat to a file after each turn.  The service's health follows from
-these heartbeats, and describes this service only.
+The executor, and the node of a silo, write a heartbeat to a file after each turn of their work.  The service's
+health follows from these heartbeats, and describes this service only.
 """
 
 import json
@@ -33,26 +34,27 @@ HEARTBEAT_FOLDER_VARIABLE = "FEDPRIV_BEATS"
 """Environment variable that names the folder with the heartbeats of a service's parts."""
 EXECUTOR, SUPERNODE = "executor", "SuperNode"
 LOST_EXIT_CODE = 75
-"""Exit code of a part that lost the other side of the network, and of nothing else."""
+"""Exit code of a part that lost the other side of the network, or the process that supervises it."""
 _STALL_SECONDS = 60.0
 """Seconds without a heartbeat after which a service is unhealthy.  Parts at work write one every few seconds."""
 
 
 class Heartbeat(NamedTuple):
-    """Last turn of a part, and the error since then, or "".  Times are by the monotonic clock."""
+    """Last turn of a part, and its error, or "".  Times are by the monotonic clock."""
 
     last_success: float
-    """Time of the last attempt that did its work."""
+    """Time of the last attempt that did its work, or of the first attempt if none did."""
     last_attempt: float
     """Time of the last attempt, successful or not."""
     error: str
-    """Error since the last success, or ""."""
+    """Error of the last attempt, or ""."""
 
 
 def write_heartbeat(part: str, error: str = "") -> None:
     """Record that `part`, which is this process, did its work, or the error that prevented it.
 
-    An error leaves the time of the last success as it was.  A process outside a service records nothing.
+    An error leaves the time of the last success as it was.  Before the first success, the time of the first error
+    stands in its place.  A process outside a service records nothing.
     """
     if (folder := os.environ.get(HEARTBEAT_FOLDER_VARIABLE)) is None:
         return
@@ -66,7 +68,7 @@ def write_heartbeat(part: str, error: str = "") -> None:
 
 
 def read_heartbeat(folder: Path, part: str) -> Heartbeat | None:
-    """Return the last heartbeat of `part`, or None before the first one.
+    """Return the last heartbeat of `part`, or None without a readable one.
 
     The error is sanitized to one line of at most 200 characters.
     """
@@ -84,9 +86,9 @@ def last_beat(folder: Path, part: str, began: float) -> Heartbeat:
 
 
 def why_stalled(folder: Path, part: str, began: float) -> str | None:
-    """Return a message if `part`, started at time `began`, has been silent for a minute, or else None."""
-    silent = time.monotonic() - max(began, last_beat(folder, part, began).last_attempt)
-    return f"its {part} has done nothing for {silent:.0f} s" if silent > _STALL_SECONDS else None
+    """Return a message if `part`, started at time `began`, has had no attempt for a minute, or None."""
+    idle_seconds = time.monotonic() - max(began, last_beat(folder, part, began).last_attempt)
+    return f"its {part} has done nothing for {idle_seconds:.0f} s" if idle_seconds > _STALL_SECONDS else None
 
 
 def describe_exit(code: int) -> str:
@@ -152,7 +154,7 @@ HealthCheck = Callable[[], str | None]
 def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
     """Answer {"healthy": true} or {"healthy": false, "why": fault} on a Unix socket of mode 0600.
 
-    A guard answers health checks in the same way.
+    A guard answers health checks in the same way.  The socket is removed at the end of the block.
 
     Raises:
         InputError: The socket cannot be made.
@@ -203,7 +205,7 @@ def script_path(name: str) -> str:
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """Return the environment of a Flower process, with `home` as Flower's home."""
+    """Return this process's environment with Flower's settings, and `home` as Flower's home."""
     return {
         **os.environ,
         **_FLOWER_SETTINGS,
@@ -239,7 +241,7 @@ def log_tail(home: Path, name: str, lines: int) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine on which no process listens."""
+    """Return a TCP port of 127.0.0.1 on which no process listens now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -252,7 +254,7 @@ def state_root() -> Path:
 def service_folder(name: str, socket: Path | None) -> Path:
     """Return the folder for a running service's files: beside its socket, or in its user's state folder.
 
-    Hosts do not delete old files in these folders, unlike in /tmp.
+    A service without a socket does not use /tmp, where hosts delete old files.
     """
     return state_root() / f"{name}-{os.getpid()}" if socket is None else socket.with_name(f"{socket.name}.d")
 
@@ -261,7 +263,7 @@ def service_folder(name: str, socket: Path | None) -> Path:
 def fresh_folder(folder: Path) -> Iterator[Path]:
     """Make an empty `folder` of mode 0700, and delete it at the end of the block.
 
-    The folder of a service that was killed is replaced.
+    A folder that is there, such as that of a service that was killed, is replaced.
 
     Raises:
         InputError: The folder cannot be made.

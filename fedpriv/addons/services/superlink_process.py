@@ -8,8 +8,8 @@
 
 The parts of the service are the servers of these APIs, which are one process, and an executor.  /health of each
 API describes the service: 200 while the executor asks for tasks and gets answers, and 503 with a reason after a
-minute without.  A renewed certificate is
-served from the next connection on, and a SuperNode whose key is revoked is refused, both without a restart.
+minute without an answer.  A renewed certificate is served from the next connection on, and a SuperNode whose key
+is revoked is refused, both within seconds and without a restart.  A simulation has no Fleet API.
 """
 
 import asyncio
@@ -66,14 +66,14 @@ from fedpriv.protocol.messages import REFUSED_SILOS_VARIABLE, REGISTERED_NODES_V
 from fedpriv.silo.metrics import ServiceMetric, open_private_socket, serve_metrics
 
 _log = logging.getLogger("fedpriv.superlink")
-_POLL_SECONDS = 0.5  # seconds between two checks of the executor
+_POLL_SECONDS = 0.5  # seconds between two checks of servers, executor and keys
 AsyncCallback = Callable[[], Awaitable[object]]
 
 
 class PathFilter:
     """App that serves the paths of another app below `prefix`, /health and `STATUS_PATH`.
 
-    Other paths get 404.
+    Other paths get 404.  `STATUS_PATH` is served only if there is a status function.
 
     Guarantee: no request that comes through this app reaches another of the inner app's routes: paths are compared
     as the inner app compares them, and no other kind of connection is let through.
@@ -115,14 +115,15 @@ def serve_superlink(
     runs_path: Path | None = None,
     metrics_address: str | None = None,
 ) -> None:
-    """Serve the Control, Fleet and Runtime APIs until a signal asks the process to end.
+    """Serve the Control, Runtime and Fleet APIs until a signal asks the process to end.
 
-    The servers of the APIs run in this process, and the executor that starts tasks is a child process.
+    The Fleet API is left out with `simulation`.  The servers of the APIs run in this process, and the executor,
+    which starts tasks, is a child process.
 
     Args:
         control: Path of the control socket, which is made.
-        keys: Folder with ca.crt, server.pem, server.key and nodes/silo-N.pub, or None with `simulation` or
-            `insecure`.
+        keys: Folder with ca.crt, server.pem, server.key and nodes/silo-N.pub, or None, which only `simulation` or
+            `insecure` allow.
         host: Address for SuperNodes.
         port: Port for SuperNodes.
         simulation: Whether there are no SuperNodes.
@@ -131,10 +132,10 @@ def serve_superlink(
         metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
 
     Raises:
-        InputError: Keys or certificates, or an address, cannot be used.
-        RunError: A part ends without a signal.
+        InputError: Keys or certificates, an address, the file of runs or the installed Flower cannot be used.
+        RunError: A part ends without a signal, or Flower refuses to register or to revoke a key.
     """
-    # Read keys and certificates, and refuse them, before anything is made.
+    # Read keys and certificates, and refuse bad ones, before anything is made.
     configure_service_logging()
     runs = RunHistory(runs_path)
     nodes = {} if keys is None else read_registered_keys(keys)
@@ -298,8 +299,8 @@ class _CertificateReloader:
 
     def poll(self) -> None:
         """Load the certificate if its files have changed and are valid."""
-        before, self._stamps = self._stamps, file_stamps(*self._files)
-        if self._stamps == before or not self._config.loaded or self._config.ssl is None:
+        last_stamps, self._stamps = self._stamps, file_stamps(*self._files)
+        if self._stamps == last_stamps or not self._config.loaded or self._config.ssl is None:
             return
         try:
             check_certificates(self._files[0])

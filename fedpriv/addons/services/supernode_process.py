@@ -4,7 +4,8 @@ The parts of the service are one process, the silo's node.  With --apps they are
 executor of the apps that a SuperLink sends.
 
 A node loses its SuperLink if the SuperLink was restarted, is away or refuses the key.  Such a node is started
-again, without limit, and so is one that was killed.  Any other end of a part ends the service.
+again, without limit, and so is one that was killed.  Flower's own SuperNode is started again whatever its exit
+code is.  Any other end of a part ends the service.
 """
 
 import logging
@@ -55,12 +56,15 @@ _log = logging.getLogger("fedpriv.supernode")
 NODE_MODULE = "fedpriv.addons.services.flower_private.silo_node"
 """Module of the silo's node."""
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2.0, 30.0
-"""First and largest pause before a lost SuperNode is started again.  The pause is doubled each time."""
-_STABLE_SECONDS = 90.0  # seconds after which the next loss counts as a first one
+"""Shortest and longest pause before a lost or killed SuperNode is started again.
+
+A SuperNode that ended within `_STABLE_SECONDS` doubles the pause, and any other one makes it the shortest.
+"""
+_STABLE_SECONDS = 90.0
 _POLL_SECONDS = 0.5  # seconds between two checks of the parts
 _END_SECONDS = 20.0
 """Seconds that a part has to end.  Flower forces its own exit after 5, and a service manager kills after 90."""
-_OUTAGE_SECONDS = 40.0  # seconds without an answer of the SuperLink, which is asked every two seconds
+_OUTAGE_SECONDS = 40.0  # seconds without an answer of the SuperLink, which a node asks every few seconds
 
 
 def supernode_command(superlink: str, silo: int, guard: Path, keys: Path, *options: str) -> list[str]:
@@ -88,7 +92,7 @@ def run_supernode(
         superlink: Address of the SuperLink.
         silo: Number of the silo.
         guard: Socket of the silo's guard.
-        keys: Folder with ca.crt and node.key, or None if `insecure`.
+        keys: Folder with ca.crt and node.key, or None if and only if `insecure`.
         insecure: Whether to connect without TLS and a key.
         health_path: Socket that answers health checks, or None for no socket.
         metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
@@ -177,17 +181,18 @@ class SupernodeMonitor:
         ]
 
     def poll(self, *, is_lost: bool = False) -> None:
-        """Log an outage of the SuperLink, and once a day a certificate that expires soon.
+        """Log an outage of the SuperLink and its end, and once a day a certificate that expires soon.
 
-        `is_lost` means that the node has ended because of an outage.
+        `is_lost` means that the node has ended because it lost the SuperLink, or the SuperLink refuses it.  Of
+        Flower's own SuperNode only such ends are logged.
         """
-        beat = last_beat(self._heartbeat_folder, SUPERNODE, self._start_time)
+        heartbeat = last_beat(self._heartbeat_folder, SUPERNODE, self._start_time)
         if self._part != SUPERNODE:  # Flower's own SuperNode does not report answers
             if is_lost:
                 _log.warning("its SuperNode has ended: no SuperLink, or one that refuses it; it is started again")
-        elif is_lost or time.monotonic() - beat.last_success > _OUTAGE_SECONDS:
-            self._outage_log.report_outage(beat.last_success, beat.error)
-        elif beat.last_success > self._start_time and not beat.error:
+        elif is_lost or time.monotonic() - heartbeat.last_success > _OUTAGE_SECONDS:
+            self._outage_log.report_outage(heartbeat.last_success, heartbeat.error)
+        elif heartbeat.last_success > self._start_time and not heartbeat.error:
             self._outage_log.report_recovery()
         self._expiry_monitor.poll()
 
@@ -201,7 +206,7 @@ def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMoni
         monitor: Monitor of the parts.
 
     Raises:
-        RunError: A part ended in another way.
+        RunError: A part ended in another way, or is no SuperNode.
     """
     pause = _MIN_PAUSE_SECONDS
     while True:
@@ -225,8 +230,8 @@ def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -
     """Run Flower's SuperNode and an executor.
 
     Each start uses a new port, because another process may take a free port before the SuperNode listens on it.
-    Flower's exit codes do not distinguish a lost SuperLink from other ends, so that each end of a SuperNode counts
-    as a lost SuperLink.
+    Flower's exit codes do not distinguish a lost SuperLink from other ends, so that each end of a SuperNode that
+    no signal ended counts as a lost SuperLink.
     """
     port = free_port()
     commands = {

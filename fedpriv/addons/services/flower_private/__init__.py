@@ -12,10 +12,10 @@ These parts replace the following properties of Flower's own services:
 |---|---|
 | `names` | table of the used names of Flower, which is checked at the start of a service |
 | `front` | ASGI app before the SuperLink that checks senders, delays empty answers and hides unfinished replies |
-| `presence` | last requests of silos, and runs, over restarts of the SuperLink; their view for a coordinator |
+| `presence` | last requests of silos, list of runs over restarts of the SuperLink, a coordinator's view of both |
 | `silo_node` | node of a silo, in one process |
 | `executor` | start and supervision of a process for each task |
-| `control` | requests in Flower's wire format, which start and stop runs |
+| `control` | requests in Flower's wire format, which start, list and stop runs |
 
 No code of Flower is changed while it runs.
 """

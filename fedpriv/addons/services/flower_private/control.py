@@ -1,4 +1,4 @@
-"""Client of the SuperLink's Control API, which starts and stops runs by protobuf messages over HTTP."""
+"""Client of the SuperLink's Control API, for starting, listing and stopping runs over HTTP."""
 
 import hashlib
 import json
@@ -119,8 +119,8 @@ class RunStatus:
 class ControlClient:
     """Client of the Control API at `unix:SOCKET` or host:port, over TLS if there are root certificates.
 
-    Every method raises RunError if the answer is a refusal, and UnreachableError if nothing listens there within 5
-    seconds, or no answer comes within 30.
+    Every method raises RunError if the answer is a refusal, and UnreachableError if no connection is made within 5
+    seconds, no answer comes within 30, or the answer cannot be read.
     """
 
     address: str
@@ -168,7 +168,11 @@ class ControlClient:
         self._answer(lambda client: ApiClient(client).ask(STOP_RUN, STOP_RUN.request_type(run_id=run_id)))
 
     def fetch_presence(self) -> dict[str, Any]:
-        """Return the SuperLink's data on silos, runs and followers of runs, from `STATUS_PATH`."""
+        """Return the SuperLink's data on silos, runs and followers of runs, from `STATUS_PATH`.
+
+        Raises:
+            RunError: No SuperLink of fedpriv answers.
+        """
         return dict(self._answer(lambda client: client.get(STATUS_PATH).raise_for_status().json()))
 
     def _answer(self, ask: Callable[[httpx.Client], Any]) -> Any:
@@ -176,7 +180,7 @@ class ControlClient:
 
         Raises:
             LostRunError: If the SuperLink does not know the run.
-            UnreachableError: If there is no answer.
+            UnreachableError: If there is no answer, or none that can be read.
             RunError: If the answer is a refusal.
         """
         try:
@@ -187,16 +191,16 @@ class ControlClient:
             if code == ApiErrorCode.RUN_ID_NOT_FOUND:
                 raise LostRunError(f"the SuperLink at {self.address} does not know this run") from None
             raise RunError(f"the SuperLink at {self.address} refuses: {reason}") from None
-        except httpx.RequestError as error:
+        except (httpx.RequestError, ValueError) as error:
             raise UnreachableError(
                 f"the SuperLink at {self.address} cannot be reached: {_explain_unreachable(error)}"
             ) from None
 
 
-def _explain_unreachable(error: httpx.RequestError) -> str:
+def _explain_unreachable(error: Exception) -> str:
     """Return the error's text, with advice for an expired certificate or a missing listener.
 
-    A missing socket is errno 2, and a port without a listener is errno 111.
+    On Linux a missing socket is errno 2, and a port without a listener is errno 111.
     """
     text = str(error) or type(error).__name__
     if "certificate has expired" in text:

@@ -1,6 +1,6 @@
 """ASGI app in front of Flower's SuperLink, which reads a few of its wire messages.
 
-silo ── query for me? ──▶ front ──▶ SuperLink ── none ──▶ request held until a query is complete, or for 2 s
+silo ── query for me? ──▶ front ──▶ SuperLink ── none ──▶ request held until a query is complete, at most 2 s
 
 | event | Flower | here |
 |---|---|---|
@@ -105,8 +105,8 @@ class Front:
     """App that forwards requests to the SuperLink's app.
 
     Guarantee: a reply counts as that of the node whose key has signed the request, whatever the reply says; a
-    request that Flower refuses is refused, and nobody gets a message that Flower did not give out for that very
-    request.
+    request that Flower refuses is refused, except a repeated object that its sender has stored before; and nobody
+    gets a message that Flower did not give out for that very request.
     """
 
     def __init__(self, app: ASGIApp, *, long_polling: bool = True) -> None:
@@ -151,7 +151,7 @@ class Front:
         return await self._hold(exchange, request.node.node_id, _HOLD_SECONDS, lambda: exchange.body)
 
     async def _on_server_pull(self, request: Any, exchange: Exchange) -> Response:
-        """Hold a server's request for replies, without those replies whose objects are missing."""
+        """Hold a server's request for replies, and leave out queries whose replies miss objects."""
 
         def finished_only() -> bytes:
             unfinished = {session.query_id for session in self._unfinished_queries()}
@@ -272,7 +272,7 @@ class Front:
         return answer
 
     def _unfinished_queries(self) -> list[MessageSession]:
-        """Drop sessions that Flower has forgotten, and return the others with missing objects."""
+        """Drop sessions that Flower has forgotten, and return those of the others that miss objects."""
         oldest = time.monotonic() - _SESSION_SECONDS
         self._sessions = {
             key: session for key, session in self._sessions.items() if session.last_activity > oldest

@@ -1,9 +1,9 @@
 """Table of the names of Flower that Flower does not promise to keep, and its check.
 
 The public names are `flwr.app`, `flwr.serverapp`, `flwr.clientapp` and `flwr.simulation`.  A row is a Python name
-with the parameters or attributes that are used, or a route: a path of the SuperLink with the fields of its request
-and answer.  The test tests/engines/test_flower_names.py fails for code that imports another name of Flower, and
-for a row that no code uses.
+with the parameters, attributes or value that are used, or a route: a path of the SuperLink with the fields of its
+request and answer.  The test tests/engines/test_flower_names.py fails for code that imports another name of
+Flower, and for a row that no code uses.
 
 `check_names` refuses a Flower that lacks a row, in one line.  Rows that only gain speed are reported separately:
 without them a service is slower and says so.

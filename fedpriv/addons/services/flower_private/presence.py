@@ -5,7 +5,7 @@ version.  Commands that follow a run appear by its id, which is in their request
 message of a run, and none is written to a file, except the reason for which a silo's clock keeps it out.
 
 The list of runs survives a restart in one file, without a message, a token or an array.  Messages are in memory
-only, and so is everything that a trusted server could be asked for.
+only.
 """
 
 import datetime
@@ -40,8 +40,8 @@ _MAX_RUNS, _POLL_SECONDS = 1000, 2.0
 class Presence:
     """ASGI app that records the silos and runs from which its requests come.
 
-    Guarantee: a silo's entry is changed by requests that its registered key has signed, and by no others.  The
-    entry has the time of the request, the version that the silo claims to run, and the difference of its clock.
+    Guarantee: a silo's entry is changed by requests whose time its registered key has signed, and by no others.
+    The entry has the time of the request, the version that the silo claims to run, and its clock's difference.
     """
 
     def __init__(self, app: ASGIApp, nodes: Mapping[str, bytes], refusals_path: Path | None = None) -> None:
@@ -50,7 +50,7 @@ class Presence:
         Args:
             app: App that answers the requests.
             nodes: Public key (PEM) by the name of the silo.
-            refusals_path: File in which the server finds the reason for which a silo is not admitted.
+            refusals_path: File in which a run's server finds the reason for which a silo is not admitted, or None.
         """
         self.app = app
         self._name_by_key = {key.strip(): name for name, key in nodes.items()}
@@ -96,24 +96,24 @@ class Presence:
             other_runs = [item for item in self._followed_runs.items() if item[0] != run]
             self._followed_runs = dict([*other_runs, (run, time.time())][-_MAX_RUNS:])
 
-    def _note_silo(self, headers: Headers, came: float, *, is_admitted: bool) -> None:
+    def _note_silo(self, headers: Headers, arrival_time: float, *, is_admitted: bool) -> None:
         """Record a silo's admitted request, or the refusal of a signed request with a wrong clock.
 
         Flower has verified the signature of an admitted request.  A refused request is verified here.
 
         Args:
             headers: Headers with the key, the time of the signature, and the signature.
-            came: Arrival of the request, in seconds of the epoch.
+            arrival_time: Arrival of the request, in seconds of the epoch.
             is_admitted: Whether the app admitted the request.
         """
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         silo = self._silos[self._name_by_key[key.strip()]]
         timestamp = headers[TIMESTAMP_HEADER]
-        ahead = datetime.datetime.fromisoformat(timestamp).timestamp() - came
+        ahead = datetime.datetime.fromisoformat(timestamp).timestamp() - arrival_time
         was_refused = "refused" in silo
         if is_admitted:
             silo.update(
-                seen=came,
+                seen=arrival_time,
                 ahead=ahead,
                 fedpriv=sanitize_line(headers.get(VERSION_HEADER, "an unknown version"), 40),
             )
@@ -123,7 +123,7 @@ class Presence:
         ):
             signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
             public_key.verify(signature, timestamp.encode(), ec.ECDSA(hashes.SHA256()))
-            silo.update(refused=came, ahead=ahead)
+            silo.update(refused=arrival_time, ahead=ahead)
         if was_refused != ("refused" in silo):
             self._write_refusals()
 
@@ -183,7 +183,7 @@ class RunHistory:
     def is_due(self) -> bool:
         """Whether the runs are to be polled again, at most every two seconds and only for a file.
 
-        An answer True starts the next two seconds.
+        The two seconds begin with an answer True.
         """
         if self._path is None or time.monotonic() < self._next_poll:
             return False
@@ -196,10 +196,10 @@ class RunHistory:
         An error such as a full disk is ignored.  The file is then written after the next change, or by the next
         call if there is no file.  Details of a run are not written to the file.
         """
-        before = self.runs()
+        last_runs = self.runs()
         self._runs |= {str(run.run_id): _run_data(run) for run in runs}
         self._runs = dict(list(self._runs.items())[-_MAX_RUNS:])
-        if self._path is not None and (self.runs() != before or not self._path.exists()):
+        if self._path is not None and (self.runs() != last_runs or not self._path.exists()):
             entries = [{key: value for key, value in run.items() if key != "details"} for run in self.runs()]
             with suppress(OSError):
                 write_bytes(self._path, json.dumps(entries).encode(), PRIVATE_MODE)
@@ -230,7 +230,7 @@ class FederationSilo:
     silo: int
     """Number of the silo."""
     connected: bool
-    """Whether a request was admitted in the last minute, and none was refused in the last two."""
+    """Whether a request was admitted in the last minute, and none since then was refused for its clock."""
     seen: float | None
     """Time of the last admitted request."""
     fedpriv: str | None
@@ -281,11 +281,13 @@ class FederationRun:
         """Format one line for a person."""
         rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'} done"
         note = f" ({self.details})" if self.details else ""
-        at = f", started {self.started[:19]}Z" if self.started else ""
+        start = f", started {self.started[:19]}Z" if self.started else ""
         orphan = (
             f"; no `fedpriv run` follows it: `fedpriv federation stop {self.run}` ends it" if self.orphan else ""
         )
-        return f"run {self.run}: {self.state}{at}, {rounds}, in {self.folder or 'an unknown folder'}{note}{orphan}"
+        return (
+            f"run {self.run}: {self.state}{start}, {rounds}, in {self.folder or 'an unknown folder'}{note}{orphan}"
+        )
 
 
 def list_silos(control: ControlClient) -> list[FederationSilo]:

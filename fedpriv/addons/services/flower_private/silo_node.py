@@ -8,7 +8,7 @@ the SHA-256 of its content, and so is a reply.
 
 The node runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  The node
 exits with LOST_EXIT_CODE if the SuperLink is away or does not know the node's key, and is then started again by
-its supervisor.
+its supervisor.  It does so as well if its supervisor has ended.
 """
 
 import email.utils
@@ -128,7 +128,8 @@ class FleetClient:
         Raises:
             httpx.HTTPStatusError: The SuperLink refused this request, or answered with status 502 or above until
                 the end of `patience`.
-            LostError: No answer came within `patience` seconds, or the SuperLink does not know the key.
+            LostError: No answer came within `patience` seconds, or the SuperLink does not know the key or refuses
+                this machine's clock.
         """
         request = route.request_type(**fields)
         deadline, pause = time.monotonic() + patience, 0.1
@@ -157,7 +158,7 @@ class FleetClient:
         """Connect as the node whose key is registered, and return its id.
 
         Args:
-            previous_id: Id of the node if it was killed while it was connected, or None.
+            previous_id: Id of this node in an earlier process, which may still count as connected, or None.
             registers_itself: Whether the node registers its own key first, as a node without --keys does.
 
         Raises:
@@ -184,7 +185,10 @@ class FleetClient:
 
 
 def describe_clock_error(date: str | None, now: float) -> str | None:
-    """Describe the difference of this clock from an answer's `date`, or return None if it is tolerated."""
+    """Describe the difference of this clock from an answer's `date`, or return None if it is tolerated.
+
+    The result is None as well if `date` is missing or cannot be read.
+    """
     with suppress(ValueError):
         ahead = now - email.utils.parsedate_to_datetime(date or "").timestamp()
         if not is_clock_tolerated(ahead):
@@ -245,7 +249,7 @@ class SiloNode:
             except httpx.HTTPStatusError as error:  # for example because the run has ended
                 _log.info("a query is left unanswered: %s", parse_refusal(error.response)[1])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                _log.warning("a query is left unanswered, which is none: %s", sanitize_line(str(error)))
+                _log.warning("a message is left unanswered, since it is no query: %s", sanitize_line(str(error)))
 
     def _answer(self, run: int, tree: Any) -> None:
         """Fetch a query by its tree of object ids, send the reply, and confirm the query.
@@ -353,7 +357,7 @@ def _add_objects(tree: Any, value: InflatableObject, contents: dict[str, bytes])
 
 
 def read_configuration(bundle: bytes) -> dict[str, Any] | None:
-    """Return the run configuration in a bundle by dotted keys, or None for a bundle of another app."""
+    """Return the run configuration in a bundle by dotted keys, or None for another app or a broken bundle."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
             info = files.getinfo("pyproject.toml")
