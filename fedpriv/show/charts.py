@@ -16,6 +16,7 @@ from fedpriv.claims.claim import format_figures
 from fedpriv.claims.ledger import stream_from_data
 from fedpriv.core.figures import format_lower, format_upper, format_with_spread
 from fedpriv.noise.registry import SELECTABLE_MECHANISMS
+from fedpriv.participation.orders import FreshOrder
 from fedpriv.show.looks import (
     MAX_SERIES,
     Look,
@@ -408,8 +409,8 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it.
 
     Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), for which all
-    mechanisms add the same noise, and a run that ends within an epoch.  If sums restart from 0 after a period, the
-    setting has the rounds of one period.
+    mechanisms add the same noise, fresh permutations, and a run that ends within an epoch.  If sums restart from 0
+    after a period, the setting has the rounds of one period.
     """
     stream = stream_from_data(cell["releases"][0])
     # Without running sums, all mechanisms add the same noise.
@@ -417,8 +418,8 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
         return None
     single_pass = stream.period is not None or stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
-    if not single_pass and rounds % stream.schedule.rounds_per_epoch:
-        return None  # the last epoch is incomplete, but the setting holds whole epochs only
+    if isinstance(stream.schedule, FreshOrder) or (not single_pass and rounds % stream.schedule.rounds_per_epoch):
+        return None  # the setting holds whole epochs in a fixed order only
     setting = AccountingSetting(
         rounds=rounds,
         decay=stream.decay,
