@@ -42,8 +42,8 @@ def theorem(
 ) -> None:
     """Print a scenario's numbers beside those of its algorithm's theorems, with the conditions.
 
-    Once for every point of the sweep; seeds share their numbers.  Noise is that of a coordinate of one fresh
-    vector, in the mean over silos.
+    Once for every point of the sweep, by its first seed.  Noise is that of a coordinate of one fresh vector, in
+    the mean over silos.
 
     Examples:
 

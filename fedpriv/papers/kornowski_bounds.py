@@ -113,6 +113,11 @@ class NonsmoothProblem:
     """Number J of random directions for each record and query."""
     shares_directions: bool = True
     """Whether a difference of gradients uses the same directions at both of its queries."""
+    anchor_direction_count: int | None = None
+    """Number m of random directions for each record at an anchor of the multi-pass oracle.
+
+    None stands for 1 for gradients, and for J for values.
+    """
 
     @property
     def smoothness(self) -> float:
@@ -209,8 +214,8 @@ def multi_pass_error(
 
         G0² = (E_a + (Σ - 1) E_d)/n + d (σ1² + (Σ - 1) σ2²)
 
-    E_a is 0 for an exact oracle, L² for gradients along one direction, and c_d L²/J for values along J directions.
-    E_d comes from `direction_energy_of_differences`, and σ1 and σ2 are the noise of an anchor and of a difference.
+    E_a is 0 for an exact oracle, L²/m for gradients along m directions, and c_d L²/m for values.  E_d comes from
+    `direction_energy_of_differences`, and σ1 and σ2 are the noise of an anchor and of a difference.
 
     Args:
         problem: Numbers of the problem.
@@ -222,9 +227,10 @@ def multi_pass_error(
     """
     anchor_energy = 0.0
     if problem.order == "first":
-        anchor_energy = problem.lipschitz**2
+        anchor_energy = problem.lipschitz**2 / (problem.anchor_direction_count or 1)
     elif problem.order == "zeroth":
-        anchor_energy = problem.lipschitz**2 * direction_energy(problem.dimension) / problem.direction_count
+        count = problem.anchor_direction_count or problem.direction_count
+        anchor_energy = problem.lipschitz**2 * direction_energy(problem.dimension) / count
     directions = anchor_energy + (period - 1) * problem.direction_energy_of_differences(radius)
     return math.sqrt(directions / records + problem.dimension * (anchor_std**2 + (period - 1) * difference_std**2))
 

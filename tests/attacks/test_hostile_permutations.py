@@ -13,6 +13,7 @@ from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.entries import make_entry
 from fedpriv.claims.ledger import make_release_streams, make_silo_stream, stream_from_data, stream_to_data
 from fedpriv.claims.outcome import RunObserver
+from fedpriv.claims.recomputed import recompute_clips
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.table import make_engine
 from fedpriv.noise.series import Workload
@@ -185,6 +186,12 @@ def test_a_guard_refuses_rounds_beyond_memory_before_it_draws_them(tmp_path: Pat
 def test_what_assumes_a_fixed_order_is_refused(algorithm: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         fresh(**algorithm)
+
+
+def test_clips_of_a_demanded_order_are_recomputed_with_its_own_seed() -> None:
+    """Gains: clips that nobody compares, where the permutations of seed 0 have another digest."""
+    demanded = fresh(order_digest=FreshOrder(8, 4, 1).digest)
+    assert recompute_clips(demanded) == recompute_clips(fresh()) == pytest.approx((0.3,) * 8)
 
 
 def test_secret_rounds_and_a_wrong_digest_are_refused_where_a_run_is_planned() -> None:
