@@ -562,7 +562,7 @@ class FixedOrder(PublicOrder):
         return {"name": self.name, "rounds": self.rounds, "rounds_per_epoch": self.rounds_per_epoch}
 
 
-_MAX_FRESH_ROUNDS = 2**22
+_MAX_FRESH_ROUNDS = 2**20
 """Most rounds of a run or of an epoch in fresh permutations, which are stored as 4 bytes a round."""
 
 

@@ -168,7 +168,7 @@ def test_a_guard_draws_the_permutations_itself_and_refuses_another_digest(tmp_pa
 def test_a_guard_refuses_rounds_beyond_memory_before_it_draws_them(tmp_path: Path) -> None:
     guard = guard_for(tmp_path, *random_records(), budget=4.0)
     text = scenario(algorithm=ALGORITHM, federation=FEDERATION).replace('"rounds": 8', f'"rounds": {2**40}')
-    with pytest.raises(RunError, match=f"fresh permutations of {2**40} rounds.*: rounds are 1 to 4,194,304"):
+    with pytest.raises(RunError, match=f"fresh permutations of {2**40} rounds.*: rounds are 1 to 1,048,576"):
         guard.answer("run", text, 1, zeros())
 
 
