@@ -178,31 +178,6 @@ def exact_decimal(value: float) -> Fraction:
     return Fraction(repr(float(value)))
 
 
-def charge_across_silos(charges: Sequence[ApproximateGDP], silos: int) -> ApproximateGDP:
-    """Return the charge of a unit that has records in at most `silos` of the silos.
-
-    The result composes the `silos` largest μ and the `silos` largest slacks, which may be of different silos.
-
-    Guarantee: any `silos` of the charges compose to this charge or less.
-
-    Args:
-        charges: Charge of each silo's stream.
-        silos: Largest number of silos in which a unit has records.
-
-    Raises:
-        InputError: `silos` is below 1, or the slacks add up to 1 or more.
-
-    Example:
-        >>> charge_across_silos([ApproximateGDP(3.0), ApproximateGDP(4.0), ApproximateGDP(1.0)], silos=2).mu
-        5.0
-    """
-    if silos < 1:
-        raise InputError(f"shared = {silos}: a unit is in 1 silo or more")
-    mus = sorted((charge.mu for charge in charges), reverse=True)[:silos]
-    slacks = sorted((charge.slack for charge in charges), reverse=True)[:silos]
-    return compose_charges([ApproximateGDP(0.0, slack) for slack in slacks] + [ApproximateGDP(mu) for mu in mus])
-
-
 def approximate_root(square: Fraction) -> float:
     """Return √square to within a few units in the last place, also if the square is too small for a float."""
     shift = 0 if square > _MIN_SQUARE else 600

@@ -21,6 +21,7 @@ from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.core.figures import format_count
 from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.loss.objective import Objective
+from fedpriv.participation.orders import FreshOrder
 from fedpriv.plan.calibration import batch_clips
 from fedpriv.plan.evaluation import first_step_cell, make_evaluation_plan
 from fedpriv.plan.plan import Plan, make_plan, make_problem, make_uncalibrated_parts
@@ -220,8 +221,9 @@ def recompute_clips(cell: Cell) -> tuple[float, ...] | None:
         A clip for each round.  The result is None if the clips depend on shapes of records or on code outside
         fedpriv, or if the model takes no records of one or two numbers.
     """
-    # No clip depends on the seed, so that all seeds share a cached value.
-    return _cached_clips(json.dumps({**cell.canonical_data(), "seed": 0}, sort_keys=True))
+    # No clip depends on the seed, so that all seeds share a cached value, unless permutations are of one seed.
+    seed = cell.seed if isinstance(cell.schedule, FreshOrder) else 0
+    return _cached_clips(json.dumps({**cell.canonical_data(), "seed": seed}, sort_keys=True))
 
 
 @lru_cache(maxsize=64)

@@ -32,7 +32,7 @@ from fedpriv.cli.options import (
     setting_facts,
     target_facts,
 )
-from fedpriv.cli.theorem import samples, theorem
+from fedpriv.cli.theorem import theorem
 from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.figures import format_lower, format_upper
 
@@ -308,7 +308,6 @@ app = typer.Typer(
 )
 app.command()(expand_option_groups(compare))
 app.command()(theorem)
-app.command()(samples)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Commands `fedpriv privacy theorem` and `samples`: numbers that theorems prescribe.
+"""Command `fedpriv privacy theorem`: numbers that theorems prescribe.
 
 Leakage is rounded up.  Noise is rounded down if a run has it, and up if a theorem prescribes it.  The module
 imports no torch.
@@ -42,8 +42,8 @@ def theorem(
 ) -> None:
     """Print a scenario's numbers beside those of its algorithm's theorems, with the conditions.
 
-    Once for every point of the sweep; seeds share their numbers.  Noise is that of a coordinate of one fresh
-    vector, in the mean over silos.
+    Once for every point of the sweep, by its first seed.  Noise is that of a coordinate of one fresh vector, in
+    the mean over silos.
 
     Examples:
 
@@ -66,59 +66,6 @@ def theorem(
         if number:
             typer.echo()
         _print_point(point)
-
-
-def samples(
-    target: Annotated[float, typer.Option(help="β: of the Goldstein measure, in units of a gradient.")],
-    radius: Annotated[float, typer.Option(help="2α: the radius of the measure, in units of a parameter.")],
-    epsilon: Annotated[list[float], typer.Option(help="ε of the run. Repeatable.")],
-    dimension: Annotated[list[int], typer.Option(help="Parameters. Repeatable.")],
-    delta: Annotated[float, typer.Option(help="δ of the run.")] = 1e-5,
-    lipschitz: Annotated[float, typer.Option(help="L: of every record's loss.")] = 1.0,
-    gap: Annotated[float, typer.Option(help="Φ: what the loss can fall by from the start.")] = 1.0,
-    as_json: Json = False,
-) -> None:
-    """Print the records that Goldstein stationarity needs: Table 1 of Kornowski, Liu & Talwar.
-
-    Results as printed are without constants and logarithms; the explicit bounds have all of them, with exact
-    smoothing, replace-one and a trusted server.
-
-    Example:
-
-        fedpriv privacy samples --target 0.3 --radius 0.5 --epsilon 1 --dimension 8 --dimension 7850
-    """
-    from fedpriv.accounting.gaussian import check_positive, mu_of
-    from fedpriv.papers.kornowski_bounds import NonsmoothProblem, certified_samples, printed_samples
-
-    public = {"target": [target], "radius": [radius], "lipschitz": [lipschitz], "gap": [gap], "epsilon": epsilon}
-    for name, value in ((name, value) for name, values in public.items() for value in values):
-        check_positive(name, value)
-        if not 1e-6 <= value <= 1e6:
-            raise InputError(f"{name} = {value}: expected a number from 1e-06 to 1e+06")
-    points: list[dict[str, Any]] = []
-    for d, requested_epsilon in itertools.product(dimension, epsilon):
-        if not 1 <= d <= 10**12:
-            raise InputError(f"dimension = {d}: expected 1 to 10^12 parameters")
-        problem, mu = NonsmoothProblem(d, lipschitz, gap, radius / 2.0), mu_of(requested_epsilon, delta)
-        sample_counts = {
-            **printed_samples(problem, target, requested_epsilon),
-            **certified_samples(problem, target, mu),
-        }
-        counts = {name: number if math.isfinite(number) else None for name, number in sample_counts.items()}
-        points.append({"dimension": d, "epsilon": requested_epsilon, "delta": delta, "records": counts})
-    if as_json:
-        typer.echo(json.dumps({"points": points}, allow_nan=False))
-        return
-    heads = [
-        "records for",
-        *(f"d = {point['dimension']}, ε = {format_upper_epsilon(point['epsilon'])}" for point in points),
-    ]
-    rows = [[name, *(_format_count(point["records"][name]) for point in points)] for name in points[0]["records"]]
-    print_table([heads, *rows])
-
-
-def _format_count(number: float | None) -> str:
-    return "more than 10^18" if number is None else f"{number:.2g}"
 
 
 def _print_point(comparison: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "audit.options": ("audit",),
     "begin.options": ("advise", "init", "data inspect"),
     "certificate.options": ("certify", "silo key", "silo sign"),
-    "rates.options": ("privacy rates",),
+    "rates.options": ("privacy rates", "privacy samples"),
     "services.options": ("superlink", "supernode", "certificates", "federation"),
     "statistics.options": ("statistics",),
     "tune.options": ("tune",),

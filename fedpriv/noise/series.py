@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.participation.orders import MinSeparation, Participation, PublicOrder
+from fedpriv.participation.orders import FreshOrder, MinSeparation, Participation, PublicOrder
 
 Floats = NDArray[np.float64]
 
@@ -55,9 +55,9 @@ class Workload:
     | `clips` | clip norm of each round, (T,) |
     | `period` | rounds after which the sums restart from 0, in rounds 1, 1 + period, …, or None |
 
-    Public participations are a fixed order, one with empty rounds (`Phases`), and all patterns of a
-    `MinSeparation`.  A fixed order is the same in every epoch, and a single pass if rounds_per_epoch is `rounds`
-    or more.
+    Public participations are a fixed order, one with empty rounds (`Phases`), all patterns of a `MinSeparation`,
+    and fresh permutations (`FreshOrder`), which a binary tree reads from `schedule`.  A fixed order is the same in
+    every epoch, and a single pass if rounds_per_epoch is `rounds` or more.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -95,8 +95,13 @@ class Workload:
         """Participation, with public rounds as certificates need them.
 
         Raises:
-            InputError: The participation is secret.
+            InputError: The participation is secret, or has fresh permutations, which only a binary tree counts.
         """
+        if isinstance(self.schedule, FreshOrder):
+            raise InputError(
+                'fresh permutations are counted for a binary tree alone: use algorithm.mechanism = "tree", with '
+                'late_clip = "same", or algorithm.order = "fixed"'
+            )
         if isinstance(self.schedule, PublicOrder | MinSeparation):
             return self.schedule
         raise InputError("a certificate needs to know in which rounds a record takes part: that is secret")

@@ -30,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.replicates import SHARED
-from fedpriv.noise import sensitivity as participation
 from fedpriv.noise.integers.fixed_point import (
     COEFFICIENT_ONE,
     Ints,
@@ -52,7 +51,7 @@ from fedpriv.noise.integers.strategies import (
 from fedpriv.noise.mechanism import Columns, Factorization, Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.noise.sensitivity import tighten_sensitivity
 from fedpriv.noise.series import Floats, Workload, geometric_sums, is_restart, powers, tile_periods
-from fedpriv.participation.orders import MinSeparation
+from fedpriv.participation.orders import FreshOrder, MinSeparation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +69,7 @@ def level_count(rounds: int) -> int:
     return rounds.bit_length()
 
 
-def column_squared_norms(rounds: int, decay: float, max_length: int | None = None) -> Floats:
+def column_squared_norms(rounds: int, decay: float) -> Floats:
     """Compute the squared norms of the columns of C, (T,), in O(T).
 
     Column i has Σ decay^{2(z-i)} over the released nodes [y, z] that hold round i.  With decay = 1 this is the
@@ -80,17 +79,12 @@ def column_squared_norms(rounds: int, decay: float, max_length: int | None = Non
     Args:
         rounds: T.
         decay: Decay per round.
-        max_length: Most rounds of a node that is counted, or None to count all nodes.
     """
     blocks, right_half = list[Floats](), np.zeros(1)
     squared_decays = powers(decay**2, 1 << (level_count(rounds) - 1))
     for level in range(level_count(rounds)):
         length = 1 << level
-        left_half = (
-            right_half + squared_decays[:length][::-1]
-            if max_length is None or length <= max_length
-            else right_half
-        )
+        left_half = right_half + squared_decays[:length][::-1]
         if rounds & length:
             blocks.append(left_half)
         if rounds >> level > 1:
@@ -153,10 +147,7 @@ def row_squared_norms(rounds: int, decay: float) -> Floats:
 def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
     """Compute the squared norms of the records of a fixed order, one for each position of an epoch.
 
-    A record's squared norm is the square of the distance by which it can move C s: Σ_nodes (Σ_i clip_i
-    decay^(z-i))² over its rounds i in a node that ends at z.  A node of at most `rounds_per_epoch` rounds holds a
-    record at most once.  Longer nodes are summed level by level, in O(T log(T / rounds_per_epoch)), or O(T) for
-    equal clips.
+    The squared norms are those of `visited_squared_norms`, in one tree over all rounds.
 
     Args:
         clips: Clip norm of each round, (T,).
@@ -166,67 +157,41 @@ def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> 
     Returns:
         (min(rounds_per_epoch, T),).
     """
-    rounds = len(clips)
-    rounds_per_epoch = min(rounds_per_epoch, rounds)
-    short_node_squares = clips**2 * column_squared_norms(rounds, decay, max_length=rounds_per_epoch)
-    squared_norms = np.asarray(
-        np.bincount(np.arange(rounds) % rounds_per_epoch, short_node_squares, rounds_per_epoch), np.float64
-    )
-    equal_clips = bool(np.all(clips == clips[0]))
-    for length in (1 << level for level in range(rounds_per_epoch.bit_length(), level_count(rounds))):
-        squared_norms += (
-            clips[0] ** 2 * _equal_clip_squared_norms(rounds, length, rounds_per_epoch, decay)
-            if equal_clips
-            else _level_squared_norms(clips, length, rounds_per_epoch, decay)
-        )
-    return squared_norms
+    return visited_squared_norms(clips, np.arange(len(clips)) % rounds_per_epoch, len(clips), decay)
 
 
-def _level_squared_norms(clips: Floats, length: int, rounds_per_epoch: int, decay: float) -> Floats:
-    """Compute each record's squared norm in a level's released nodes, (N,).
+def visited_squared_norms(
+    clips: Floats, visits: NDArray[np.integer], block: int, decay: float, *, all_nodes: bool = False
+) -> Floats:
+    """Compute the squared norms of all records in any public order, (max(visits) + 1,), in O(T log T).
 
-    The squared norm is Σ_nodes (Σ_i clip_i decay^(z-i))².  The nodes are every other block of `length` rounds,
-    more than an epoch, so that a record can have several rounds i in one.
+    A record's squared norm is Σ_nodes (Σ_i clip_i decay^(z-i))² over its rounds i in a node that ends at z.
 
     Args:
         clips: Clip norm of each round, (T,).
-        length: Rounds of a node, which ends at z.
-        rounds_per_epoch: N, rounds between two participations of a record.
+        visits: Batch that each round reads, from 0, (T,).  The result has a number for each batch.
+        block: Rounds after which a new tree starts.
         decay: Decay per round.
+        all_nodes: Whether right halves are counted, too, as the paper's constants do, although none is released.
+
+    Example:
+        >>> visited_squared_norms(np.ones(4), np.array([0, 1, 1, 0]), 4, 1.0).tolist()
+        [6.0, 6.0]
     """
-    nodes = np.arange(0, len(clips) // length, 2)
-    node_rounds = nodes[:, None] * length + np.arange(length)  # (nodes, length), rounds counted from 0
-    displacements = clips[node_rounds] * powers(decay, length)[::-1]
-    bins = np.arange(len(nodes))[:, None] * rounds_per_epoch + node_rounds % rounds_per_epoch
-    sums = np.bincount(bins.ravel(), displacements.ravel(), len(nodes) * rounds_per_epoch)
-    return np.asarray(np.sum(sums.reshape(len(nodes), rounds_per_epoch) ** 2, axis=0))
-
-
-def _equal_clip_squared_norms(rounds: int, length: int, rounds_per_epoch: int, decay: float) -> Floats:
-    """Compute each record's squared norm in a level's released nodes for clips of 1, (N,).
-
-    If the last of a record's rounds in a node lies e rounds before the node's end, the record's weight in the node
-    is decay^e (1 + decay^N + decay^(2N) + …), with one term for each of its rounds in the node.  The result is
-    that of `_level_squared_norms` with clips of 1, in less time: the weight depends only on e, which is less than
-    an epoch.
-
-    Args:
-        rounds: T.
-        length: Rounds of a node of the level, more than an epoch.
-        rounds_per_epoch: N, rounds between two participations of a record.
-        decay: Decay per round.
-    """
-    # Distances from a record's last round in the node to the node's end.
-    distances = np.arange(rounds_per_epoch, dtype=np.float64)
-    visit_counts = (length - 1 - distances) // rounds_per_epoch + 1
-    squared_weights = (
-        powers(decay, rounds_per_epoch) * geometric_sums(decay**rounds_per_epoch, visit_counts)
-    ) ** 2
-    ends = (np.arange(0, rounds // length, 2) + 1) * length - 1
-    squared_norms = np.zeros(rounds_per_epoch)
-    for end, count in zip(*np.unique(ends % rounds_per_epoch, return_counts=True), strict=True):
-        # The record at position p takes part for the last time (end - p) mod N rounds before the node's end.
-        squared_norms += count * np.roll(squared_weights[::-1], end + 1)
+    rounds = np.argsort(visits, kind="stable")  # the rounds of a record lie side by side, in order
+    records, sorted_clips = visits[rounds].astype(np.int64), clips[rounds]
+    block_starts = rounds // block * block
+    positions, block_lengths = rounds - block_starts, np.minimum(block, len(visits) - block_starts)
+    squared_norms = np.zeros(int(np.max(visits)) + 1)
+    for level in range(level_count(min(block, len(visits)))):
+        nodes = positions >> level
+        ends = (nodes + 1) << level
+        is_counted = (all_nodes | (nodes % 2 == 0)) & (ends <= block_lengths)
+        displacements = (sorted_clips * float(decay) ** (ends - 1 - positions))[is_counted]
+        node_keys = (records * len(visits) + block_starts + nodes)[is_counted]  # never decreasing
+        starts = np.flatnonzero(np.diff(node_keys, prepend=-1))
+        weights = np.add.reduceat(displacements, starts)
+        squared_norms += np.bincount(records[is_counted][starts], weights**2, len(squared_norms))
     return squared_norms
 
 
@@ -405,16 +370,17 @@ class BinaryTree(Mechanism):
             InputError: The tree does not factor the workload.
         """
         check_matches(workload, self.decay, self.period)
-        columns = self.columns(workload)
-        if isinstance(workload.public_order, MinSeparation):
+        if isinstance(workload.schedule, FreshOrder):
+            visits = workload.schedule.visits
+        elif isinstance(order := workload.public_order, MinSeparation):
             # Separated rounds have too many patterns to try each, and the bound holds for all.
-            bound = self._certify_separated(workload, workload.public_order, columns.squared_norms)
+            columns = self.columns(workload)
+            bound = self._certify_separated(workload, order, columns.squared_norms)
             return tighten_sensitivity(bound, columns.inner, workload)
-
-        def compute_norms(clips: Floats, rounds_per_epoch: int) -> Floats:
-            return record_squared_norms(clips, rounds_per_epoch, self.decay)
-
-        squared_norms = participation.record_squared_norms(workload, columns.squared_norms, compute_norms)
+        else:  # in phases a record is read once, too, and empty rounds only add batches without records
+            rounds_per_visit = workload.rounds if order.single_pass else order.rounds_per_epoch
+            visits = np.arange(workload.rounds, dtype=np.int32) % rounds_per_visit
+        squared_norms = visited_squared_norms(workload.clips, visits, workload.rounds_per_period, self.decay)
         return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "released nodes that hold the record")
 
     def columns(self, workload: Workload) -> Columns:

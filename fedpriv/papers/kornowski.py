@@ -232,6 +232,11 @@ class GoldsteinSettings(Settings):
     def first_order(self) -> bool:
         return self.oracle == "first-order"
 
+    @property
+    def anchor_direction_count(self) -> int:
+        """Number m of random directions of a record at an anchor."""
+        return 1 if self.first_order else self.directions
+
     def make_nonsmooth_problem(self, problem: Problem) -> NonsmoothProblem:
         """Return the problem of the theory, with C1 for the Lipschitz constant and an infinite gap Φ."""
         return NonsmoothProblem(
@@ -242,7 +247,20 @@ class GoldsteinSettings(Settings):
             "first" if self.first_order else "zeroth",
             self.directions,
             self.shared_directions,
+            self.anchor_direction_count,
         )
+
+
+class AllRecordsSettings(GoldsteinSettings):
+    """Parameters of the algorithm that reads all records in every round."""
+
+    anchor_directions: Count | None = Field(
+        None, description="m: random directions a record at an anchor; omitted, 1 of first order and J of zeroth"
+    )
+
+    @property
+    def anchor_direction_count(self) -> int:
+        return self.anchor_directions or super().anchor_direction_count
 
 
 class SinglePassSettings(GoldsteinSettings):
@@ -461,7 +479,7 @@ def _smooth_objective(settings: GoldsteinSettings, problem: Problem, objective: 
         settings.smoothing,
         "first" if settings.first_order else "zeroth",
         settings.directions,
-        anchor_direction_count=1 if settings.first_order else settings.directions,
+        anchor_direction_count=settings.anchor_direction_count,
         shares_directions=settings.shared_directions,
         direction_source=SeededDirections((problem.seed,)),
     )
@@ -490,7 +508,7 @@ GOLDSTEIN_ERM = Algorithm(
     name="goldstein-erm",
     title="O2NC, variance reduction on all records",
     source=f"{_PAPER}, Algorithms 2 and 4",
-    settings=GoldsteinSettings,
+    settings=AllRecordsSettings,
     schedule=_check_full_batches,
     # the estimator of the single pass, over all records in every round
     estimator=_make_estimator,

@@ -27,7 +27,6 @@ smallest norm of a weighted mean of gradients at points within 2α.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,6 +114,11 @@ class NonsmoothProblem:
     """Number J of random directions for each record and query."""
     shares_directions: bool = True
     """Whether a difference of gradients uses the same directions at both of its queries."""
+    anchor_direction_count: int | None = None
+    """Number m of random directions for each record at an anchor of the multi-pass oracle.
+
+    None stands for 1 for gradients, and for J for values.
+    """
 
     @property
     def smoothness(self) -> float:
@@ -211,8 +215,8 @@ def multi_pass_error(
 
         G0² = (E_a + (Σ - 1) E_d)/n + d (σ1² + (Σ - 1) σ2²)
 
-    E_a is 0 for an exact oracle, L² for gradients along one direction, and c_d L²/J for values along J directions.
-    E_d comes from `direction_energy_of_differences`, and σ1 and σ2 are the noise of an anchor and of a difference.
+    E_a is 0 for an exact oracle, L²/m for gradients along m directions, and c_d L²/m for values.  E_d comes from
+    `direction_energy_of_differences`, and σ1 and σ2 are the noise of an anchor and of a difference.
 
     Args:
         problem: Numbers of the problem.
@@ -224,9 +228,10 @@ def multi_pass_error(
     """
     anchor_energy = 0.0
     if problem.order == "first":
-        anchor_energy = problem.lipschitz**2
+        anchor_energy = problem.lipschitz**2 / (problem.anchor_direction_count or 1)
     elif problem.order == "zeroth":
-        anchor_energy = problem.lipschitz**2 * direction_energy(problem.dimension) / problem.direction_count
+        count = problem.anchor_direction_count or problem.direction_count
+        anchor_energy = problem.lipschitz**2 * direction_energy(problem.dimension) / count
     directions = anchor_energy + (period - 1) * problem.direction_energy_of_differences(radius)
     return math.sqrt(directions / records + problem.dimension * (anchor_std**2 + (period - 1) * difference_std**2))
 
@@ -461,80 +466,6 @@ def plan_multi_pass(
     stds = ratio * difference_std, difference_std
     error = multi_pass_error(problem, period, records, *stds, radius)
     return _make_parameters(problem, rounds, radius, period, (records, records), (anchor_clip, clip), stds, error)
-
-
-def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) -> dict[str, float]:
-    """Return the numbers of records in Table 1, without the constants and logarithms of its Ω~.
-
-    The numbers are for a Goldstein measure of at most `target` at radius 2 · `smoothing`.  The multi-pass result
-    is about the mean loss of the given records.  The last entry adds the number that Section 5 requires for the
-    population.
-
-    Args:
-        problem: Numbers of the problem.
-        target: Goldstein measure to reach.
-        epsilon: ε.
-
-    Returns:
-        Number of records by the name of the result.
-    """
-    d, lipschitz, gap, smoothing = problem.dimension, problem.lipschitz, problem.gap, problem.smoothing
-    drift, noise = (
-        gap * lipschitz**2 / (smoothing * target**3),
-        gap * lipschitz / (epsilon * smoothing * target**2),
-    )
-    multi = math.sqrt(gap / smoothing) * lipschitz * d**0.75 / (epsilon * target**1.5)
-    return {
-        "Zhang, Tran & Cutkosky 2024": d * drift + d**1.5 * noise,
-        "Theorem 3.1, single pass": math.sqrt(d) * drift + d * noise,
-        "Theorem 4.1, multi pass": multi,
-        "the same for the population": multi + d * (lipschitz / target) ** 2,
-    }
-
-
-def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
-    """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
-
-    All constants are included, and each number is at most about a hundredth too large.  The bound of a multi-pass
-    run at β exceeds β, so the best of 12 values β = 0.7^k · target counts, k = 0 … 11.
-
-    Args:
-        problem: Numbers of the problem.
-        target: Goldstein measure to reach.
-        mu: μ.
-
-    Returns:
-        Number of records by the name of the bound.
-    """
-    targets = [target * 0.7**power for power in range(12)]
-    return {
-        "explicit bound, single pass": _find_min_records(lambda n: plan_single_pass(problem, n, mu).bound, target),
-        "explicit bound, multi pass": _find_min_records(
-            lambda n: min(plan_multi_pass(problem, n, beta, mu).bound for beta in targets), target
-        ),
-    }
-
-
-def _find_min_records(bound: Callable[[int], float], target: float) -> float:
-    """Return the smallest n at which the bound is at most the target, or at most about a hundredth more.
-
-    The search doubles n from 4 and then bisects, so it presumes that the bound falls in n.  The result is 3 or
-    more, and infinity beyond 10^18.
-
-    Args:
-        bound: Function of n.
-        target: Value that the bound is to reach.
-    """
-    high = 4
-    while bound(high) > target:
-        high *= 2
-        if high > 10**18:
-            return math.inf
-    low = high // 2
-    while high - low > max(1, high // 100):
-        middle = (low + high) // 2
-        low, high = (middle, high) if bound(middle) > target else (low, middle)
-    return float(high)
 
 
 def _make_parameters(

@@ -33,7 +33,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from fedpriv.accounting.gaussian import check_delta, check_positive, mu_of
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import Scalar, is_known_true
 from fedpriv.loss.estimators import PlainGradient, Round, SplitGradient
@@ -52,6 +52,7 @@ from fedpriv.papers.base import (
     catch_refusal,
     choose_mechanism,
 )
+from fedpriv.participation.orders import FixedOrder, FreshOrder, Participation
 
 _ROUNDING = 1.0 + 1e-6
 _STEP_ROUNDING = 1.0 + 5e-7  # half of the slack, since a check of the length may add squares in another order
@@ -356,11 +357,40 @@ def _sigma_mu(problem: Problem, reduced: bool) -> float:
 class MomentumTreeSettings(MomentumSettings, NoiseSettings):
     """Keys of Algorithm 1 with a tree, or with other noise that is calibrated by exact counting only."""
 
+    order: Literal["fixed", "fresh"] = Field(
+        "fixed", description="of the records: the same in every epoch, or a new public permutation"
+    )
+    order_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        None, description="SHA-256 that the fresh permutations of the run's seed need to have; omitted, any"
+    )
+
     @model_validator(mode="after")
-    def _the_papers_constants_are_a_trees(self) -> Self:
-        if self.calibration == "paper" and (self.mechanism != BinaryTree.name or self.late_clip != "same"):
-            raise ValueError('calibration = "paper" is for the paper\'s tree with equal clips: use "exact"')
+    def _the_papers_constants_and_orders_are_a_trees(self) -> Self:
+        is_papers_tree = self.mechanism == BinaryTree.name and self.late_clip == "same"
+        refuse(
+            {
+                'calibration = "paper" is for the paper\'s tree with equal clips: use "exact"': (
+                    self.calibration == "paper" and not is_papers_tree
+                ),
+                'order = "fresh" needs mechanism = "tree" and late_clip = "same": use order = "fixed"': (
+                    self.order == "fresh" and not is_papers_tree
+                ),
+                'order_digest is of fresh permutations: give order = "fresh", or leave it out': (
+                    self.order == "fixed" and self.order_digest is not None
+                ),
+            },
+            ValueError,
+        )
         return self
+
+    def arrange_order(self, declared: FixedOrder) -> Participation:
+        """Return the declared order, or fresh permutations of its batches from its public seed.
+
+        Raises:
+            InputError: `order_digest` is not that of the permutations.
+        """
+        numbers = declared.rounds, declared.rounds_per_epoch, declared.seed
+        return declared if self.order == "fixed" else FreshOrder(*numbers, self.order_digest or "")
 
 
 def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
@@ -388,7 +418,7 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
     return PaperTree(decay, least=2.0 * math.sqrt(node_count) * _sigma_mu(problem, reduced=False))
 
 
-def _prescribe_theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
+def _prescribe_theorem_6(settings: MomentumTreeSettings, problem: Problem) -> tuple[Prescription, ...]:
     """Prescribe Theorem 6, with its bound on E‖∇F(w_U)‖ if G, L and the gap of the loss are known.
 
     G is the clip.  With a clip below the Lipschitz constant of the loss nothing is proved, and no bound is given.
@@ -405,8 +435,16 @@ def _prescribe_theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[
     ):
         return (prescription,)
     bound = tree_gradient_bound(*constants, problem.records, problem.dimension, problem.epsilon, problem.delta)
-    assumption = "the bound is for an order that is drawn anew in every epoch, and runs here keep one"
-    return (prescription._replace(numbers={**prescription.numbers, "bound": bound}, assumption=assumption),)
+    assumption = (
+        "the bound is for an order that is drawn anew in every epoch, and this run keeps one; "
+        'order = "fresh" draws it anew'
+    )
+    return (
+        prescription._replace(
+            numbers={**prescription.numbers, "bound": bound},
+            assumption=assumption if settings.order == "fixed" else "",
+        ),
+    )
 
 
 def _prescribe_theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
@@ -438,6 +476,7 @@ MOMENTUM_TREE = Algorithm(
     title="Momentum with tree noise",
     source=f"{_PAPER}, Algorithm 1",
     settings=MomentumTreeSettings,
+    schedule=MomentumTreeSettings.arrange_order,
     # m_t = (1-α) m_{t-1} + α g_t
     estimator=_make_estimator,
     # the binary tree on every m_t, nodes decaying by 1-α a round

@@ -8,6 +8,7 @@ of those that draw the rounds of every record.)
 | class | order |
 |---|---|
 | `FixedOrder` | every batch once an epoch, in the same order in every epoch |
+| `FreshOrder` | every batch once an epoch, in a public permutation of every epoch's own |
 | `MinSeparation` | any rounds that keep a distance, for accounting |
 | `Phases` | one pass in phases, each of which ends with a round that reads nothing |
 
@@ -24,10 +25,11 @@ limits when a run is planned.
 
 import dataclasses
 import enum
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -36,7 +38,7 @@ from numpy.typing import NDArray
 from fedpriv.accounting.gaussian import Relation
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import SamplingRandomness
+from fedpriv.core.random import SamplingRandomness, public_generator
 
 if TYPE_CHECKING:
     from fedpriv.accounting.chain import FadingOverlaps
@@ -452,13 +454,16 @@ class PublicOrder(PublicRounds):
         @property
         def rounds_per_epoch(self) -> int: ...
 
-        @property
-        def batches_per_silo(self) -> int: ...
-
-        @property
-        def single_pass(self) -> bool: ...
-
     title: ClassVar[str] = "fixed order"
+
+    @property
+    def batches_per_silo(self) -> int:
+        """Number of batches in a silo's order."""
+        return self.rounds_per_epoch
+
+    @property
+    def single_pass(self) -> bool:
+        return self.rounds_per_epoch >= self.rounds
 
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> "Participation":
@@ -514,6 +519,8 @@ class FixedOrder(PublicOrder):
     rounds: int
     rounds_per_epoch: int
     batch_counts: tuple[int, ...] = ()
+    seed: int = dataclasses.field(default=0, compare=False, repr=False)
+    """Public seed of the run, from which a row may draw another order."""
 
     def __post_init__(self) -> None:
         if self.batch_counts and not (
@@ -541,10 +548,6 @@ class FixedOrder(PublicOrder):
         """Number of batches in a silo's order."""
         return sum(self.batch_counts) if self.batch_counts else self.rounds_per_epoch
 
-    @property
-    def single_pass(self) -> bool:
-        return self.rounds_per_epoch >= self.rounds
-
     def truncate(self, rounds: int) -> "FixedOrder":
         """Return the first `rounds` rounds, without `batch_counts`, which no accountant needs."""
         return FixedOrder(rounds, self.rounds_per_epoch)
@@ -557,6 +560,93 @@ class FixedOrder(PublicOrder):
     def to_data(self) -> dict[str, Any]:
         """Return plain data without `batch_counts`, which no accountant needs."""
         return {"name": self.name, "rounds": self.rounds, "rounds_per_epoch": self.rounds_per_epoch}
+
+
+_MAX_FRESH_ROUNDS = 2**20
+"""Most rounds of a run or of an epoch in fresh permutations, which are stored as 4 bytes a round."""
+
+
+@dataclass(frozen=True)
+class FreshOrder(PublicOrder):
+    """Fresh permutations: in every epoch the silos read their batches in a new public permutation.
+
+    The permutations are drawn from the public `seed` before round 1, independently of all data, and are the same
+    for all silos.  `digest` is the SHA-256 of the permutations of all epochs that the rounds reach, each whole, in
+    hexadecimal: of batch numbers from 0, as 4 bytes each, little-endian.  If `digest` is empty, it is computed.
+
+    Guarantee: the permutations follow from `seed` and `rounds_per_epoch` alone, so that the first rounds of a
+    longer run read the same batches; an order with another `digest` than its permutations' does not exist.
+
+    Raises:
+        InputError: A number is out of its range, or `digest` is not that of the permutations.
+
+    Example:
+        >>> order = FreshOrder(rounds=6, rounds_per_epoch=3, seed=1)
+        >>> [order.batches(t).start for t in range(1, 7)]
+        [1, 2, 0, 2, 1, 0]
+    """
+
+    name: ClassVar[str] = "fresh"
+    title: ClassVar[str] = "fresh permutations"
+
+    rounds: int
+    rounds_per_epoch: int
+    seed: int
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        lengths = self.rounds, self.rounds_per_epoch
+        if {*map(type, (*lengths, self.seed))} != {int} or not (
+            min(*lengths, self.seed + 1) >= 1 and max(lengths) <= _MAX_FRESH_ROUNDS
+        ):
+            raise InputError(
+                f"fresh permutations of {self.rounds} rounds, {self.rounds_per_epoch} an epoch, from seed "
+                f"{self.seed}: rounds are 1 to {_MAX_FRESH_ROUNDS:,}, and a seed is 0 or more"
+            )
+        computed_digest = self._permutations[1]
+        if self.digest not in ("", computed_digest):
+            raise InputError(
+                f"order_digest: the permutations of seed {self.seed} for {self.rounds} rounds, "
+                f"{self.rounds_per_epoch} an epoch, have the digest {computed_digest}, not {self.digest!r:.100}"
+            )
+        object.__setattr__(self, "digest", computed_digest)
+
+    @property
+    def visits(self) -> NDArray[np.int32]:
+        """Batch of the silo's order, counted from 0, that each round reads, (rounds,)."""
+        return self._permutations[0][: self.rounds]
+
+    def batches(self, t: int) -> range:
+        """Return the batch of the silo's order, counted from 0, that round t (from 1) reads, as a range.
+
+        Raises:
+            ValueError: Round t does not exist.
+        """
+        if not 1 <= t <= self.rounds:
+            raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
+        index = int(self.visits[t - 1])
+        return range(index, index + 1)
+
+    def truncate(self, rounds: int) -> "FreshOrder":
+        """Return the first `rounds` rounds, with the digest of the permutations that they reach."""
+        return FreshOrder(rounds, self.rounds_per_epoch, self.seed)
+
+    @property
+    def _permutations(self) -> tuple[NDArray[np.int32], str]:
+        """Permutations of all epochs that the rounds reach, and their digest."""
+        return _draw_permutations(self.seed, self.rounds_per_epoch, -(-self.rounds // self.rounds_per_epoch))
+
+
+@lru_cache(maxsize=8)
+def _draw_permutations(seed: int, size: int, count: int) -> tuple[NDArray[np.int32], str]:
+    """Draw permutations of 0 … size - 1 from a public seed, (count · size,), and their digest.
+
+    A permutation sorts raw 64-bit words of Philox, which are the same in every version of NumPy.
+    """
+    words = public_generator(seed, "fresh permutations").bit_generator.random_raw(count * size)
+    permutations = np.argsort(words.reshape(count, size), axis=1, kind="stable").astype(np.int32).ravel()
+    permutations.flags.writeable = False
+    return permutations, hashlib.sha256(permutations.astype("<i4").tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -673,11 +763,6 @@ class Phases(PublicOrder):
         """
         index = self.batch_index(t)
         return range(0) if index is None else range(index, index + 1)
-
-    @property
-    def batches_per_silo(self) -> int:
-        """Number of batches in a silo's order."""
-        return self.rounds_per_epoch
 
     @property
     def _empty_rounds(self) -> tuple[int, ...]:

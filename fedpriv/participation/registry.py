@@ -24,6 +24,7 @@ from fedpriv.core.extensions import load_extensions, note_table_change
 from fedpriv.core.random import SamplingRandomness
 from fedpriv.participation.orders import (
     FixedOrder,
+    FreshOrder,
     MinSeparation,
     Participation,
     ParticipationKeys,
@@ -255,7 +256,7 @@ SELECTABLE_PARTICIPATIONS: Mapping[str, type[Participation]] = MappingProxyType(
 """Participations that a scenario can name as `federation.sampling`."""
 
 PARTICIPATIONS: Mapping[str, type[Participation]] = MappingProxyType(
-    {**SELECTABLE_PARTICIPATIONS, Phases.name: Phases}
+    {**SELECTABLE_PARTICIPATIONS, FreshOrder.name: FreshOrder, Phases.name: Phases}
 )
 """Participations of fedpriv, read-only so that an extension cannot replace one."""
 

@@ -409,7 +409,7 @@ class Cell(Section):
             InputError: The algorithm's rounds do not fit the section [federation].
         """
         federation = self.federation
-        declared = FixedOrder(federation.total_rounds, federation.rounds_per_epoch)
+        declared = FixedOrder(federation.total_rounds, federation.rounds_per_epoch, seed=self.seed)
         order = self.algorithm.row.schedule(self.algorithm.settings, declared)
         refuse(
             {

@@ -17,6 +17,7 @@ from fedpriv.claims.ledger import stream_from_data
 from fedpriv.core.extensions import load_add_on_parts
 from fedpriv.core.figures import format_count, format_lower, format_upper, format_with_spread
 from fedpriv.noise.registry import SELECTABLE_MECHANISMS
+from fedpriv.participation.orders import FreshOrder
 from fedpriv.show.looks import (
     MAX_SERIES,
     Look,
@@ -412,9 +413,9 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it.
 
     Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), for which all
-    mechanisms add the same noise, and a run that ends within an epoch.  The first release stream decides, which is
-    that of a first step, with decay 0, in a run that has one.  If sums restart from 0 after a period, the setting
-    has the rounds of one period.
+    mechanisms add the same noise, fresh permutations, and a run that ends within an epoch.  The first release
+    stream decides, which is that of a first step, with decay 0, in a run that has one.  If sums restart from 0
+    after a period, the setting has the rounds of one period.
     """
     stream = stream_from_data(cell["releases"][0])
     # Without running sums, all mechanisms add the same noise.
@@ -422,8 +423,8 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
         return None
     single_pass = stream.period is not None or stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
-    if not single_pass and rounds % stream.schedule.rounds_per_epoch:
-        return None  # the last epoch is incomplete, but the setting holds whole epochs only
+    if isinstance(stream.schedule, FreshOrder) or (not single_pass and rounds % stream.schedule.rounds_per_epoch):
+        return None  # the setting holds whole epochs in a fixed order only
     setting = AccountingSetting(
         rounds=rounds,
         decay=stream.decay,

@@ -18,7 +18,6 @@ from fedpriv.accounting.allocation import (
 from fedpriv.accounting.budget import (
     ApproximateGDP,
     LifetimeBudget,
-    charge_across_silos,
     compose_charges,
     exact_decimal,
     min_mu,
@@ -126,25 +125,12 @@ def test_delta_and_epsilon_are_inverse_and_safe(mu: float, slack: float, epsilon
 
 
 @settings(max_examples=200, deadline=None)
-@given(several=st.lists(charges, max_size=8), silos=st.integers(1, 9))
-def test_composed_and_shared_are_rounded_up(several: list[ApproximateGDP], silos: int) -> None:
+@given(several=st.lists(charges, max_size=8))
+def test_composed_charges_are_rounded_up(several: list[ApproximateGDP]) -> None:
     together = compose_charges(several)
     assert exact_decimal(together.mu) ** 2 >= sum_squares(several)
     assert exact_decimal(together.slack) >= sum_slacks(several)
     assert together.mu <= math.hypot(*(each.mu for each in several)) * (1 + 1e-14) + 1e-300
-    some = charge_across_silos(several, silos)
-    for start in range(len(several)):
-        window = compose_charges(several[start : start + silos])
-        assert some.mu >= window.mu
-        assert some.slack >= window.slack
-    if silos >= len(several):
-        assert some == together
-
-
-def test_shared_streams_that_are_alike_cost_the_root_of_their_number() -> None:
-    assert charge_across_silos([ApproximateGDP(0.4, 1e-8)] * 10, 4) == ApproximateGDP(0.8, 4e-8)
-    with pytest.raises(InputError, match="1 silo or more"):
-        charge_across_silos([], 0)
 
 
 def test_a_curve_that_never_comes_down_has_no_mu() -> None:

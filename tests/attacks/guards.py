@@ -43,6 +43,10 @@ KEPT_STATE: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "momentum-tree", "clip": 1.0, "alpha": 0.3, "step": 0.1},
         "federation": {"silos": 3, "rounds": 8, "epochs": 2},
     },
+    "decaying tree, fresh permutations": {
+        "algorithm": {"name": "momentum-tree", "order": "fresh", "clip": 1.0, "alpha": 0.3, "step": 0.1},
+        "federation": {"silos": 3, "rounds": 8, "epochs": 2},
+    },
     "paper's tree": {
         "algorithm": {"name": "momentum-tree", "clip": 1.0, "alpha": 0.5, "step": 0.1, "calibration": "paper"},
         "federation": {"silos": 3, "rounds": 8, "epochs": 2},

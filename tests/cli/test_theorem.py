@@ -249,9 +249,14 @@ window = 2"""
         assert point["theorems"][0]["numbers"]["bound"] <= other.bound * (1.0 + 1e-3)
 
 
-def test_theorem_6_has_its_bound_where_the_gap_is_known(tmp_path: Path) -> None:
-    file = _with_algorithm(tmp_path, 'name = "momentum-tree"\ntrust = "trusted"')
+@pytest.mark.parametrize("order", ["fixed", "fresh"])
+def test_theorem_6_has_its_bound_where_the_gap_is_known(tmp_path: Path, order: str) -> None:
+    """The bound's order is drawn anew in every epoch: said where a run keeps one, and true where it does not."""
+    file = _with_algorithm(tmp_path, f'name = "momentum-tree"\ntrust = "trusted"\norder = "{order}"')
     (without,), (point,) = asked(file), asked(file, "--gap", "2.3")
+    assert ('order = "fresh" draws it anew' in point["theorems"][0]["assumption"]) == (order == "fixed")
+    printed = CliRunner().invoke(app, ["privacy", "theorem", str(file), "--gap", "2.3"]).output
+    assert ("drawn anew in every epoch" in printed) == (order == "fixed")
     told = point["problem"]
     expected = tree_gradient_bound(
         2.3, told["lipschitz"], told["smoothness"], told["records"], told["dimension"], told["epsilon"], 1e-5

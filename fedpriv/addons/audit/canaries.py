@@ -238,7 +238,8 @@ def rows_by_round(cell: Cell) -> list[range]:
     schedule = cell.schedule
     if not isinstance(schedule, FixedOrder):
         raise InputError(
-            'the audit\'s canaries are made for a fixed order with records in every round: sampling = "fixed"'
+            "the audit's canaries are made for a fixed order with records in every round: "
+            'sampling = "fixed", and order = "fixed" where an algorithm has this key'
         )
     (batch_size, *_), next_batch, federation = cell.batch_sizes, 0, cell.federation
     rows = []

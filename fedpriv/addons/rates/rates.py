@@ -19,9 +19,10 @@ import typer
 from fedpriv.accounting.gaussian import epsilon_of, mu_of
 from fedpriv.addons.rates.figure import Line, RateFigure, Triangle, draw, log_space, make_line
 from fedpriv.addons.rates.momentum import momentum_figure
+from fedpriv.addons.rates.samples import printed_samples
 from fedpriv.cli.options import print_table, print_text
 from fedpriv.core.errors import InputError, suggestion
-from fedpriv.papers.kornowski_bounds import NonsmoothProblem, printed_samples
+from fedpriv.papers.kornowski_bounds import NonsmoothProblem
 
 _SMOOTHNESS, _LIPSCHITZ, _DIAMETER, _DIMENSION, _DELTA = 392.5, math.sqrt(1570.0), 0.1, 7850, 1e-5
 _SILOS = 10

@@ -171,33 +171,6 @@ class IntegerStrategy(Protocol):
         ...
 
 
-def run_missed_rounds(
-    strategy: IntegerStrategy, state: IntState, first: int, last: int, size: int
-) -> tuple[list[Ints], IntState]:
-    """Compute (C s)_t of the missed rounds first … last, where s = 0, and the state after them.
-
-    No round is missed if first > last: the list is empty then, and the state unchanged.
-
-    Args:
-        strategy: C on integers.
-        state: State before round `first`.
-        first: First missed round.
-        last: Last missed round.
-        size: d.
-
-    Returns:
-        An output for each missed round, (d,) or (draws, d), and the state.
-    """
-    outputs = []
-    for t in range(first, last + 1):
-        vector_count = strategy.draws(t)
-        output, state = strategy.step(
-            state, t, np.zeros(size if vector_count is None else (vector_count, size), np.int64)
-        )
-        outputs.append(output)
-    return outputs, state
-
-
 def check_decay(decay: int) -> None:
     """Check that a decay, in multiples of 2^-31, is from 0 to 1.
 

@@ -13,7 +13,7 @@ from fedpriv.noise.buffered import IntegerBuffered, make_integer_buffered, round
 from fedpriv.noise.diagonal import PhaseEnds
 from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
-from fedpriv.noise.integers.strategies import IntegerStrategy, pack_state, run_missed_rounds, unpack_state
+from fedpriv.noise.integers.strategies import IntegerStrategy, pack_state, unpack_state
 from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import BandedSquareRoot, IntegerBanded
@@ -189,35 +189,6 @@ def test_the_variance_of_every_round_is_the_accounted_one(name: str) -> None:
         row, state = release_running_sum(form.mechanism, scales, state, t, noise, 1.0)
         squared_norm = float(torch.sum(row**2)) / sigma**2 / expected[t - 1]
         assert bounds[0] < squared_norm < bounds[1]
-
-
-@pytest.mark.parametrize("name", [*SIMPLE, "buffered", "aligned"])
-def test_a_missed_round_is_a_round_of_zeros(name: str) -> None:
-    rounds = 11
-    strategy: IntegerStrategy
-    if name == "buffered":
-        strategy = strategy_buffered("two", 4)
-    elif name == "aligned":
-        strategy = aligned(0.9, 4).integer(Workload(FixedOrder(rounds, 4), 0.9, np.ones(rounds))).strategy
-    else:
-        strategy = exact_form(name, 0.9, workload_of(rounds, 0.9)).strategy
-    generator = np.random.default_rng(11)
-    shapes = [(4,) if strategy.draws(t) is None else (strategy.draws(t), 4) for t in range(1, rounds + 1)]
-    sums = [generator.integers(-1000, 1000, shape) for shape in shapes]
-    for t in (5, 6, 7):
-        sums[t - 1][:] = 0
-    state = strategy.initial_state()
-    outputs = []
-    for t in [1, 2, 3, 4]:
-        output, state = strategy.step(state, t, sums[t - 1])
-        outputs.append(output)
-    missed, state = run_missed_rounds(strategy, state, 5, 7, 4)
-    outputs += missed
-    for t in [8, 9, 10, 11]:
-        output, state = strategy.step(state, t, sums[t - 1])
-        outputs.append(output)
-    assert run_missed_rounds(strategy, state, 12, 11, 4) == ([], state)
-    assert [o.tolist() for o in outputs] == [o.tolist() for o in streamed(strategy, sums)]
 
 
 @pytest.mark.parametrize("name", [*SIMPLE, "buffered", "aligned"])

@@ -1,0 +1,153 @@
+"""Records that Goldstein stationarity needs: Table 1 of Kornowski, Liu & Talwar, and the explicit bounds."""
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from fedpriv.accounting.gaussian import check_positive, mu_of
+from fedpriv.cli.options import print_table
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import format_upper_epsilon
+from fedpriv.papers.kornowski_bounds import NonsmoothProblem, plan_multi_pass, plan_single_pass
+
+
+@dataclass(frozen=True)
+class SamplesRequest:
+    """Numbers of `fedpriv privacy samples`."""
+
+    target: float
+    radius: float
+    epsilons: list[float]
+    dimensions: list[int]
+    delta: float
+    lipschitz: float
+    gap: float
+
+
+def print_samples(request: SamplesRequest, as_json: bool) -> None:
+    """Print the records that each result needs, for every dimension and ε.
+
+    Args:
+        request: Numbers of the command.
+        as_json: Whether plain data is printed in place of a table.
+
+    Raises:
+        InputError: A number is out of its range.
+    """
+    public = {
+        "target": [request.target],
+        "radius": [request.radius],
+        "lipschitz": [request.lipschitz],
+        "gap": [request.gap],
+        "epsilon": request.epsilons,
+    }
+    for name, value in ((name, value) for name, values in public.items() for value in values):
+        check_positive(name, value)
+        if not 1e-6 <= value <= 1e6:
+            raise InputError(f"{name} = {value}: expected a number from 1e-06 to 1e+06")
+    points: list[dict[str, Any]] = []
+    for d, requested_epsilon in itertools.product(request.dimensions, request.epsilons):
+        if not 1 <= d <= 10**12:
+            raise InputError(f"dimension = {d}: expected 1 to 10^12 parameters")
+        problem, mu = (
+            NonsmoothProblem(d, request.lipschitz, request.gap, request.radius / 2.0),
+            mu_of(requested_epsilon, request.delta),
+        )
+        sample_counts = {
+            **printed_samples(problem, request.target, requested_epsilon),
+            **certified_samples(problem, request.target, mu),
+        }
+        counts = {name: number if math.isfinite(number) else None for name, number in sample_counts.items()}
+        points.append({"dimension": d, "epsilon": requested_epsilon, "delta": request.delta, "records": counts})
+    if as_json:
+        typer.echo(json.dumps({"points": points}, allow_nan=False))
+        return
+    heads = [
+        "records for",
+        *(f"d = {point['dimension']}, ε = {format_upper_epsilon(point['epsilon'])}" for point in points),
+    ]
+    rows = [[name, *(_format_count(point["records"][name]) for point in points)] for name in points[0]["records"]]
+    print_table([heads, *rows])
+
+
+def _format_count(number: float | None) -> str:
+    return "more than 10^18" if number is None else f"{number:.2g}"
+
+
+def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) -> dict[str, float]:
+    """Return the numbers of records in Table 1, without the constants and logarithms of its Ω~.
+
+    The numbers are for a Goldstein measure of at most `target` at radius 2 · `smoothing`.  The multi-pass result
+    is about the mean loss of the given records.  The last entry adds the number that Section 5 requires for the
+    population.
+
+    Args:
+        problem: Numbers of the problem.
+        target: Goldstein measure to reach.
+        epsilon: ε.
+
+    Returns:
+        Number of records by the name of the result.
+    """
+    d, lipschitz, gap, smoothing = problem.dimension, problem.lipschitz, problem.gap, problem.smoothing
+    drift, noise = (
+        gap * lipschitz**2 / (smoothing * target**3),
+        gap * lipschitz / (epsilon * smoothing * target**2),
+    )
+    multi = math.sqrt(gap / smoothing) * lipschitz * d**0.75 / (epsilon * target**1.5)
+    return {
+        "Zhang, Tran & Cutkosky 2024": d * drift + d**1.5 * noise,
+        "Theorem 3.1, single pass": math.sqrt(d) * drift + d * noise,
+        "Theorem 4.1, multi pass": multi,
+        "the same for the population": multi + d * (lipschitz / target) ** 2,
+    }
+
+
+def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
+    """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
+
+    All constants are included, and each number is at most about a hundredth too large.  The bound of a multi-pass
+    run at β exceeds β, so the best of 12 values β = 0.7^k · target counts, k = 0 … 11.
+
+    Args:
+        problem: Numbers of the problem.
+        target: Goldstein measure to reach.
+        mu: μ.
+
+    Returns:
+        Number of records by the name of the bound.
+    """
+    targets = [target * 0.7**power for power in range(12)]
+    return {
+        "explicit bound, single pass": _find_min_records(lambda n: plan_single_pass(problem, n, mu).bound, target),
+        "explicit bound, multi pass": _find_min_records(
+            lambda n: min(plan_multi_pass(problem, n, beta, mu).bound for beta in targets), target
+        ),
+    }
+
+
+def _find_min_records(bound: Callable[[int], float], target: float) -> float:
+    """Return the smallest n at which the bound is at most the target, or at most about a hundredth more.
+
+    The search doubles n from 4 and then bisects, so it presumes that the bound falls in n.  The result is 3 or
+    more, and infinity beyond 10^18.
+
+    Args:
+        bound: Function of n.
+        target: Value that the bound is to reach.
+    """
+    high = 4
+    while bound(high) > target:
+        high *= 2
+        if high > 10**18:
+            return math.inf
+    low = high // 2
+    while high - low > max(1, high // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if bound(middle) > target else (low, middle)
+    return float(high)
