@@ -123,7 +123,9 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Memory
         return need
     remedies = {
         "fewer processes (--workers)": need.processes > 1,
-        "fewer cells at a time (--set seeds=1, a narrower sweep; --resume with the others)": len(cells) > 1,
+        "fewer cells at a time (--set seeds=1, a narrower sweep; --resume with the others)": (
+            len(cells) > 1 and engine == "vectorized"
+        ),
         'run.dtype = "float32"': cells[0].run.dtype == "float64",
         "--engine vectorized, which keeps no silo by itself": engine == "inprocess",
         "a smaller model or batch, or a machine with more": True,

@@ -47,7 +47,7 @@ from fedpriv.noise.integers.plan import ExactPlan, ExactRunInputs
 from fedpriv.noise.integers.plan import fit_lattice as fitted_lattice
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import integer_form
-from fedpriv.noise.series import Floats, Workload
+from fedpriv.noise.series import Floats, Workload, is_restart
 from fedpriv.noise.trust import Noise, NoiseSource, Trust
 from fedpriv.papers.base import Algorithm, NoiseSettings, Optimizer, Problem
 from fedpriv.participation.orders import Participation
@@ -455,7 +455,10 @@ def make_exact_plan(
     try:
         factorization = integer_form(mechanism, public_sums.workload)
         if (estimator.round(1).split is not None) != factorization.has_parts:
-            raise InputError(f"{mechanism.name} noise on increments that are clipped in parts")
+            raise InputError(
+                f"{mechanism.name} noise is for increments that are clipped "
+                f"{'in parts' if factorization.has_parts else 'as a whole'}; take another mechanism"
+            )
         exact = fitted_lattice(
             ExactRunInputs(
                 factorization,
@@ -588,8 +591,25 @@ def make_message_grid(cell: Cell, noise: Noise, max_sum: float) -> Grid:
 
 
 def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
-    """Return the workload of an estimator's running sums, for a mean over one batch."""
-    return Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
+    """Return the workload of an estimator's running sums, for a mean over one batch.
+
+    Guarantee: from round 2 on the sums of every round decay as the workload says, by which the noise is calibrated
+    and charged: by 0 in a round that restarts them, and by `estimator.decay` in all others.
+
+    Raises:
+        InputError: A round of the estimator has another decay, or decay, clips or period are out of their ranges.
+    """
+    workload = Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
+    for round_record in make_rounds(estimator, schedule.rounds)[1:]:
+        charged_decay = 0.0 if is_restart(round_record.t, workload.period) else workload.decay
+        if round_record.decay != charged_decay:
+            raise InputError(
+                f"{type(estimator).__name__}: the running sum of round {round_record.t} has decay = "
+                f"{round_record.decay:g}, and by decay = {workload.decay:g} and period = {workload.period} of the "
+                f"estimator its noise would be calibrated for {charged_decay:g}; let `round`, `decay` and "
+                "`period` agree"
+            )
+    return workload
 
 
 def batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:

@@ -36,7 +36,6 @@ from fedpriv.participation.orders import Participation, PublicOrder, check_depen
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.plan.calibration import (
     Grid,
-    batch_clips,
     calibrate_float_noise,
     check_clips,
     check_noise,
@@ -302,9 +301,7 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     # Parts that do not depend on the noise, and their checks.
     check_scaling_known(cell)
     row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.trust_setting
-    schedule = cell.schedule
-    batch_sizes = cell.batch_sizes
-    weights = silo_weights(cell)
+    schedule, batch_sizes, weights = cell.schedule, cell.batch_sizes, silo_weights(cell)
     problem = make_problem(cell, objective)
     estimator, mechanism, workload = make_uncalibrated_parts(cell, problem)
     check_absences(cell, estimator, mechanism)
@@ -327,14 +324,13 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
             exact.inputs.factorization.mechanism,
             make_exact_noise(exact, trust, batch_sizes, weights),
         )
-        check_noise(noise)
     else:
         noise = calibrate_float_noise(cell, schedule, workload, mechanism, weights, diameter)
-        check_noise(noise)
-        if noise.sources:
-            check_sums(noise, max_sum, mechanism.fresh_std or 1.0)
-            if trust.masked:
-                grid = make_message_grid(cell, noise, max_sum)
+    check_noise(noise)
+    if noise.sources and exact is None:
+        check_sums(noise, max_sum, mechanism.fresh_std or 1.0)
+        if trust.masked:
+            grid = make_message_grid(cell, noise, max_sum)
     return Plan(
         schedule,
         batch_sizes,
@@ -463,19 +459,17 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     - silos with budgets and weights of their own,
     - releases of integers, whose noise is of another form.
     """
-    problem = make_problem(cell, plan.objective)
-    schedule = plan.schedule
+    problem, schedule = make_problem(cell, plan.objective), plan.schedule
     if schedule.secret or not schedule.single_pass or plan.exact_plan is not None or cell.privacy.shares:
         return None
     radius = float(getattr(cell.algorithm.settings, "radius", math.inf))
     if not (radius <= problem.convex_within and math.isfinite(radius) and math.isfinite(problem.smoothness)):
         return None
-    clips = np.array(batch_clips(plan.estimator, schedule))
-    workload = Workload(schedule, plan.estimator.decay, clips, plan.estimator.period)
+    workload = make_workload(plan.estimator, schedule)
     release_numbers = ReleaseNumbers(
         problem.batch,
         problem.dimension,
-        clips,
+        workload.clips,
         plan.noise.std_in_mean * np.sqrt(plan.mechanism.variance(workload)),
     )
     return cell.algorithm.row.excess_risk(cell.algorithm.settings, problem, release_numbers)

@@ -32,7 +32,7 @@ from fedpriv.engines.table import (
     make_engine,
 )
 from fedpriv.engines.workers import Workers, make_worker_engine
-from fedpriv.plan.evaluation import apply_scaling, prepare_scenario
+from fedpriv.plan.evaluation import apply_scaling, assume_scaling, prepare_scenario
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import RunFolder, check_no_results, read_fits
@@ -283,7 +283,7 @@ def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed |
     Raises:
         InputError: The run would be refused.
     """
-    cells = [point.cell for point in prepare_scenario(scenario, {})[0].points]
+    cells = [assume_scaling(point.cell) for point in prepare_scenario(scenario, {})[0].points]
     return check_memory(cells, options.engine, options.process_count)
 
 

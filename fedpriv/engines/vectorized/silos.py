@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.random import SERVER, KeyedNormal, simulation_noise
 from fedpriv.core.replicates import stack, stack_signature
 from fedpriv.engines.vectorized.noise import NoiseFeed
@@ -205,9 +205,14 @@ class LocalSilos:
 def _check_cell(cell: Cell, plan: Plan) -> None:
     """Raise InputError for a run that this engine cannot compute.
 
-    Refused are a single noise for the mean of silos that take local steps, and, if silos may be absent, a single
-    noise for the mean of silos that add noise, and an estimator that needs queries of earlier rounds: silos that
-    missed different rounds would remember different queries.
+    A single noise for the mean of silos is refused if the silos take local steps.  If silos may be absent, these
+    are refused:
+
+    - an estimator that needs queries of earlier rounds, because silos that missed different rounds would remember
+      different queries,
+    - a single noise for the mean of silos that add noise,
+    - noise of silos on another device than the CPU, whose noise has no vector of a single silo
+      (`absence_corrections`).
     """
     if plan.rounds[0].step.local is not None and cell.run.noise == "aggregate":
         raise InputError(
@@ -216,16 +221,17 @@ def _check_cell(cell: Cell, plan: Plan) -> None:
         )
     if (key := cell.absence_key) is None:
         return
-    if plan.estimator.memory > 1:
-        raise InputError(
+    silos_add_noise = not plan.trust.adds_noise(SERVER)
+    refuse(
+        {
             f"{key}: {cell.algorithm.name} looks back at the query that each silo answered last, and engine "
-            "vectorized keeps one for all silos; use --engine inprocess"
-        )
-    if cell.run.noise == "aggregate" and not plan.trust.adds_noise(SERVER):
-        raise InputError(
+            "vectorized keeps one for all silos; use --engine inprocess": plan.estimator.memory > 1,
             f'run.noise = "aggregate" draws the mean of all silos\' noise, and with {key} some have none; use '
-            '"per-silo"'
-        )
+            '"per-silo"': cell.run.noise == "aggregate" and silos_add_noise,
+            f'run.device = "{cell.run.device}" draws the mean of all silos\' noise, and with {key} some have '
+            'none; use "cpu"': cell.run.device != "cpu" and bool(plan.noise.sources) and silos_add_noise,
+        }
+    )
 
 
 def _draw_silo_noise(group: Replicates, first_round: int) -> Iterator[Tensor]:
