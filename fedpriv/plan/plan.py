@@ -101,7 +101,7 @@ class PlannedRound(NamedTuple):
     next_decay: Scalar
     """Decay of the running sum in the next round, or 0 after the last."""
     batch_range: range | None
-    """Batches of the silo's order that are read, or None if the order is not public."""
+    """Batches of the silo's order that are read, or None if the rounds of records are drawn."""
     batch_count: int
     """Expected number of batches, by which increments are divided, or 1 in a round that reads none."""
     noise_vector_count: int | None
