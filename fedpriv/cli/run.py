@@ -58,10 +58,9 @@ class LivePage(RunObserver):
     def page(self) -> tuple[bytes, str]:
         """Return the page, encoded HTML, and its version.
 
-        The version is a digest of the number of events before the page was rendered.
-        The page is rendered again if there were events since, and if more than a second has passed since the last
-        time.  A folder that cannot be read leaves the last page.  Before there is a page, a sentence says so, and
-        the version is "".
+        The version is a digest of the number of events before the page was rendered.  The page is rendered again
+        if there were events since, and if more than a second has passed since the last time.  A folder that cannot
+        be read leaves the last page.  Before there is a page, a sentence says so, and the version is "".
         """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 

@@ -371,9 +371,8 @@ def _ray_environment(home: Path) -> Iterator[None]:
     and the requirement of it, two further settings of Ray, and FLWR_HOME = `home`, by which the processes are
     found and ended.
 
-    Guarantee: Ray, which runs the code that it is sent, requires a token that is new and random, and that stands
-        in
-    the environment of this run's processes only, which no other user but root can read.
+    Guarantee: Ray, which runs the code that it is sent, requires a token that is new and random.  The token stands
+    only in the environment of this run's processes, which no other user but root can read.
     """
     variables = {
         "RAY_AUTH_MODE": "token",

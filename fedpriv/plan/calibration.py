@@ -427,9 +427,9 @@ def make_exact_plan(
     The cell's μ is converted to a μ for the units of one silo in the public order, for which the finest lattice
     and its noise are fitted.  Then the precision of a clip and the slack of the claim are checked.
 
-    Guarantee: the recorded μ is not above the cell's target, or in secret participation not above the μ that is
-    calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the run has a
-    first step, too.
+    Guarantee: no recorded μ is above the target of the silos that it is for, or in secret participation above the
+    μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the run
+    has a first step, too.
 
     Args:
         cell: Cell with a privacy target.

@@ -293,7 +293,7 @@ def train_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
     if task.unit_indices is None:
         return shares
     if cell.privacy.protected_unit.name == USER.name and task.persons is not None:
-        person_of_row = index_persons(task.persons)[1]
+        _, person_of_row = index_persons(task.persons)
         return [np.flatnonzero(np.isin(person_of_row, share)) for share in shares]
     return [task.unit_indices[share].ravel() for share in shares]
 

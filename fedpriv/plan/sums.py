@@ -151,14 +151,14 @@ class RunningSums:
         Raises:
             InputError: `displacement_and_overlap` refuses the noise, or a record may take part in too many rounds.
         """
-        if self.displacement_and_overlap(groups)[1] == 0.0 or bins > LONGEST_CHAIN:
+        max_norm, max_overlap = self.displacement_and_overlap(groups)
+        if max_overlap == 0.0 or bins > LONGEST_CHAIN:
             return None
-        max_norm, columns = self.displacement_and_overlap(groups)[0], self.mechanism.columns(self.workload)
-        rounds, clips = len(self.workload.clips), self.workload.clips / max_norm * (1.0 + _ROUNDING)
-        epochs = -(-rounds // (groups * bins))
+        columns, clips = self.mechanism.columns(self.workload), self.workload.clips / max_norm * (1.0 + _ROUNDING)
+        epochs = -(-len(clips) // (groups * bins))
         products, norms = np.zeros((epochs * bins,) * 2), np.zeros(epochs * bins)
-        for first in range(min(groups, rounds)):
-            rounds_of_group = np.arange(first, rounds, groups)
+        for first in range(min(groups, len(clips))):
+            rounds_of_group = np.arange(first, len(clips), groups)
             prefix = slice(0, len(rounds_of_group))
             products[prefix, prefix] = np.maximum(products[prefix, prefix], columns.inner(rounds_of_group))
             norms[prefix] = np.maximum(norms[prefix], clips[rounds_of_group])

@@ -105,7 +105,7 @@ class GroupCheckpoints:
         self._next_time = end + max(_MIN_CHECKPOINT_SECONDS, (end - start) / _MAX_CHECKPOINT_SHARE)
 
     def drop(self) -> None:
-        """Delete the group's checkpoint, which the engine calls after the caller took all outcomes."""
+        """Delete the group's checkpoint, once the caller has taken all its outcomes."""
         self._checkpoints.drop(self._name)
 
 
