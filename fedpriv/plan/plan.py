@@ -339,6 +339,7 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
         noise = calibrate_float_noise(cell, schedule, workload, mechanism, weights, diameter)
     check_noise(noise)
     if noise.sources and exact is None:
+        # A mechanism that states no fresh part (0) is held to the standard deviation of its fresh vectors.
         check_sums(noise, max_sum, mechanism.fresh_std or 1.0)
         if trust.masked:
             grid = make_message_grid(cell, noise, max_sum)

@@ -116,6 +116,7 @@ class RunFolder(RunObserver):
         """Open a results folder, and load its finished cells if the run is resumed.
 
         A folder of another run, by its results or its checkpoints, is refused before a file of it is written.
+        Only checkpoints that cannot be used may be deleted before.
 
         Seeds that a resumed run did not have form a batch of their own; earlier batches stay unchanged.  If some
         cells of a group are missing, the whole group is computed again, because a smaller group may round
