@@ -1,7 +1,8 @@
 """Add-ons: rooms that the core never imports.
 
-An add-on is a file or a folder, and provides commands, models, metrics or engines.  `fedpriv.core.extensions`
-lists the add-ons, and imports an add-on when a command or a scenario names one of its parts.
+An add-on is a file or a folder, and provides commands, models, metrics, engines, or parts of guards and reports.
+`fedpriv.core.extensions` lists the parts of add-ons.  The command line imports the modules that add commands when
+it starts, and every other part is imported when it is first used.
 
 Imports: everything in the core.  Add-ons do not import each other, except that `audit` imports `statistics`.
 """

@@ -34,7 +34,7 @@ _FINAL_SERVE_SECONDS = 3.0
 
 
 class LivePage(RunObserver):
-    """Report page of a run's folder, rendered again after new events, and at most once a second."""
+    """Report page of a run's folder, rendered again on request after new events, at most once a second."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -56,11 +56,11 @@ class LivePage(RunObserver):
         self._event_count += 1
 
     def page(self) -> tuple[bytes, str]:
-        """Return the page, encoded HTML, and its version, a digest of the number of events so far.
+        """Return the page, encoded HTML, and its version.
 
-        The page is rendered again if there were events since, and if a second has passed since the last time.  A
-        folder that cannot be read leaves the last page.  Before there is a page, a sentence says so, and the
-        version is "".
+        The version is a digest of the number of events before the page was rendered.  The page is rendered again
+        if there were events since, and if more than a second has passed since the last time.  A folder that cannot
+        be read leaves the last page.  Before there is a page, a sentence says so, and the version is "".
         """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
@@ -85,8 +85,8 @@ class LivePage(RunObserver):
 def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
     """Make the request handler of a live page, which answers GET / and GET /version.
 
-    The page asks for its version again and again, and reloads itself when the version changes.  Other paths get
-    the status 404, and requests to another host name 403.
+    The page asks for its version again and again, and reloads itself when the version changes.  Requests to
+    another host name or port get the status 403, whatever the path, and other paths 404.
     """
 
     class PageHandler(BaseHTTPRequestHandler):
@@ -122,6 +122,9 @@ def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
 def serve_page(live_page: LivePage) -> Iterator[str]:
     """Serve the page on loopback until the block ends, and yield its address.
 
+    After a block without an exception the page is served for 3 more seconds, so that a browser gets the last
+    state.
+
     Guarantee: the server listens on 127.0.0.1 only, answers GET / and /version, and refuses other host names.
     """
     server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(live_page))
@@ -140,8 +143,10 @@ INTERRUPTED = 130
 def print_memory_need(path: Path, options: RunOptions) -> None:
     """Check a scenario as a run does, and print the memory that is needed and that is available.
 
+    The folder of the results is not looked at.
+
     Raises:
-        InputError: The run would be refused.
+        InputError: The run would be refused for its scenario or its memory.
     """
     import_files(options.imports)
     scenario = load_scenario(path, options.overrides)
@@ -156,14 +161,15 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
 def run_scenario(path: Path, options: RunOptions, display_options: DisplayOptions) -> None:
     """Run a scenario's missing cells, write the table of results, and show the results.
 
-    Nothing is shown with --quiet or --json.
+    Results are not shown with --quiet, nor with --json, which prints the run's events as lines of JSON.
 
-    An interrupt or SIGTERM ends the process with exit code 130; finished cells stay stored.  If the engine can
-    resume a failed cell, a RunError also prints the command that resumes the run.
+    An interrupt or SIGTERM during the run prints the command that resumes it, unless --quiet is given, and ends
+    the process with exit code 130; finished cells stay stored.  If the engine can resume a failed cell, a RunError
+    also prints that command.
 
     Raises:
         InputError: An option, the scenario or the folder cannot be used.
-        RunError: A cell could not be finished, or a claim differs from the releases.
+        RunError: A cell could not be finished, or a claim that is shown differs from the releases.
     """
     if display_options.quiet and display_options.as_json:
         raise InputError("--quiet and --json: give only one of them")

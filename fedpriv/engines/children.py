@@ -27,7 +27,10 @@ _CHECK_SECONDS = 0.5
 
 
 def refuse_root(option: str) -> None:
-    """Raise InputError for root, unless the environment variable FEDPRIV_ALLOW_ROOT allows it."""
+    """Raise InputError for root, unless the environment variable FEDPRIV_ALLOW_ROOT is 1.
+
+    The message names `option`, which starts servers.
+    """
     if os.geteuid() == 0 and os.environ.get(ALLOW_ROOT) != "1":
         raise InputError(
             f"{option} starts servers that run code they are sent, as root here: run it as another user, "
@@ -41,7 +44,8 @@ def reap_processes(home: Path) -> Iterator[None]:
 
     Guarantee: a process that is killed with SIGKILL in the block leaves none of these processes running and no
     `home`: a helper process, in its own session, sees the end of a pipe that only this process holds open, and
-    then ends them.  If the helper is killed, this process starts another within a second.
+    then ends them.  If the helper is killed, this process starts another within a second.  If both are killed
+    within this second, the processes stay.
     """
     command, stop = [sys.executable, "-P", "-m", __name__, str(home)], threading.Event()
 
@@ -73,7 +77,8 @@ def end_processes_in(home: Path) -> None:
     """End all processes of this machine whose variable FLWR_HOME is `home` or a path in it.
 
     The descendants of these processes are ended, too, because Ray's agents overwrite their environment with a
-    title, so that their variable cannot be read.  Processes of other users are left alone.
+    title, so that their variable cannot be read.  Processes whose environment this user may not read are left
+    alone, unless they are such descendants.
     """
     processes = set()
     for process in psutil.process_iter():

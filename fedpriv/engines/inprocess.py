@@ -95,7 +95,10 @@ def _make_context(node: int, config: Mapping[str, int], run_config: Mapping[str,
 
 
 class _SingleCellObserver(ObserverGroup):
-    """Observer of a server with one cell, which passes the server's events on and stores the outcome."""
+    """Observer of a server with one cell, which stores the outcome and passes other events on.
+
+    A failure is not passed on either.
+    """
 
     result: CellOutcome | None = None
 
@@ -110,10 +113,10 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Inde
     """Run cells one after another over an in-process grid, and yield each outcome with the cell's index.
 
     Each cell has a server and silos of its own.  Silos are called in turn, on the CPU.  The observer receives the
-    cell's progress and evaluations under this index.
+    cell's progress, and its evaluations under this index.
 
     Raises:
-        InputError: A cell has a setting that only the vectorized engine supports.
+        InputError: A cell has a setting that only the vectorized engine supports, or cannot be planned.
         RunError: A round failed.
     """
     for index, cell in enumerate(cells):
@@ -146,8 +149,8 @@ def quiet_flower_logs() -> Iterator[None]:
 def _delay_garbage_collection() -> Iterator[None]:
     """Raise the threshold of garbage collection within this context.
 
-    Messages create many containers and no cycles.  A search for cycles after every 700 containers costs a tenth
-    of a run.
+    Messages create many containers and no cycles.  A search for cycles after every 700 containers, the default of
+    Python 3.11, costs a tenth of a run.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, *thresholds[1:])

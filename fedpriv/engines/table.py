@@ -2,9 +2,9 @@
 
 `make_engine` imports an engine when it is first used, because each engine has heavy dependencies.
 
-`check_memory` refuses a run that needs more memory than the machine has, before the run starts.  The need is the
-memory that this process has already (the program and the records), plus vectors of the model's size and the
-records of a round, both computed from public numbers.
+`check_memory` refuses a run that needs more memory than the machine has, or than a limit allows, before the run
+starts.  The need is the memory that this process has already (the program and the records), plus vectors of the
+model's size and the records of a round, both computed from public numbers.
 
 `retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round of a large model allocates
 the same vectors as the round before, and getting and clearing their pages takes longer than computing with them.
@@ -38,11 +38,14 @@ from fedpriv.scenario.schema import Cell
 
 _FLOAT64_BYTES = 8
 _NOISE_BLOCK_COUNT = 4
-"""Blocks of noise in memory: one in use, two prefetched, one being drawn."""
+"""Most blocks of noise in memory: one in use, two prefetched, one being drawn."""
 _NOISE_BLOCK_VALUES = 2**21
 """Values of a block of noise, unless one round has more."""
 _VECTORS_PER_REPLICATE = 8
-"""Vectors of a replicate in a round: query, increments, their sum, noise, mean and step."""
+"""Vectors of a replicate in a round.
+
+They are query, increments, their sum, noise, mean, step, and two temporary ones.
+"""
 _INPROCESS_VECTORS = 14
 """Float64 vectors in a round of the in-process engine, with messages.
 
@@ -85,8 +88,9 @@ class MemoryNeed:
 def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> MemoryNeed | None:
     """Estimate the largest memory of a run of these cells, or return None if there is no estimate.
 
-    The result is the need of the group of cells that takes most, since a process computes one group at a time.
-    There is no estimate for an engine with processes of its own, and none for an empty list of cells.
+    The result is the need of the group of cells that takes most, since a process computes one group at a time, for
+    each of the processes.  There is no estimate for an engine with processes of its own, and none for an empty
+    list of cells.
 
     Args:
         cells: Cells of the run.
@@ -94,7 +98,7 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
         workers: Number of processes that run groups of cells at once.
 
     Raises:
-        InputError: The engine cannot compute a cell.
+        InputError: The engine cannot compute a cell, or a cell cannot be planned.
     """
     engine_row = ENGINES[engine]
     if engine_row.group_cells is None or not cells:
@@ -116,6 +120,7 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Memory
 
     Raises:
         InputError: The machine, a control group or a limit of the process has less; the message names remedies.
+            Or `estimate_memory` refuses a cell.
     """
     available, limit = available_memory(min(workers, len(cells)))
     need = estimate_memory(cells, engine, workers)
@@ -123,7 +128,9 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Memory
         return need
     remedies = {
         "fewer processes (--workers)": need.processes > 1,
-        "fewer cells at a time (--set seeds=1, a narrower sweep; --resume with the others)": len(cells) > 1,
+        "fewer cells at a time (--set seeds=1, a narrower sweep; --resume with the others)": (
+            len(cells) > 1 and engine == "vectorized"
+        ),
         'run.dtype = "float32"': cells[0].run.dtype == "float64",
         "--engine vectorized, which keeps no silo by itself": engine == "inprocess",
         "a smaller model or batch, or a machine with more": True,
@@ -141,10 +148,10 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Memory
 def available_memory(processes: int = 1) -> tuple[int, str]:
     """Return the memory for `processes` processes like this one in bytes, and the setting that limits it.
 
-    The memory is the least of the machine's, of the control group's, and of `processes` times each limit of one
-    process.  The setting is a text such as "mem_limit, MemoryMax", or "" if the machine's own memory is the least.
-    A limit of a process's address space or data also counts mapped libraries, which leave nothing for data, so
-    they are subtracted.
+    The memory is the least of the machine's (used or not), of the control group's limit, and of `processes` times
+    each limit of one process.  The setting is a text such as "mem_limit, MemoryMax", or "" if the machine's own
+    memory is the least.  A limit of a process's address space or data also counts mapped libraries, which leave
+    nothing for data, so they are subtracted.
     """
     usage, resident = memory_usage(), _resident_bytes()
     available = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]
@@ -234,8 +241,8 @@ def _count_accumulator_vectors(plan: Plan) -> int:
 def _record_bytes(plan: Plan, task: Task, cells: Sequence[Cell]) -> int:
     """Estimate the bytes of a round's records and of the numbers computed for each record.
 
-    Records are gathered once for each order of records, twice in memory.  The estimate includes the numbers of the
-    test records.
+    Records are gathered once for each order of records, or for each cell if they are drawn, and are twice in
+    memory.  The estimate includes the numbers computed for the test records.
     """
     size, record_values = task.train.features.element_size(), task.train.features[0].numel()
     orders = len({cell.seed for cell in cells}) if isinstance(plan.schedule, PublicOrder) else len(cells)
@@ -247,7 +254,7 @@ def _record_bytes(plan: Plan, task: Task, cells: Sequence[Cell]) -> int:
 
 
 def _resident_bytes() -> int:
-    """Bytes of this process, or the size of torch and Python if the system does not report it."""
+    """Bytes of this process, or 350 MiB for torch and Python if the system does not report them."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -281,7 +288,7 @@ class Engine(Protocol):
 class Connection:
     """Address of a running SuperLink and the root certificates that authenticate it.
 
-    Without an address, a run starts its own SuperLink.
+    Without an address, a run whose engine needs a SuperLink starts its own.
 
     Raises:
         InputError: The address has another form, or certificates are given without an address or do not exist.
@@ -319,9 +326,9 @@ class EngineRow:
     can_connect: bool = False
     """Whether the engine can use a running SuperLink, whose silos have their own records."""
     can_resume_cells: bool = False
-    """Whether a failed cell continues from its last round.
+    """Whether a failed cell continues from its last round, because silos and server store their releases.
 
-    Silos and server then store their releases.
+    The vectorized engine has checkpoints instead, from which a killed run continues.
     """
     makes_release: bool = False
     """Whether the noise protects real records: integer releases with keys of the operating system."""
@@ -379,7 +386,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of two settings in glibc's ma
 _NEVER_TRIM = -1
 """Value of the first setting with which freed memory at the end of the heap is never returned."""
 _MAX_RETAINED_BYTES = 2**27
-"""Size in bytes up to which freed memory is kept.
+"""Size in bytes up to which a freed block is kept.
 
 A heap with holes of freed blocks can take twice the memory in use.  Larger blocks return to the system at once.
 """
@@ -396,7 +403,7 @@ def retain_freed_pages() -> Iterator[None]:
     glibc adapts its thresholds to the blocks that a process frees, and stops once they are set.  The last context
     therefore leaves the largest thresholds that glibc would have reached by itself.
 
-    The context does nothing if malloc is not glibc's, or if its thresholds were set by hand.
+    The context does nothing if malloc is not glibc's, or if an environment variable sets its thresholds.
     """
     libc = _load_glibc()
     if libc is None:

@@ -1,7 +1,7 @@
 """Worker engine: groups of cells as Ray tasks, on the cores of this machine or on a cluster.
 
     cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine
-    observer ◀── progress, evaluations, outcomes, one stream a task ──
+    observer, checkpoints, caller ◀── progress and evaluations, checkpoints, outcomes, one stream a task ──
 
 Ray schedules the tasks.  A group is never split, because arithmetic on several replicates at once may round
 otherwise than on one.  A worker runs an engine and forwards the engine's events as they come.
@@ -40,7 +40,7 @@ _REPORT_SECONDS = 0.1
 
 
 class RemoteCall(NamedTuple):
-    """Call of a method of `RunObserver` or `Checkpoints`, made by the process that submitted the task."""
+    """Call of a method of `RunObserver` or `Checkpoints`, which the submitting process makes for a worker."""
 
     method: str
     """Name of the method, but "noted" for `notified`, and "began" for a worker's first event."""
@@ -70,7 +70,7 @@ def run_worker(
         checkpoints: Stored checkpoints of the cells, by name.
 
     Raises:
-        FedprivError: The files, the cells or the engine have this error.
+        FedprivError: A file, a cell or the engine raised it.  Other exceptions of the engine are raised, too.
     """
     yield RemoteCall("began", (socket.gethostname(), os.getpid(), installed_versions()))
     import_files([Path(file) for file in imports])
@@ -100,8 +100,8 @@ def run_worker(
 class _EventSender(RunObserver, Checkpoints):
     """Observer and checkpoint store that forward an engine's calls as events.
 
-    Progress is sent every 0.1 seconds at most.  Checkpoints are sent as events, too, because their folder may be
-    on another machine and belongs to the submitting process.
+    Progress is sent every 0.1 seconds at most, and before an outcome.  Checkpoints are sent as events, too,
+    because their folder may be on another machine and belongs to the submitting process.
     """
 
     def __init__(self, checkpoints: Mapping[str, bytes], send: Callable[[Event], None]) -> None:
@@ -190,9 +190,10 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
 
     Checkpoints of the workers' unfinished groups are stored in `checkpoints`.
 
-    Guarantee: what a worker computes is what this process would compute.  The groups of a worker that dies are
-    run again from their last checkpoints, and the observer is notified of the death (`lost`).  RunError for a
-    group whose worker died three times in a row, and for workers that have other versions than this process.
+    Guarantee: on a processor of the same kind, what a worker computes is what this process would compute.  The
+    group of a worker that dies is run again from its last checkpoint, and the observer is notified of the death
+    (`lost`).  RunError for a group whose worker died three times in a row, and for workers that have other
+    versions than this process of fedpriv, torch, numpy or cryptography.
 
     Args:
         name: Name of the engine that each worker runs.
@@ -215,7 +216,9 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
 
         Raises:
             FedprivError: An engine raised this error in a worker.
-            RunError: Another error ended a worker's task, or the workers of a group died three times in a row.
+            InputError: Ray is not installed, or a root user would start a cluster.
+            RunError: Another error ended a worker's task, the workers of a group died three times in a row, a
+                worker has other versions, or Ray cannot be used.
         """
         cell_groups = [
             _CellGroup(list(members), [cells[member] for member in members]) for members in groups(cells)
@@ -364,11 +367,12 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
 def _ray_environment(home: Path) -> Iterator[None]:
     """Set the environment variables of the processes that Ray starts on this machine.
 
-    At the end of the context the earlier values are restored.
-    The variables are a new token for Ray's messages, two settings of Ray, and FLWR_HOME = `home`, by which the
-    processes are found and ended.
+    At the end of the context the earlier values are restored.  The variables are a new token for Ray's messages
+    and the requirement of it, two further settings of Ray, and FLWR_HOME = `home`, by which the processes are
+    found and ended.
 
-    Guarantee: Ray, which runs the code that it is sent, requires a token that only this run's processes have.
+    Guarantee: Ray, which runs the code that it is sent, requires a token that is new and random.  The token stands
+    only in the environment of this run's processes, which no other user but root can read.
     """
     variables = {
         "RAY_AUTH_MODE": "token",
@@ -402,7 +406,7 @@ def _reload_ray_token() -> None:
 class StreamWithoutRay:
     """Standard output without the lines that a thread of Ray prints.
 
-    Such lines would break this program's lines of JSON.  Nothing is lost with them, because Ray raises the errors
+    Such lines would break this program's lines of JSON.  No error is lost with them, because Ray raises the errors
     that they report.
     """
 

@@ -2,17 +2,17 @@
 
 A cell is one run of a scenario with all its settings, and a row is the algorithm that it names, a row of the
 algorithms' table, with an estimator (increments and running sums), a mechanism (noise) and an optimizer.
-Releases are integers on a lattice (`make_exact_plan`).  Simulations in floating point have noise of
-`calibrate_float_noise`, which protects nobody, and a `Grid` on which masked messages can be added.  A guarantee
-in real numbers needs clips, noise and sums that floating point holds, so that `check_clips`, `check_noise` and
-`check_sums` refuse others.
+Releases that protect somebody are integers on a lattice (`make_exact_plan`).  Simulations in floating point have
+noise of `calibrate_float_noise`, which protects nobody, and a `Grid` on which masked messages can be added.  A
+guarantee in real numbers needs clips, noise and sums that floating point holds, so that `check_clips`,
+`check_noise` and `check_sums` refuse others.
 
 Before a cell is planned or sent, its noise may be fitted to the points that the run publishes: a mechanism's name
-and numbers take the place of "auto" (`fit_cell_noise`).  A fit depends on public numbers only: the row's
-optimizer, its clips up to a factor, and the participation.  A program that builds a plan from the result, such as
-a silo's guard, finds numbers there, checks and certifies them, and never fits.  Published points are a linear map
-of the row's released sums.  The map is computed from the row's own optimizer (`compute_response`), so that no
-second formula has to agree with the optimizer.
+and numbers take the place of "auto", or of a name without numbers (`fit_cell_noise`).  A fit depends on public
+numbers only: the row's optimizer, its clips up to a factor, the participation, and the options of the noise.  A
+program that builds a plan from the result, such as a silo's guard, finds numbers there, checks and certifies them,
+and never fits.  Published points are an affine map of the row's released sums.  The map is computed from the row's
+own optimizer (`compute_response`), so that no second formula has to agree with the optimizer.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ from fedpriv.noise.integers.plan import ExactPlan, ExactRunInputs
 from fedpriv.noise.integers.plan import fit_lattice as fitted_lattice
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import integer_form
-from fedpriv.noise.series import Floats, Workload
+from fedpriv.noise.series import Floats, Workload, is_restart
 from fedpriv.noise.trust import Noise, NoiseSource, Trust
 from fedpriv.papers.base import Algorithm, NoiseSettings, Optimizer, Problem
 from fedpriv.participation.orders import Participation
@@ -64,7 +64,7 @@ The radius is finite, because the gradient of a projection on an infinite ball i
 _LINEARITY_ROUNDS = 4
 """Most rounds over which an optimizer's linearity is checked."""
 _ROUNDING = 1e-9
-"""Tolerance of that check, relative and absolute."""
+"""Tolerance of the check that an optimizer is linear, relative and absolute."""
 
 
 def compute_response(
@@ -74,14 +74,14 @@ def compute_response(
 
     The points are the output after T rounds, and some that are evenly spaced among the queries x_2, …, x_T and the
     output.  The weights are the gradients of the points with respect to the releases, in one coordinate: the
-    optimizer is run as a stream (`_OptimizerStream`) and differentiated (`apply_adjoint`).  First it is checked
-    to be linear.
+    optimizer is run as a stream (`_OptimizerStream`) and differentiated (`apply_adjoint`).  First the optimizer is
+    checked to be linear, over at most 4 rounds.
 
     Args:
         optimizer: Optimizer of the row.
         make_round: Function of t that returns the estimator's public record of round t.
         rounds: T.
-        max_points: Most points besides the output, or None for `max_queries(rounds)`.
+        max_points: Most of the evenly spaced points, or None for `max_queries(rounds)`.
 
     Returns:
         Weights of the points, (points, T), and of the output, (T,).
@@ -150,10 +150,10 @@ def _probe_stream(stream: _OptimizerStream, rounds: int, factor: float) -> Float
 
 
 def _check_linear(stream: _OptimizerStream, rounds: int) -> None:
-    """Check over the first rounds that twice the input moves every point twice as far.
+    """Check over the first 4 rounds that releases twice as large move every point twice as far.
 
     Raises:
-        InputError: It does not.
+        InputError: A point moves otherwise, so that the optimizer is not linear in the releases.
     """
     zero_points, unit_points, double_points = (
         _probe_stream(stream, min(rounds, _LINEARITY_ROUNDS), factor) for factor in (0.0, 1.0, 2.0)
@@ -161,7 +161,10 @@ def _check_linear(stream: _OptimizerStream, rounds: int) -> None:
     if not np.allclose(
         double_points - zero_points, 2.0 * (unit_points - zero_points), rtol=_ROUNDING, atol=_ROUNDING
     ):
-        raise InputError("the row's optimizer is not linear in what is released: noise cannot be fitted to it")
+        raise InputError(
+            "algorithm.mechanism: the row's optimizer is not linear in what is released, so that noise cannot be "
+            "fitted to it; name a mechanism that needs no fit"
+        )
 
 
 _FITTED_KEYS = ("mechanism", "theta", "phi", "scale", "max_vectors", "bands", "noise_sizes")
@@ -179,7 +182,7 @@ class FittedNoise:
     label: str
     """Name of the mechanism for reports."""
     vectors: int
-    """Number of vectors in the mechanism's state."""
+    """Most vectors in the mechanism's state."""
     seconds: float
     """Duration of the fit, in seconds."""
 
@@ -209,7 +212,7 @@ def fit_scenario_noise(
         on_fit: Function that is called with every new fit.
 
     Returns:
-        The scenario with numbers in every cell, and its fits by `asked`.
+        The scenario with fitted numbers in every cell that left its noise to be fitted, and its fits by `asked`.
 
     Raises:
         InputError: No noise can be fitted to a cell.
@@ -242,9 +245,9 @@ def response_and_workload(
 ) -> tuple[NoiseResponse, Workload]:
     """Return the response of a row's published points to noise, and the workload of its running sums.
 
-    The response has the weights of the released sums in the points: those of the row's optimizer, or the
-    identity for a row that publishes the released rows themselves.  Both are computed for clips and steps of
-    scale 1, in one dimension.
+    The response has the weights of the released sums in the points: those of the row's optimizer, or rows of the
+    identity for an algorithm that publishes the released sums themselves.  Response and workload are computed for
+    clips and steps of scale 1, in one dimension, and for clips that are not divided by the batches of a round.
 
     Args:
         row: Row of the algorithms' table.
@@ -252,14 +255,18 @@ def response_and_workload(
         schedule: Participation of the records.
 
     Raises:
-        InputError: The row publishes no points to which noise is fitted, or participation is secret.
+        InputError: The row publishes no points to which noise is fitted, participation is secret, or the row's
+            optimizer is not linear in the released sums.
     """
     if row.published is None:
-        raise InputError(f"algorithm.mechanism: noise cannot be fitted to what {row.name} publishes; name another")
+        raise InputError(
+            f"algorithm.mechanism: noise cannot be fitted to what {row.name} publishes; name a mechanism that "
+            "needs no fit"
+        )
     if schedule.secret:
         raise InputError(
             f'algorithm.mechanism: with federation.sampling = "{schedule.name}" nobody may know in which rounds a '
-            "record takes part, and noise is fitted to such rounds; name another"
+            "record takes part, and noise is fitted to such rounds; name a mechanism that needs no fit"
         )
     units = settings.with_unit_scale()
     problem = Problem(dimension=1, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=schedule)
@@ -318,7 +325,7 @@ def _apply_fit(cell: Cell, fit: FittedNoise) -> Cell:
 MIN_CLIP, MAX_CLIP = 2.0**-40, 2.0**40
 """Range of clips for which the guarantees of `fedpriv.loss.clipping` hold."""
 _MIN_RECORD_CLIP = 2.0**-70
-"""Smallest clip of a record, divided by the batch.
+"""Smallest clip of a record, divided by the batch size.
 
 float32 ends at 2^-126, and a clipping factor is as small as the clip over a norm of 2^50.
 """
@@ -334,12 +341,12 @@ Then 22 binary digits of float64 lie below one standard deviation.
 def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) -> None:
     """Check that increments can be clipped to the clips of every round.
 
-    A clip has to lie between 2^-40 and 2^40, and the clip divided by the batch has to be at least 2^-70.
+    A clip has to lie between 2^-40 and 2^40, and the clip divided by the batch size has to be at least 2^-70.
 
     Args:
         rounds: Rounds of the run.
-        max_batch_size: Most records of one silo in a round.
-        is_private: Whether the run has noise.  Without noise a clip may be any large number.
+        max_batch_size: Most records (or other units) of one silo in a batch.
+        is_private: Whether the run has noise.  Without noise a clip may be any finite number of 2^-40 or more.
 
     Raises:
         InputError: A clip is too small or too large for floating point.
@@ -359,10 +366,10 @@ def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) 
 
 
 def check_noise(noise: Noise) -> None:
-    """Check that floating point can draw and add the noise.
+    """Check that floating point can draw and add the noise of every party.
 
     Raises:
-        InputError: A standard deviation is too small or too large.
+        InputError: A standard deviation is below 2^-100, above 2^100, or not a number.
     """
     for source in noise.sources:
         std = float(source.std)
@@ -379,7 +386,7 @@ def check_sums(noise: Noise, max_sum: float, fresh_std: float) -> None:
     Args:
         noise: Noise of every party.
         max_sum: Bound of the norm of these sums.
-        fresh_std: Part of the noise that is fresh in every release, for noise of standard deviation 1.
+        fresh_std: Standard deviation that fresh vectors of standard deviation 1 add to every release.
 
     Raises:
         InputError: A sum is more than 2^30 standard deviations of the fresh noise.
@@ -394,7 +401,7 @@ def check_sums(noise: Noise, max_sum: float, fresh_std: float) -> None:
 
 
 MAX_SLACK = 2.0**-60
-"""Most slack of a claim, in total variation, which is the slack that reports name."""
+"""Most slack of a claim, in total variation: reports say that releases are exact up to 2^-60."""
 _MIN_CLIP_UNITS = 2.0**22
 """Least number of units in a clip for each √d, where increments are closer than 2 clips.
 
@@ -420,11 +427,13 @@ def make_exact_plan(
     The cell's μ is converted to a μ for the units of one silo in the public order, for which the finest lattice
     and its noise are fitted.  Then the precision of a clip and the slack of the claim are checked.
 
-    Guarantee: the recorded μ is not above the cell's target, and the slack not above 2^-60.
+    Guarantee: no recorded μ is above the target of the silos that it is for, or in secret participation above the
+    μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the run
+    has a first step, too.
 
     Args:
         cell: Cell with a privacy target.
-        objective: Objective that silos take increments of.
+        objective: Objective whose increments silos compute.
         estimator: Estimator of the row.
         mechanism: Mechanism of the row.
         workload: Running sums of the estimator.
@@ -444,7 +453,7 @@ def make_exact_plan(
     unit = cell.privacy.protected_unit
 
     def silo_mu(target: float) -> float:
-        """Largest μ that a unit's records in one silo may have, less the increase by rounding."""
+        """Compute the largest μ of a unit's records in one silo, less the increase of μ by rounding."""
         mu = schedule.calibrated_mu(sums, target, cell.privacy.delta) * share
         return (unit.mu_per_silo(mu) if trust.publishes_sums(0) else mu / unit.max_silos) * _MU_MARGIN
 
@@ -455,7 +464,10 @@ def make_exact_plan(
     try:
         factorization = integer_form(mechanism, public_sums.workload)
         if (estimator.round(1).split is not None) != factorization.has_parts:
-            raise InputError(f"{mechanism.name} noise on increments that are clipped in parts")
+            raise InputError(
+                f"{mechanism.name} noise is for increments that are clipped "
+                f"{'in parts' if factorization.has_parts else 'as a whole'}; take another mechanism"
+            )
         exact = fitted_lattice(
             ExactRunInputs(
                 factorization,
@@ -475,23 +487,26 @@ def make_exact_plan(
     # Precision and slack.
     if increment_diameter < APART and math.sqrt(objective.dimension) * _MIN_CLIP_UNITS > min(exact.norms(1)):
         raise InputError(
-            f"{name}: {objective.dimension} values of {min(exact.norms(1))} units are too coarse; ask for fewer "
-            "cells, or take a longer word"
+            f"{name}: {objective.dimension} values with a clip of {min(exact.norms(1))} units are too coarse; ask "
+            "for fewer cells, or take a longer word"
         )
     if exact.claim.slack > MAX_SLACK / (2 if cell.budget.other_mu else 1):  # first step and rounds have half each
-        raise InputError(f"{name}: {schedule.rounds} rounds of {objective.dimension} values are too many")
+        raise InputError(
+            f"{name}: {schedule.rounds} rounds of {objective.dimension} values are too many; take fewer rounds, "
+            "or a smaller model"
+        )
     return exact
 
 
 def make_exact_noise(
     exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...], weights: tuple[float, ...]
 ) -> Noise:
-    """Return every party's noise in units of the model.
+    """Return every party's noise, converted from units of the lattice to the scale of the model.
 
     Args:
         exact: Exact plan of the run.
         trust: Trust setting.
-        batch_sizes: Units in a batch of each silo.
+        batch_sizes: Number of records (or other units of protection) in a batch of each silo.
         weights: Weight of each silo in the mean over silos.
     """
     unit = exact.lattice.unit
@@ -525,6 +540,7 @@ class Grid:
     """
 
     unit: float
+    """Distance of two neighbouring grid points."""
 
     def encode(self, values: NDArray[np.float64]) -> EncodedMessage:
         """Round values to the grid, (d,).
@@ -552,8 +568,8 @@ class Grid:
 def make_grid(silo_std: float, digits: int, max_sum: float) -> Grid:
     """Return the grid for masked messages.
 
-    Half of the `digits` binary digits in which noise is drawn lie above the unit and half below it, so that
-    rounding adds less than 2^-24 to the variance.
+    Half of the `digits` binary digits in which noise is drawn lie above the unit and half below it.  Rounding then
+    adds less than a relative 2^-24 to the variance of a silo's noise, for 24 digits or more.
 
     Args:
         silo_std: Standard deviation of the noise in every silo's term of the mean, above 0.
@@ -576,7 +592,7 @@ def make_message_grid(cell: Cell, noise: Noise, max_sum: float) -> Grid:
     """Return the grid for sums of masked messages.
 
     Args:
-        cell: Cell with the type of the run's numbers.
+        cell: Cell, whose `run.dtype` decides in how many digits noise is drawn.
         noise: Noise of every silo.
         max_sum: Bound of the norm of the silos' mean running sum.
 
@@ -588,14 +604,32 @@ def make_message_grid(cell: Cell, noise: Noise, max_sum: float) -> Grid:
 
 
 def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
-    """Return the workload of an estimator's running sums, for a mean over one batch."""
-    return Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
+    """Return the workload of an estimator's running sums, for a mean over one batch.
+
+    Guarantee: from round 2 on the sums of every round decay as the workload says, by which the noise is calibrated
+    and charged: by 0 in a round that restarts them, and by `estimator.decay` in all others.
+
+    Raises:
+        InputError: A round of the estimator has another decay, or decay, clips or period are out of their ranges.
+    """
+    workload = Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
+    for round_record in make_rounds(estimator, schedule.rounds)[1:]:
+        charged_decay = 0.0 if is_restart(round_record.t, workload.period) else workload.decay
+        if round_record.decay != charged_decay:
+            raise InputError(
+                f"{type(estimator).__name__}: the running sum of round {round_record.t} has decay = "
+                f"{round_record.decay:g}, and by decay = {workload.decay:g} and period = {workload.period} of the "
+                f"estimator its noise would be calibrated for {charged_decay:g}; let `round`, `decay` and "
+                "`period` agree"
+            )
+    return workload
 
 
 def batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
-    """Return the norm bound of every round's increments, for a mean over one batch.
+    """Return the norm bound of every round's increments, for a mean over one batch, (T,).
 
-    A round that reads k batches has 1/k of its clip.
+    A round that is expected to read k batches has 1/k of its clip.  If increments are clipped in parts, the bound
+    is that of their first part.
     """
     return tuple(
         float(round_record.clip) / max(1, schedule.expected_batches(round_record.t))
@@ -617,7 +651,8 @@ def calibrate_float_noise(
     (amplification by secret sampling allows a larger one), and the trust setting turns μ' into standard
     deviations.
 
-    Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.
+    Guarantee: up to roundings to the safe side, a public order gets its μ exactly.  Secret sampling gets at most
+    the (ε, δ) of that μ at the cell's δ.
 
     Args:
         cell: Cell with its privacy target.

@@ -3,15 +3,17 @@
 Both are planned and accounted for as runs of DP-SGD, so that silos, guards, noise, integers and ledger treat them
 like every other run.
 
-An evaluation reads all test records of every silo, as a round of DP-SGD whose releases are bounded vectors of one
-or two numbers (loss/scores.py) in place of gradients.
+An evaluation reads the same test records of every silo, `evaluation.records` of them, as a round of DP-SGD whose
+increments are scores in place of gradients: bounded vectors of one or two numbers (loss/scores.py), or of more
+with curves.
 
 The first step is a run of one round, whose model is moments of columns:
 
-    first_step_cell(cell) ─▶ any engine ─▶ Finished ─▶ apply_scaling(cell, its model) ─▶ the rounds, with numbers
+    first_step_cell(cell) ─▶ any engine ─▶ CellOutcome ─▶ scaling of its model ─▶ apply_scaling ─▶ the rounds
 
-The server gets the mean of these moments over silos, like a mean of gradients.  `prepare_scenario` checks and
-plans all cells of a sweep, with their first steps, before anything is run.
+The model is the noisy mean of these moments over silos, like a mean of gradients.  Before anything is run,
+`prepare_scenario` checks the records of all cells, fits their noise, and plans the rounds that wait for a first
+step.
 
 This module also assigns the records on which each silo of a simulation or demonstration trains and evaluates.
 """
@@ -53,11 +55,11 @@ def first_step_cell(cell: Cell) -> Cell | None:
     """Return the run that is the cell's first step, or None if no first step is left to take.
 
     The first step is a run of DP-SGD with one round, whose objective is moments of the columns with numbers.
-    Every silo's records of the rounds take part, once, in this round: its batch is (batches of a silo) · (batch
-    size).  None is returned for data without a table and for scaling that is known or not asked for.
+    All records that a silo reads in the later rounds take part in it, once: its batch is (batches of a silo) ·
+    (batch size).  None is returned for data without a table and for scaling that is known or not asked for.
 
-    Guarantee: the first step is √share · μ-GDP for each record under the cell's relation,
-    where the run's target is μ.
+    Guarantee: the first step is √share · μ-GDP for each record under the cell's relation, where the run's target
+    is μ.  A run without a target has a first step without noise.
 
     Raises:
         InputError: The algorithm's trust setting has no first step.
@@ -146,7 +148,8 @@ def prepare_scenario(
         where there is none to take.
 
     Raises:
-        InputError: There are too few records, no noise can be fitted, or rounds cannot be planned.
+        InputError: There are too few records, no noise can be fitted, the trust setting has no first step, or
+            rounds cannot be planned.
     """
     if has_records:
         for point in scenario.points:
@@ -172,7 +175,10 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
       parts, and a silo gets the first rows that it has in the training part, unless it holds persons or clients.
     * With a partition by site, a silo gets the first rows of its site.  In the case above, the rows that it has in
       the training part precede the site's other rows.
-    * Otherwise, no row goes to two silos, and a silo's labels are distributed as in its training records.
+    * Otherwise any row may go to any silo.  With the partition "iid" the rows are drawn at random, and else a
+      silo's labels are about as frequent as in its training records.
+
+    No row goes to two silos.
 
     Raises:
         InputError: The scenario asks for more test records than all silos have, or than one of them has.
@@ -184,7 +190,8 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
     labels = task.test_with_missing.labels.numpy()
     if sum(sizes) > len(labels):
         raise InputError(
-            f"evaluation.records: {sum(sizes)} test records of all silos, and {cell.data.name} has {len(labels)}"
+            f"evaluation.records: {sum(sizes)} test records of all silos, and {cell.data.name} has {len(labels)}; "
+            "ask for fewer"
         )
     if cell.data.partition == "iid":
         shares = partition_iid(labels, sizes, cell.seed)
@@ -238,8 +245,8 @@ def _take_first(
 
     Args:
         cell: Cell of the training, for messages.
-        indices_by_silo: Row indices of each silo.
-        sizes: Number of rows of each silo.
+        indices_by_silo: Row indices of each silo, from which the first are taken.
+        sizes: Number of rows that each silo evaluates on.
 
     Raises:
         InputError: A silo has too few.  The message names the silo.
@@ -255,7 +262,7 @@ def _take_first(
 
 
 def held_out_indices_by_silo(cell: Cell) -> list[NDArray[np.int64]]:
-    """Return the row indices, in the data set, of each silo's test records.
+    """Return the row indices, in the test part of the data set, of each silo's test records.
 
     Each silo's array is empty if silos do not evaluate.
     """
@@ -276,17 +283,17 @@ def held_out_records_by_silo(cell: Cell) -> list[Records]:
 
 
 def train_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
-    """Return the row indices, in the data set, of each silo's training records, in reading order.
+    """Return the row indices, in the training part of the data set, of each silo's training records.
 
     A silo that holds persons gets all records of its persons, whether they count or not, in the order of the data.
-    A silo that holds clients gets their records unit by unit.  Otherwise the rows are those of
-    `partition_records`.
+    A silo that holds clients gets their records unit by unit, and other silos get the rows of `partition_records`,
+    both in reading order.
     """
     task, shares = load_task(cell), [share.numpy() for share in partition_records(cell)]
     if task.unit_indices is None:
         return shares
     if cell.privacy.protected_unit.name == USER.name and task.persons is not None:
-        person_of_row = index_persons(task.persons)[1]
+        _, person_of_row = index_persons(task.persons)
         return [np.flatnonzero(np.isin(person_of_row, share)) for share in shares]
     return [task.unit_indices[share].ravel() for share in shares]
 
@@ -317,8 +324,8 @@ class EvaluationPlan:
 
         Means over the rows read are divided by `counted_share`, to become means over the rows that count.
         Metrics of all silos come from the weighted mean over silos.  With `silo_names` each silo's metrics
-        follow under "metric_at_name", with their mean and worst value.  Curves and other further figures come
-        from the means over the rows read, with the standard deviation of their noise.
+        follow under "metric_at_name", with their unweighted mean and their worst value.  Curves and other further
+        figures come from the means over the rows read, with the standard deviation of their noise.
 
         Args:
             published: (silos, `dimension`), or (1, `dimension`) if only the mean over silos is published.
@@ -354,10 +361,10 @@ def evaluation_count(cell: Cell) -> int:
 def evaluation_cell(cell: Cell) -> Cell:
     """Return the run of a cell's evaluations, with a round for each evaluation of all test records.
 
-    The run is one of DP-SGD whose increments are scores, clipped to norm `increment_norm` of the
-    section [evaluation], or 0.5 in a regression.  The noise is calibrated to the evaluations' own target, or
-    absent without one.  Under secure aggregation every silo adds the whole noise, so that its message is private
-    by itself.
+    The run is one of DP-SGD whose increments are scores of norm at most `increment_norm` of the section
+    [evaluation] for a classification, and 0.5 for other models.  The noise is calibrated to the evaluations' own
+    target, or absent without one.  Under secure aggregation every silo adds the whole noise, so that its message
+    is private by itself.
     """
     section, silos = cell.evaluation, cell.federation.silos
     assert section is not None
@@ -382,7 +389,8 @@ def evaluation_cell(cell: Cell) -> Cell:
 def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool = False) -> EvaluationPlan | None:
     """Plan a cell's evaluations as a separate run, whose queries are models.
 
-    Guarantee: the releases of all evaluations together are `evaluation.mu`-GDP for each test record.
+    Guarantee: if `evaluation.mu` is given, the releases of all evaluations together are `evaluation.mu`-GDP for
+    each test record.
 
     Args:
         cell: Cell of the training.
@@ -393,7 +401,8 @@ def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool 
         The plan, or None if silos do not evaluate.
 
     Raises:
-        InputError: See `make_plan`.
+        InputError: The scaling is not known, the model has no scores record by record, or the evaluations cannot
+            be planned.
     """
     if cell.evaluation is None:
         return None

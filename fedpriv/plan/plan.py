@@ -36,7 +36,6 @@ from fedpriv.participation.orders import Participation, PublicOrder, check_depen
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.plan.calibration import (
     Grid,
-    batch_clips,
     calibrate_float_noise,
     check_clips,
     check_noise,
@@ -52,20 +51,23 @@ from fedpriv.scenario.schema import Cell
 def check_absences(cell: Cell, estimator: Estimator, mechanism: Mechanism) -> None:
     """Check that a run which is to continue without a silo can do so (`allows_absences`).
 
+    Other runs pass.
+
     Raises:
-        InputError: The run cannot continue without a silo.
+        InputError: The run is to continue without a silo, and cannot.
     """
     if (key := cell.absence_key) is not None and not allows_absences(estimator, mechanism):
         raise InputError(
-            f"{key}: {cell.algorithm.row.name} cannot go on without a silo: its sums restart, or are taken apart, "
-            "or its silos step by themselves, or its privacy rests on how far queries move between rounds"
+            f"{key}: {cell.algorithm.row.name} cannot go on without a silo: its sums restart, or its increments "
+            "are clipped in parts, or its silos step by themselves, or its privacy rests on how far queries move "
+            "between rounds, or a round takes several noise vectors; leave the key out, or take another algorithm"
         )
 
 
 def allows_absences(estimator: Estimator, mechanism: Mechanism) -> bool:
     """Whether a silo may skip rounds.
 
-    After an absence, the silo's next increment starts at the last query that the silo answered.
+    An increment with gradients at earlier queries then takes the queries that the silo answered last.
     """
     first = estimator.round(1)
     is_plain = estimator.period is None and first.split is None and first.local is None
@@ -99,15 +101,15 @@ class PlannedRound(NamedTuple):
     next_decay: Scalar
     """Decay of the running sum in the next round, or 0 after the last."""
     batch_range: range | None
-    """Batches of the silo's order that are read, or None if records are drawn one by one."""
+    """Batches of the silo's order that are read, or None if the rounds of records are drawn."""
     batch_count: int
-    """Expected number of batches, or 1 in a round that reads none: increments are divided by it."""
+    """Expected number of batches, by which increments are divided, or 1 in a round that reads none."""
     noise_vector_count: int | None
     """Number of fresh noise vectors, or None for a single one that is not stacked."""
     message_length: int
     """Numbers of `Plan.message_dtype` in a silo's message."""
     stored_length: int
-    """Numbers of `Plan.stored_dtype` that a server stores."""
+    """Numbers of `Plan.stored_dtype` that a server stores of the round."""
     integer_round: IntegerRound | None
     """Norms, shape and noise on the lattice, or None in floating point."""
 
@@ -122,9 +124,9 @@ class Plan:
     schedule: Participation
     """Participation: which records take part in which rounds."""
     batch_sizes: tuple[int, ...]
-    """Records of each silo in a round, expected if sampled.
+    """Units of each silo in one batch (records, unless `unit` is another one), expected if sampled.
 
-    Means have these fixed denominators.
+    A round's mean over a silo has the fixed denominator batch size · `PlannedRound.batch_count`.
     """
     weights: tuple[float, ...]
     """Weight p_i of each silo's mean in the server's mean.  The weights sum to 1."""
@@ -147,7 +149,7 @@ class Plan:
     exact_plan: ExactPlan | None = None
     """Lattice, sums and noise of releases that are integers, or None in floating point."""
     grid: Grid | None = None
-    """Grid on which masked messages in floating point are added, or None without masks."""
+    """Grid on which masked messages in floating point are added, or None for all other messages."""
     unit: Unit = RECORD
     """Unit of protection, which fills a row of a batch.
 
@@ -174,7 +176,14 @@ class Plan:
     The server then adds them to those of earlier rounds.
     """
     message_dtype: torch.dtype = field(init=False)
-    """Type of a silo's message: bytes or words if masked, sums if the server adds the noise."""
+    """Type of the numbers of a silo's message.
+
+    | message | integers | floating point |
+    |---|---|---|
+    | masked | uint8, bytes of words | uint64 |
+    | sums to which the server adds noise | int64 | float64 |
+    | all others | `dtype` | `dtype` |
+    """
     stored_dtype: torch.dtype = field(init=False)
     """Type of the vector that a server stores of a round: noisy integers, or its release."""
     rounds: tuple[PlannedRound, ...] = field(init=False, repr=False, compare=False)
@@ -245,28 +254,28 @@ class Plan:
             ValueError: The plan is in floating point.
         """
         if self.exact_plan is None:
-            raise ValueError("floating point has no lattice of integers: make_plan(released=True)")
+            raise ValueError("floating point has no lattice of integers: make_plan(…, for_release=True)")
         return self.exact_plan
 
     @property
     def max_clip(self) -> float:
-        """Largest clip of any round and part for a single record, not divided by the batches of a round."""
+        """Largest clip of any round and part of an increment, for a single record and before any division."""
         return max(max(round_plan.step.clips) for round_plan in self.rounds)
 
     def check_release_noise(self) -> None:
-        """Refuse noise that protects no one.
+        """Refuse noise in floating point, which protects no one.
 
         Raises:
-            ValueError: The noise is in floating point.
+            ValueError: The plan has noise in floating point.
         """
         if self.noise.sources and self.exact_plan is None:
-            raise ValueError("noise that is really released needs a plan made for it: make_plan(released=True)")
+            raise ValueError("noise in floating point protects no one: make_plan(…, for_release=True)")
 
     def record_capacity(self, silo: int) -> int:
-        """Number of records for which a silo's memory is made in a round.
+        """Number of units (records, unless `unit` is another one) for which a silo has memory in a round.
 
-        Under secret participation almost no round has more records, and the slack that a silo's guard charges for
-        the run includes the rounds that have more.
+        No round of a public participation has more.  Under secret participation a round has more with a
+        probability of at most 2^-40 (`SecretOrder.capacity`), and the slack that a guard charges includes this.
         """
         return (
             self.schedule.capacity(self.batch_sizes[silo]).row_count
@@ -287,14 +296,15 @@ class Plan:
 def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) -> Plan:
     """Plan a run: calibrate the noise to the cell's privacy target and derive the optimizer from it.
 
-    Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `calibration`);
-    InputError otherwise, for a silo's guard and for a simulation alike.
+    Guarantee: clips and noise of a plan are numbers that floating point holds (`check_clips`, `check_noise`), and
+    sums in floating point do not hide their noise (`check_sums`); InputError otherwise, for a silo's guard and for
+    a simulation alike.  Sums of a run without noise are not checked.
 
     Args:
         cell: Cell of a scenario, with its scaling known.
         objective: Objective of the model.
-        for_release: Whether the noise protects somebody.  Releases are then integers, as in a simulation with
-            `run.arithmetic = "integers"`.
+        for_release: Whether the noise protects somebody.  Releases of a private run are then integers, as in a
+            simulation with `run.arithmetic = "integers"`.
 
     Raises:
         InputError: The run cannot be planned.
@@ -302,9 +312,7 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     # Parts that do not depend on the noise, and their checks.
     check_scaling_known(cell)
     row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.trust_setting
-    schedule = cell.schedule
-    batch_sizes = cell.batch_sizes
-    weights = silo_weights(cell)
+    schedule, batch_sizes, weights = cell.schedule, cell.batch_sizes, silo_weights(cell)
     problem = make_problem(cell, objective)
     estimator, mechanism, workload = make_uncalibrated_parts(cell, problem)
     check_absences(cell, estimator, mechanism)
@@ -327,14 +335,14 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
             exact.inputs.factorization.mechanism,
             make_exact_noise(exact, trust, batch_sizes, weights),
         )
-        check_noise(noise)
     else:
         noise = calibrate_float_noise(cell, schedule, workload, mechanism, weights, diameter)
-        check_noise(noise)
-        if noise.sources:
-            check_sums(noise, max_sum, mechanism.fresh_std or 1.0)
-            if trust.masked:
-                grid = make_message_grid(cell, noise, max_sum)
+    check_noise(noise)
+    if noise.sources and exact is None:
+        # A mechanism that states no fresh part (0) is held to the standard deviation of its fresh vectors.
+        check_sums(noise, max_sum, mechanism.fresh_std or 1.0)
+        if trust.masked:
+            grid = make_message_grid(cell, noise, max_sum)
     return Plan(
         schedule,
         batch_sizes,
@@ -359,6 +367,10 @@ def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Me
 
     The mechanism is made for the running sums of the estimator's own clips.  A row may raise its clips once its
     mechanism is known, and the running sums then have the raised clips.
+
+    Raises:
+        InputError: The row has no estimator or mechanism for these settings, or the estimator's rounds decay
+            otherwise than its running sums are charged (`make_workload`).
     """
     row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
     estimator = row.estimator(settings, problem)
@@ -371,11 +383,11 @@ def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Me
 
 
 def silo_weights(cell: Cell) -> tuple[float, ...]:
-    """Compute the weight p_i of every silo's mean, proportional to its records in a round: B_i / Σ B.
+    """Compute the weight p_i of every silo's mean, proportional to its batch size B_i: B_i / Σ B.
 
-    Silos with budgets of their own are weighted by the inverse variance of their noise, (B_i μ_i)² / Σ (B μ)².  Of
-    all fixed weights these leave the least noise in the mean.  The weights are public, sum to 1, and are fixed
-    before round 1.
+    Silos with budgets μ_i of their own have the weights (B_i μ_i)² / Σ (B μ)².  In a public order noise has the
+    variance 1 / (B_i μ_i)² up to a factor that all silos share, so that of all fixed weights these leave the least
+    noise in the mean.  The weights are public, sum to 1, and are fixed before round 1.
     """
     sizes, mus = cell.batch_sizes, cell.target_mus
     shares = (
@@ -386,7 +398,7 @@ def silo_weights(cell: Cell) -> tuple[float, ...]:
 
 
 ROUNDING_ALLOWANCE = 2.0**-20
-"""Relative allowance of the increment diameter, above every rounding of increments, also on a lattice.
+"""Relative allowance of the increment diameter, above all rounding in float64 and on a lattice.
 
 Two increments that are `a` ≥ 1 clips apart are at most a (1 + 2^-20) clips apart on the lattice, as a plan has
 2^22 √d ≤ K for the clip K in units, or is refused (`make_exact_plan`).  In float64 alone all roundings are below
@@ -402,11 +414,12 @@ def find_increment_diameter(
 ) -> float:
     """Return the largest distance of two increments in clips, 2 unless a smaller one is proved.
 
-    A smaller one is the class's `diameter` / clip, at least 1, times 1 + 2^-20 for roundings.
+    A smaller one is `objective.diameter` / clip, at least 1, times 1 + 2^-20 for roundings.
 
     Guarantee: smaller than 2 only where all that is released is one round's sum of increments that are public
-    vectors or moments, means of them, or zeros, no two of them further apart than their class's `diameter`; and
-    clipping, a projection on a ball, brings none further apart.  No other class is believed.
+    vectors or moments, means of them, or zeros, no two of them further apart than the objective's `diameter`; and
+    clipping, a projection on a ball, brings none further apart.  Only classes in `PROVED_DIAMETERS` that fedpriv
+    ships are believed, and only in a public order.
 
     Args:
         objective: Objective of the row, by records.
@@ -441,7 +454,7 @@ def _uses_integers(cell: Cell, for_release: bool) -> bool:
     """Whether the run's releases are integers.
 
     Raises:
-        InputError: A simulation asks for integers without noise.
+        InputError: The cell asks for integers and has no privacy target.
     """
     private = cell.target_mu is not None
     if cell.run.arithmetic == "integers" and not private:
@@ -463,19 +476,17 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     - silos with budgets and weights of their own,
     - releases of integers, whose noise is of another form.
     """
-    problem = make_problem(cell, plan.objective)
-    schedule = plan.schedule
+    problem, schedule = make_problem(cell, plan.objective), plan.schedule
     if schedule.secret or not schedule.single_pass or plan.exact_plan is not None or cell.privacy.shares:
         return None
     radius = float(getattr(cell.algorithm.settings, "radius", math.inf))
     if not (radius <= problem.convex_within and math.isfinite(radius) and math.isfinite(problem.smoothness)):
         return None
-    clips = np.array(batch_clips(plan.estimator, schedule))
-    workload = Workload(schedule, plan.estimator.decay, clips, plan.estimator.period)
+    workload = make_workload(plan.estimator, schedule)
     release_numbers = ReleaseNumbers(
         problem.batch,
         problem.dimension,
-        clips,
+        workload.clips,
         plan.noise.std_in_mean * np.sqrt(plan.mechanism.variance(workload)),
     )
     return cell.algorithm.row.excess_risk(cell.algorithm.settings, problem, release_numbers)

@@ -1,9 +1,8 @@
 """Released running sums as accounting needs them: sensitivities, blocks and overlaps.
 
 Running sums A s of the increments s of T rounds are released with the noise B z of a mechanism, A = B C, which is
-post-processing of C s + z.  Column C_t, (T,), is what the increment of round t adds to C s, times the
-increment.  Under secret participation a record's rounds are unknown, but two of them are at least `groups`
-rounds apart.
+post-processing of C s + z.  The increment of round t adds its product with column C_t, (T,), to C s.  Under secret
+participation a record's rounds are unknown, but two of them are at least `groups` rounds apart.
 """
 
 import math
@@ -111,11 +110,11 @@ class RunningSums:
         that fades, C ≥ 0, in real numbers.
 
         Args:
-            groups: Distance of two consecutive rounds of one record.
+            groups: Distance of two consecutive rounds in which a record may take part.
 
         Raises:
-            InputError: For other noise, as in `block_displacement`, or if a record has too many rounds.  The
-                message names the reason.
+            InputError: The noise is treated as blocks, and `block_displacement` refuses it; or a record may take
+                part in more than 2,000 rounds.  The message names the reason.
         """
         if not self.mechanism.fades or self.exact or self.mechanism.assumption is not None:
             return self.block_displacement(groups), 0.0
@@ -124,7 +123,7 @@ class RunningSums:
         if len(rounds_by_group[0]) > MAX_ROUNDS:
             raise InputError(
                 f"secret participation with {self.mechanism.name} noise: a record may take part in "
-                f"{len(rounds_by_group[0])} rounds, and overlaps are looked at up to "
+                f"{len(rounds_by_group[0]):,} rounds, and overlaps are looked at up to "
                 f"{MAX_ROUNDS:,}; set federation.groups higher"
             )
         max_square = float(np.max(clips**2 * columns.squared_norms)) * (1.0 + _ROUNDING)
@@ -143,23 +142,23 @@ class RunningSums:
         the noise of `displacement_and_overlap`.
 
         Args:
-            groups: Distance of two consecutive rounds of one record.
-            bins: Rounds of one record in an epoch.
+            groups: Distance of two consecutive rounds in which a record may take part.
+            bins: Number of rounds of an epoch in which a record may take part.
 
         Returns:
-            Overlaps, or None for disjoint blocks and for epochs with too many rounds.
+            Overlaps, or None if no two rounds overlap, or if `bins` is above 200.
 
         Raises:
-            InputError: See `displacement_and_overlap`.
+            InputError: `displacement_and_overlap` refuses the noise, or a record may take part in too many rounds.
         """
-        if self.displacement_and_overlap(groups)[1] == 0.0 or bins > LONGEST_CHAIN:
+        max_norm, max_overlap = self.displacement_and_overlap(groups)
+        if max_overlap == 0.0 or bins > LONGEST_CHAIN:
             return None
-        max_norm, columns = self.displacement_and_overlap(groups)[0], self.mechanism.columns(self.workload)
-        rounds, clips = len(self.workload.clips), self.workload.clips / max_norm * (1.0 + _ROUNDING)
-        epochs = -(-rounds // (groups * bins))
+        columns, clips = self.mechanism.columns(self.workload), self.workload.clips / max_norm * (1.0 + _ROUNDING)
+        epochs = -(-len(clips) // (groups * bins))
         products, norms = np.zeros((epochs * bins,) * 2), np.zeros(epochs * bins)
-        for first in range(min(groups, rounds)):
-            rounds_of_group = np.arange(first, rounds, groups)
+        for first in range(min(groups, len(clips))):
+            rounds_of_group = np.arange(first, len(clips), groups)
             prefix = slice(0, len(rounds_of_group))
             products[prefix, prefix] = np.maximum(products[prefix, prefix], columns.inner(rounds_of_group))
             norms[prefix] = np.maximum(norms[prefix], clips[rounds_of_group])

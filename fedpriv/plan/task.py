@@ -1,7 +1,7 @@
 """Task of a cell: the records of a federation as features of a model, partitioned over the silos.
 
-A data set is loaded once.  Records may be grouped into units, persons or clients with several records each.  A
-record that a unit lacks is a row of zeros with the label of an absent record.
+The last tasks stay in memory.  Records may be grouped into units, persons or clients with several records
+each.  A record that a unit lacks is a row of zeros with the label of an absent record.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ def order_by_site(test: Records, sites: Sites | None) -> tuple[Records, tuple[tu
 
     Args:
         test: Test records.
-        sites: Site of each record, or None for data without sites.
+        sites: Sites of the data, whose `test` has the site of each record, or None for data without sites.
 
     Returns:
         The records and (name, number of records) of each site.  Without sites the records are unchanged and the
@@ -92,7 +92,7 @@ def order_by_site(test: Records, sites: Sites | None) -> tuple[Records, tuple[tu
 
 
 _CLIENT_SEED = 0
-"""Seed that partitions records over clients.
+"""Seed of clients whose records a partition skews ("dirichlet", "shards").
 
 Seeds of a scenario draw cohorts and noise, but the clients are the same for all of them.
 """
@@ -107,13 +107,16 @@ class PublicTask:
     objective: Objective
     """Loss of the cell's model over such records."""
     test: Records
-    """Test records, sorted by site if the data name the sites."""
+    """Test records that count, sorted by site if the data name the sites.
+
+    There are none if the task was made from the schema of a table alone.
+    """
     site_sizes: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
     """Name and number of records of each site, in the order of `test`."""
     label_unit: float = field(default=1.0, kw_only=True)
-    """Amount of a real target, in its own unit, for which a label is 1."""
+    """Amount of a real target, in its own unit, that a label of 1 stands for."""
     label_shape: tuple[int, ...] = field(default=(), kw_only=True)
-    """Shape of a record's labels, or () for a single label."""
+    """Shape of one record's labels, or () for a single label."""
 
 
 @dataclass(frozen=True)
@@ -123,22 +126,26 @@ class Task(PublicTask):
     train: Records
     """Training records, or units of them if `unit_indices` is set."""
     train_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
-    """Site of each training record, or None if the data name no sites."""
+    """Site of each row of `train`, that of its first record for a unit, or None if the data name no sites."""
     persons: NDArray[np.str_] | None = field(default=None, kw_only=True)
     """Person of each training record, or None if the data name no persons."""
     unit_indices: UnitTable | None = field(default=None, kw_only=True)
-    """Row indices, in the data, of each unit's training records, or None if rows are records."""
+    """Row indices, in the training part, of each unit's records, or None if rows are records.
+
+    An absent record of a unit has the index -1.
+    """
     test_with_missing: Records = field(kw_only=True)
-    """Test part of the data with all its rows, whether they count or not.
+    """Test part of the data, or held-out training records, with all rows, whether they count or not.
 
     `test` holds the rows that count.
     """
     test_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
     """Site of each row of `test_with_missing`, or None if the data name no sites."""
     test_index_of_train: NDArray[np.int64] | None = field(default=None, kw_only=True)
-    """Row index in `test_with_missing` of each training record, or None.
+    """Row index in `test_with_missing` of each training record of the data, or None.
 
-    Only files whose rows each have a row in both parts have these indices.
+    Only files whose rows each have a place in both parts have these indices, and only if no training records are
+    held out.
     """
 
 
@@ -146,7 +153,8 @@ def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> 
     """Combine features with labels, where a regression's labels get type `dtype`.
 
     Labels of rows that do not count are marked, and stay so (`counted_mask`).  Several labels of a record follow
-    its features in the same row.  The `labels` of such records only state whether each record counts.
+    its features in the same row, as 0 if the record does not count.  The `labels` of such records only state
+    whether each record counts.
 
     Args:
         features: (B, f).
@@ -169,8 +177,8 @@ def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> 
 class ModelInputs:
     """Inputs of a cell's model: the data set, and the map of its records.
 
-    Apart from the number of validation records, a task depends on nothing else, so that equal
-    inputs have equal tasks.
+    A task whose rows are records, before metrics are added, depends only on these inputs and on the number of
+    validation records, so that it is loaded once for equal inputs.
     """
 
     data_name: str
@@ -269,7 +277,8 @@ def _load_public_task(inputs: ModelInputs) -> PublicTask:
 def load_public_task(cell: Cell) -> PublicTask:
     """Return the task of a deployment's server, with the metrics of the scenario.
 
-    If the server does not evaluate and the data are a table, the schema suffices and no record is loaded.
+    If the server does not evaluate and the data are a table, the schema suffices, no record is loaded, and there
+    are no metrics.
 
     Raises:
         InputError: The scenario holds out, splits or spares training records, of which a deployment's server has
@@ -289,10 +298,9 @@ def load_public_task(cell: Cell) -> PublicTask:
 
 
 def make_schema_task(cell: Cell, schema: TableSchema) -> PublicTask:
-    """Return the task of a server without a table, from the public schema.
+    """Return the task without any record, from the public schema of a table.
 
-    Silos evaluate, so that there are no test records.  A single row of zeros is mapped to learn the layout of
-    features.
+    A single row of zeros is mapped to learn the layout of features.
     """
     inputs = ModelInputs.from_cell(cell)
     image = np.zeros((1, len(schema.raw_columns) if cell.model.row.of_cells else schema.width))
@@ -341,7 +349,10 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
     train_images, test_images = dataset.train_images, dataset.test_images
     if model.row.of_cells:
         if dataset.raw_cells is None:
-            raise InputError(f"model.name = {model.name!r}: is of a table, and {display_name(data)} is none")
+            raise InputError(
+                f"model.name = {model.name!r} takes the cells of a table, and {display_name(data)} is none; take "
+                "another model, or a table"
+            )
         train_images, test_images = dataset.raw_cells, np.zeros((len(test_images), dataset.raw_cells.shape[1]))
     # Features, and training records held out in place of test records.
     layout = inputs.make_layout(train_images, dataset.train_labels, dataset.class_count)
@@ -350,7 +361,9 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
     sites = dataset.sites
     if validation is not None:
         if validation >= len(train.labels):
-            raise InputError(f"data.validation = {validation}: {data} has {len(train.labels)} training records")
+            raise InputError(
+                f"data.validation = {validation}: {data} has {len(train.labels)} training records; hold out fewer"
+            )
         train, test = (
             Records(*(column[rows] for column in train)) for rows in (slice(-validation), slice(-validation, None))
         )
@@ -406,14 +419,16 @@ def load_task(cell: Cell) -> Task:
 def _load_unit_task(
     unit: Unit, inputs: ModelInputs, validation: int | None, clients: tuple[int, DataSection] | None
 ) -> Task:
-    """Load the task whose training rows are units: persons, or clients of `max_records` records each.
+    """Load the task whose training rows are units.
+
+    A unit is a person with the first `max_records` records that count, or a client with `max_records` records.
 
     Args:
         unit: Unit of protection, "user" or "client".
         inputs: Data set, and map of its records.
         validation: Number of training records that are held out, or None.
-        clients: Number of clients with the section [data] that partitions records over them, or None for clients
-            whose records are consecutive in the data.
+        clients: Number of clients with the section [data] that partitions records over them, or None for persons,
+            and for clients whose records are consecutive in the data.
     """
     task = load_task_of_inputs(inputs, validation)
     count = len(task.train.labels)
@@ -440,10 +455,12 @@ def _load_unit_task(
 def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     """Return the task's objective with the metrics of the scenario, as views that score the test records.
 
-    The objective is unchanged if silos evaluate, or if the scenario asks for no metrics and no Goldstein radius.
+    The objective is unchanged if silos evaluate, or if the scenario asks for no metrics, no metrics of each site
+    and no Goldstein radius.
 
     Raises:
-        InputError: The metrics, or Goldstein stationarity, cannot be computed on the test records.
+        InputError: The metrics, or Goldstein stationarity, cannot be computed on the test records, or those of a
+            site.
     """
     objective, run = task.objective, cell.run
     if cell.evaluation is not None:  # silos evaluate and send sums
@@ -465,7 +482,7 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     if run.goldstein_radius is None:
         return objective
     if task.label_shape or cell.model.is_survival:
-        raise InputError("run.goldstein_radius: is of records with one label each; leave it out")
+        raise InputError("run.goldstein_radius: it is for records with one class or number each; leave it out")
     return GoldsteinView(objective, run.goldstein_radius)
 
 
@@ -506,10 +523,10 @@ def check_record_count(cell: Cell) -> None:
 def partition_records(cell: Cell) -> list[Tensor]:
     """Return the row indices of each silo's training records, in reading order.
 
-    Rows are records, or units if these are rows of the task.  They are drawn with the cell's seed: iid, skewed
-    by label, or by site.
+    Rows are records, or units if these are rows of the task.  They are drawn with the cell's seed: iid, skewed by
+    label, or by site.
 
-    Guarantee: no record is held twice, so one record of one silo is one record of the federation.
+    Guarantee: no row is held twice, so one record or unit of one silo is one of the federation.
 
     Returns:
         A tensor (batches · batch size,) for each silo.
@@ -545,16 +562,16 @@ def row_labels(task: Task) -> NDArray[Any]:
 
 
 def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed: int) -> SiloRows:
-    """Partition rows over silos as [data] says, except by site, which takes no labels.
+    """Partition rows over silos, or over clients, as [data] says, except by site, which takes no labels.
 
     Args:
         data: Section [data], whose `partition` is "dirichlet", "shards" or "iid".
         labels: Label of each row, (rows,).
-        sizes: Number of rows of each silo.
+        sizes: Number of rows of each silo or client.
         seed: Seed of the draw.
 
     Returns:
-        Row indices of each silo.
+        Row indices of each silo or client.
     """
     if data.partition == "dirichlet":
         assert data.concentration is not None
@@ -566,7 +583,7 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
 
 
 def mask_absent_records(records: Records) -> tuple[Records, Tensor]:
-    """Replace the labels of absent records and return a mask of the present ones, both (..., B).
+    """Replace the labels of absent records by 0, and return a mask of the present ones, both (..., B).
 
     Guarantee: with weight 0 where a record is absent, its row adds nothing to a sum, whatever the loss is.
     """

@@ -2,7 +2,7 @@
 
 | file | content |
 |---|---|
-| results.json | all finished cells; rewritten whole, at most once a second; `complete` once no cell is missing |
+| results.json | finished cells; rewritten whole, about once a second at most; `complete` once no cell is missing |
 | cells.jsonl | finished cells that results.json does not contain yet |
 | history.jsonl | one line for each evaluated round of a cell |
 | checkpoints/ | checkpoints of unfinished cells |
@@ -83,7 +83,7 @@ class Results:
     tuning: Tuning | None = None
     """Section [tuned], the record of the choice of settings, or None."""
     date: str = ""
-    """Start of the run, in UTC."""
+    """Start of the run's first invocation, in UTC."""
     added_seeds: tuple[list[int], ...] = ()
     """Seeds that later invocations added, one list each, or empty if none added seeds."""
     differs: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ class Results:
 
     @property
     def seed_batches(self) -> list[list[int]]:
-        """Seeds of each invocation of the run."""
+        """Seeds of each invocation that brought seeds: the first one, and those that added some."""
         return [
             [seed for seed in self.seeds if not any(seed in batch for batch in self.added_seeds)],
             *self.added_seeds,
@@ -116,13 +116,15 @@ class RunFolder(RunObserver):
         """Open a results folder, and load its finished cells if the run is resumed.
 
         A folder of another run, by its results or its checkpoints, is refused before a file of it is written.
+        Only checkpoints that cannot be used may be deleted before.
 
         Seeds that a resumed run did not have form a batch of their own; earlier batches stay unchanged.  If some
-        cells of a group are missing, the whole group is computed again, because a smaller
-        group may round otherwise.
+        cells of a group are missing, the whole group is computed again, because a smaller group may round
+        otherwise.
 
         Guarantee: statements on all cells of the folder together count the cells of every invocation, since a
-        resumed run keeps its seeds and its [tuned]: a scenario without one of them is refused.
+        resumed run keeps its seeds and its [tuned]: a scenario without one of the seeds, or with another [tuned]
+        or none, is refused.
 
         Args:
             path: The folder.
@@ -131,11 +133,13 @@ class RunFolder(RunObserver):
             resume: Whether the folder may hold results of this run, whose cells are then kept.
             rerun: Command that runs the same again, or None for a run started by a program.
             fits: Fitted noise of the scenario by request, stored for runs that resume.
-            group_cells: Groups the cells that the engine computes together, or None if it computes each alone.
+            group_cells: Function that groups the cells which the engine computes together, or None if it computes
+                each alone.
             checkpoints: Checkpoints of the folder, which are checked, or None if the engine writes none.
 
         Raises:
-            InputError: The folder holds results of another run, or of any run without `resume`.
+            InputError: The folder holds results or checkpoints of another run, or results of any run without
+                `resume`, or cannot be read.
         """
         self.path = path
         self._fits = fits or {}
@@ -155,7 +159,7 @@ class RunFolder(RunObserver):
 
     @property
     def missing_by_batch(self) -> list[list[int]]:
-        """Indices of the missing cells, by batch of seeds.
+        """Indices of the missing cells, by batch of seeds, without batches that miss no cell.
 
         An engine gets one batch at a time, so that it rounds as in the invocation that added the seeds.
         """
@@ -179,7 +183,7 @@ class RunFolder(RunObserver):
         """Store the outcome of a cell, so that a run which is killed afterwards keeps it.
 
         The model gets a file of its own, and the record becomes a line of cells.jsonl.  results.json is rewritten
-        if the last time is a second ago, or if no cell is missing.
+        if the last time is more than a second ago, or if no cell is missing.
         """
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
@@ -252,7 +256,7 @@ class RunFolder(RunObserver):
         """Take the seed batches and the date of the stored run, and append a batch of the new seeds.
 
         The points of the scenario are ordered by batch, so that finished cells keep their numbers.  The stored
-        command stays if no seeds are added.
+        command stays if there is one and no seeds are added.
 
         Raises:
             InputError: The stored run is another one.
@@ -372,7 +376,10 @@ def read_fits(folder: Path) -> dict[str, FittedNoise]:
 
 
 def describe_engines(results: Results) -> str:
-    """List the engines that computed the cells, since a run can be resumed on another engine."""
+    """List the engines that computed the cells, since a run can be resumed on another engine.
+
+    Without a finished cell this is the engine of the latest invocation.
+    """
     return ", ".join(dict.fromkeys(str(cell["engine"]) for cell in results.cells)) or results.engine
 
 
@@ -398,7 +405,10 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def check_no_results(path: Path, *, resume: bool) -> None:
-    """Raise InputError for a folder that holds results, unless they are to be resumed."""
+    """Raise InputError for a folder that holds results, unless they are to be resumed.
+
+    Evaluations and checkpoints of unfinished cells count as results.
+    """
     if not resume and (path / "results.json").exists() and _has_progress(path):
         raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
 
@@ -417,7 +427,8 @@ def _has_progress(folder: Path) -> bool:
 def read_claims(folder: Path) -> Results:
     """Read results for display, with every privacy figure computed from the stored releases.
 
-    Guarantee: a privacy figure that somebody wrote into results.json is not shown, and its cell is in `differs`.
+    Guarantee: a privacy figure that somebody wrote into results.json is not shown.  If it differs from the figure
+    that the releases give, its cell is in `differs`.
 
     Raises:
         InputError: The folder has no results, a release cannot be accounted for, or fedpriv 0.3.0 made a false

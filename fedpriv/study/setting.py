@@ -2,9 +2,9 @@
 
 `AccountingSetting` is the question of `fedpriv privacy`: rounds, decay, silos, trust, neighbours and
 participation.  `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of
-a release.  `MechanismTable` lists all mechanisms at one guarantee, with the noise in the running sums and in the
-output that is computed from them.  `measure_seconds_per_round` measures time on this machine, and is the only
-function that imports torch.
+a release.  `MechanismTable` lists all mechanisms at one guarantee, with the noise in the running sums, and in the
+queries and the output that are computed from them.  `measure_seconds_per_round` measures time on this machine, and
+is the only function of this file that imports torch.
 """
 
 import math
@@ -43,9 +43,10 @@ from fedpriv.plan.sums import RunningSums
 
 @dataclass(frozen=True)
 class MechanismCost:
-    """Cost of a mechanism as standard deviations per coordinate.
+    """Cost of a mechanism: its noise, its sensitivity and its memory.
 
-    An `error_…` is the standard deviation of the noise in a released running sum.
+    Noise is a standard deviation per coordinate.  An `error_…` is the standard deviation of the noise in a
+    released running sum.
     """
 
     sensitivity: Sensitivity
@@ -115,7 +116,7 @@ class AccountingSetting:
     clip: float = 1.0
     """Largest norm of a record's increment."""
     batch: int = 1
-    """Number of records of each silo in a round.  A release is the sum of increments over this number."""
+    """Number of records of each silo in a round.  A release is the sum of increments divided by this number."""
     silos: int = 1
     """Number of silos, which have equal weights in the mean."""
     trust: str = "untrusted"
@@ -130,6 +131,7 @@ class AccountingSetting:
     None if participation follows `sampling` and `epochs`.
     """
     min_separation: int = 1
+    """Smallest distance of two rounds of a record, used only with `max_participations`."""
     sampling: str = FixedOrder.name
     """Name of the participation, as in a scenario.  Only secret participation has `groups`."""
     groups: int = 1
@@ -193,7 +195,7 @@ class AccountingSetting:
     def make_mechanism(self, name: str, options: MechanismOptions) -> Mechanism:
         """Make the mechanism called `name` for this workload.
 
-        Parameters that are not in `options` are fitted to the mean noise of the running sums.
+        Parameters that are not in `options` are fitted to the noise of the running sums, or have their defaults.
         """
         return (
             fit_named(make_noise_cost(rows_response(self.rounds), self.workload), name, options).mechanism
@@ -215,13 +217,22 @@ class AccountingSetting:
         return self._cost(mechanism, mu)
 
     def cost_of_workload(self, mechanism: Mechanism, workload: Workload, mu: float) -> MechanismCost:
-        """Compute the cost at μ > 0 for another workload, such as that of an algorithm."""
+        """Compute the cost at μ > 0 for another workload in a public order, such as that of an algorithm.
+
+        Raises:
+            InputError: `mu` is not above 0, or the mechanism has no certificate for the workload.
+        """
         check_positive("mu", mu)
         certified = mechanism.certified(workload)
         return compute_cost(mechanism, workload, certified, self._calibrate_noise(certified.value, mu))
 
     def cost_at_std(self, mechanism: Mechanism, std: float) -> MechanismCost:
-        """Compute the cost of noise of standard deviation `std`."""
+        """Compute the cost of noise of standard deviation `std`, that of one party's fresh vectors.
+
+        Raises:
+            InputError: `std` is not above 0 or next to nothing beside the clip, or the participation cannot be
+                accounted for.
+        """
         return self._cost(mechanism, 1.0 / self._noise_multiplier(mechanism, std))
 
     def _cost(self, mechanism: Mechanism, mu: float) -> MechanismCost:
@@ -233,7 +244,12 @@ class AccountingSetting:
         )
 
     def guarantee_at_std(self, mechanism: Mechanism, std: float) -> Guarantee:
-        """Compute the guarantee of noise of standard deviation `std`."""
+        """Compute the guarantee of noise of standard deviation `std`, that of one party's fresh vectors.
+
+        Raises:
+            InputError: `std` is not above 0 or next to nothing beside the clip, or the participation cannot be
+                accounted for.
+        """
         order, multiplier = self.participation, self._noise_multiplier(mechanism, std)
         if isinstance(order, MinSeparation):
             return GaussianDP(1.0 / multiplier)
@@ -244,18 +260,19 @@ class AccountingSetting:
         """Compute the cost of each mechanism at μ, by a name that includes its parameters.
 
         Without secret participation these are all mechanisms that need no fit.  With secret participation they are
-        the mechanisms whose privacy it amplifies, and the target is the ε that μ-GDP gives at `delta`.
+        independent and banded noise, which every such participation amplifies, and the target is the ε that μ-GDP
+        gives at `delta`.
         """
         unamplified = ((name, self, mechanism) for name, mechanism in unfitted_mechanisms(self.workload).items())
         candidates = self._amplified_mechanisms() if self.has_secret_order else unamplified
         return {name: setting.cost_at_mu(mechanism, mu, delta) for name, setting, mechanism in candidates}
 
     def _amplified_mechanisms(self) -> Iterator[tuple[str, "AccountingSetting", Mechanism]]:
-        """Yield the mechanisms that secret participation amplifies, as (name, setting, mechanism).
+        """Yield mechanisms that every secret participation amplifies, as (name, setting, mechanism).
 
         For decay 0 this is independent noise.  Otherwise it is banded noise with k bands, with the setting changed
-        to k groups, for k = `groups` if that is above 1, or else for the 8 smallest divisors k of an epoch's
-        rounds.
+        to k groups, for k = `groups` if that is above 1, or else for the (at most 8) smallest divisors k of an
+        epoch's rounds.  Noise that fades, which random allocation amplifies, too, is not compared.
         """
         if self.decay == 0.0:
             yield IndependentGaussian.name, self, IndependentGaussian()
@@ -291,12 +308,12 @@ class AccountingSetting:
         )
 
     def _certified_sensitivity(self, mechanism: Mechanism) -> Sensitivity:
-        """Return the sensitivity of all releases, or, for secret rounds, of the releases that are amplified."""
+        """Return the sensitivity of all releases, or, for secret rounds, to one round of a record."""
         if not self.has_secret_order:
             return mechanism.certified(self.workload)
-        clip = self._distance(mechanism) * RELATION_FACTOR[relation_named(self.relation)]
+        displacement = self._distance(mechanism) * RELATION_FACTOR[relation_named(self.relation)]
         return Sensitivity(
-            clip,
+            displacement,
             True,
             "rounds of a record move disjoint blocks, or what they share is counted as known: of one round",
         )
@@ -318,7 +335,10 @@ class MechanismLine:
     mechanism: Mechanism
     cost: MechanismCost
     published: PublishedNoise
-    """Standard deviation per coordinate of the noise in the mean over silos, for steps of size 1."""
+    """Noise of the mean over silos in the queries and in the output, for steps of size 1.
+
+    Both are standard deviations per coordinate.
+    """
     ratio: PublishedNoise
     """Ratio of `published` to the lower bound of all mechanisms."""
     is_auto: bool
@@ -408,8 +428,8 @@ _MAX_TIMED_VECTORS = 128
 def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
     """Measure the seconds in which a mechanism correlates one round of float32 noise, in one thread.
 
-    The measurement is the mean over up to 16 rounds, after the state is full or as late as the run allows.  The
-    fresh vector is drawn before the measurement.
+    The measurement is the mean over up to 16 rounds, after as many rounds as the state has vectors, or as late as
+    the run allows.  The fresh vector is drawn before the measurement, once for all rounds.
 
     Args:
         mechanism: Mechanism of the noise.

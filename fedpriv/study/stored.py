@@ -2,11 +2,11 @@
 
 A record of results.json holds a cell's scenario, measurements, releases and claim.
 
-RUN_DIR/checkpoints has one file for each unfinished group of cells, which is deleted when the group is finished.
-Checkpoints hold sums without noise, so their mode is 0600, and the folder's mode is 0700.
+RUN_DIR/checkpoints has at most one file for each unfinished group of cells, which is deleted when the group is
+finished.  Checkpoints hold sums without noise, so their mode is 0600, and the folder's mode is 0700.
 
-A resumed run may add seeds, and nothing else.  A cell keeps its number, and so its model file keeps its name.
-Cells of added seeds are numbered after all others.
+A resumed run may add seeds, and change nothing else in its scenario.  Its engine may be another one.  A cell keeps
+its number, and so its model file keeps its name.  Cells of added seeds are numbered after all others.
 """
 
 import dataclasses
@@ -45,9 +45,10 @@ def program_versions() -> dict[str, str]:
 def privacy_data(
     cell: Cell, releases: Sequence[ReleaseStream], noise: Literal["simulation", "release"] = "simulation"
 ) -> dict[str, Any]:
-    """Compute the privacy statement of a cell as data, from its ledger and not from its scenario.
+    """Compute the privacy statement of a cell as data.
 
-    A first step that the cell's budget includes, but its ledger does not, is charged as an external first step.
+    Its figures of ε and μ follow from the ledger `releases`, and not from the target of the scenario.  A first
+    step that the cell's budget includes, but its ledger does not, is charged as an external first step.
     """
     releases = add_external_first_step(releases, cell.budget.other_mu)
     claim, delta = compute_claim(releases), cell.privacy.delta
@@ -67,9 +68,10 @@ def privacy_data(
 
 
 def _describe_target(cell: Cell) -> str:
-    """Describe the target of the noise calibration: "none", a μ, or for secret participation an ε at δ.
+    """Describe the privacy target of the run: "none", a μ, or for secret participation an ε at δ.
 
-    If the scenario sets a μ and participation is secret, the text also names the μ that gives the ε.
+    The target includes a first step.  If the scenario sets a μ, in any form, and participation is secret, the text
+    also names the μ that gives the ε.
     """
     privacy, target = cell.privacy, cell.privacy.target_mu
     if target is None:
@@ -137,7 +139,7 @@ class CellRecord(BaseModel):
     dimension: int
     """Number d of the model's parameters."""
     gradient_evaluations: int
-    """Number of gradients of single records, over all silos and rounds."""
+    """Number of gradients of single records, over all silos and rounds, expected if records are sampled."""
     bytes_sent: int
     """Bytes that one silo sends in all rounds, without headers."""
     fraction_clipped: float | None
@@ -155,7 +157,7 @@ class CellRecord(BaseModel):
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Self:
-        """Check that metrics are numbers."""
+        """Check that metrics whose names begin with test_ are numbers."""
         for name, value in (self.model_extra or {}).items():
             if name.startswith("test_") and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} = {value!r}: expected a number")
@@ -185,7 +187,7 @@ def derived_fields(
 
 
 def make_cell_record(place: int, point: SweepPoint, finished: CellOutcome, engine: str) -> dict[str, Any]:
-    """Make the record of a finished cell in results.json."""
+    """Make the record of a finished cell in results.json, without the path of its model."""
     return {
         "cell": place,
         "point": dict(point.swept_values),
@@ -223,7 +225,7 @@ class CheckpointFolder(Checkpoints):
         The observer is notified of each deleted checkpoint.
 
         Raises:
-            InputError: A checkpoint is of cells that the scenario does not have.  That checkpoint is kept.
+            InputError: A usable checkpoint is of cells that the scenario does not have.  That checkpoint is kept.
         """
         checkpoint_paths = find_checkpoints(self._folder.parent)
         cell_digests = {cell_digest(point.cell) for point in scenario.points} if checkpoint_paths else set()
@@ -293,7 +295,7 @@ def extend_seed_batches(
 ) -> list[list[int]]:
     """Return the seeds of a resumed run as one list for each invocation that added seeds.
 
-    The seeds that are new in this invocation form the last list.
+    The seeds that are new in this invocation form the last list, if there are any.
 
     Args:
         folder: Folder of the run, for errors.
@@ -356,6 +358,8 @@ def check_cell(folder: Path, number: int, stored: Cell, scenario: Scenario) -> N
 
 def first_difference(stored: Mapping[str, Any], current: Mapping[str, Any], section: str = "") -> str:
     """Describe the first dotted key whose values differ in two trees, or return "" for equal trees.
+
+    A key that is missing equals one whose value is None.
 
     Args:
         stored: Scenario or section of the stored run.

@@ -1,8 +1,8 @@
 """Run the cells of a scenario that have no result yet, and write results as cells finish.
 
 One run at a time uses a folder.  A scenario whose table is scaled privately has first steps: runs of one round
-that release the noisy moments of the columns.  Each first step is run once, before the rounds that use its
-numbers.
+that release the noisy moments of the columns.  In every invocation each first step is run once, before the rounds
+that use its numbers.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ from fedpriv.engines.table import (
     make_engine,
 )
 from fedpriv.engines.workers import Workers, make_worker_engine
-from fedpriv.plan.evaluation import apply_scaling, prepare_scenario
+from fedpriv.plan.evaluation import apply_scaling, assume_scaling, prepare_scenario
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import RunFolder, check_no_results, read_fits
@@ -68,8 +68,8 @@ def scale_scenario(
 ) -> tuple[Scenario, FirstSteps]:
     """Run the first steps of a scenario, and write the scaling of the columns into every cell.
 
-    The model of a first step has the noisy moments of the columns as means over row indices.  Divided by the
-    public share of rows that count, they give the scaling.
+    The model of a first step has the noisy moments of the columns as means over all rows that are read.  Divided
+    by the public share of rows that count, they give the scaling.
 
     Args:
         scenario: Scenario of the run.
@@ -157,7 +157,10 @@ def _open_locked(path: Path) -> int:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of `fedpriv run` and `fedpriv.run`, except for the scenario and displays."""
+    """Options of `fedpriv run` and `fedpriv.run`, except for the scenario and displays.
+
+    A run with `workers` has the results of one without, if the workers' processors are of the same kind.
+    """
 
     engine: str = "vectorized"
     """Name of the engine, a key of `ENGINES`."""
@@ -168,7 +171,7 @@ class RunOptions:
     connection: Connection = LOCAL
     """SuperLink of the run, or the default for a run that starts its processes itself."""
     workers: Workers | None = None
-    """Worker processes that run the cells, or None.  They change no result."""
+    """Worker processes that run the cells, or None if this process runs them."""
     overrides: Sequence[str] = ()
     """Overrides as KEY=VALUE texts, which the scenario contains already."""
     imports: Sequence[Path] = ()
@@ -176,11 +179,14 @@ class RunOptions:
 
     @property
     def process_count(self) -> int:
-        """Number of processes of this machine that run cells at a time."""
+        """Number of processes of this machine that run cells at a time, 1 with a cluster of workers."""
         return (self.workers.count or 1) if self.workers is not None else 1
 
     def format_command(self, scenario: str) -> str:
-        """Format the command line that runs a scenario file with these options."""
+        """Format the command line that runs a scenario file with these options.
+
+        The options --out, --resume, --workers and --ray are left out, since they decide no result.
+        """
         options = [
             *([] if self.engine == "vectorized" else [("--engine", self.engine)]),
             *(("--set", override) for override in self.overrides),
@@ -210,10 +216,10 @@ def run_sweep(
         scenario: Scenario of the run.
         options: Options of the run.
         observers: Observers of the run's events.
-        rerun: Command that would run the same again.
+        rerun: Command that would run the same again, or None for a run started by a program.
 
     Raises:
-        InputError: The scenario cannot be run, or another run uses the folder.
+        InputError: The scenario cannot be run, or another run uses the folder or has results there.
         RunError: A cell could not be finished.
     """
     engine_row, has_records = find_engine_row(options.engine), options.connection.superlink is None
@@ -276,30 +282,32 @@ def run_sweep(
 
 
 def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed | None:
-    """Estimate the memory of a run that is prepared, and check that there is as much.
+    """Estimate the memory of a run, after checking its scenario, and check that there is as much.
 
-    The result is None for an engine whose processes are not this program's.
+    Rounds after a first step are planned for a scaling that stands for the result of that step.  The result is
+    None for an engine whose processes are not this program's.
 
     Raises:
-        InputError: The run would be refused.
+        InputError: The run would be refused for its scenario or its memory.
     """
-    cells = [point.cell for point in prepare_scenario(scenario, {})[0].points]
+    cells = [assume_scaling(point.cell) for point in prepare_scenario(scenario, {})[0].points]
     return check_memory(cells, options.engine, options.process_count)
 
 
 def _run_single_cell(engine: Engine, cell: Cell) -> CellOutcome:
-    """Run one cell without observers.
+    """Run one cell, by itself and without observers.
 
-    The cell's roundings are those of the cell in any other run.
+    A first step is run in this way only, so that its roundings do not depend on the other cells of a scenario.
     """
     (outcome,) = engine([cell], RunObserver())
     return outcome.cell_outcome
 
 
 def find_free_folder(name: str, *, resume: bool = False) -> Path:
-    """Find the first of runs/NAME, runs/NAME-2, … that has no results.
+    """Find the first of runs/NAME, runs/NAME-2, …, runs/NAME-1001 that has no results.json.
 
-    With `resume`, find the last of these folders that has results, if there is one.
+    If all have one, the last folder is returned.  With `resume`, find the last of the first 1,000 folders that has
+    one, if there is one.
     """
     paths = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1002)]
     used_paths = [path for path in paths[:-1] if (path / "results.json").exists()]

@@ -12,6 +12,7 @@ from fedpriv.claims.claim import compute_claim
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import make_engine
+from fedpriv.engines.vectorized.silos import group_cells
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
 from fedpriv.plan.plan import draw_absences, make_plan
@@ -192,6 +193,15 @@ def test_what_cannot_go_on_without_a_silo_is_refused(small_cell: MakeCell) -> No
         make_plan(cell, load_task(cell).objective)
     with pytest.raises(InputError, match=r"mean of all silos' noise, and with federation\.drop_out = 0\.35"):
         run("vectorized", dropping(small_cell, run__noise="aggregate"))
+
+
+def test_absent_silos_are_refused_on_a_device_that_draws_no_silos_noise(small_cell: MakeCell) -> None:
+    """Was: from a device's noise, one draw of the mean, the processor's noise of a silo was taken away."""
+    line = r'run\.device = "cuda" draws the mean of all silos\' noise, and with federation\.drop_out = 0\.35'
+    with pytest.raises(InputError, match=line):
+        group_cells([dropping(small_cell, "untrusted", run__device="cuda")])
+    for trust, changes in (("untrusted", {"privacy": {"relation": "zero-out", "mode": "none"}}), ("trusted", {})):
+        assert group_cells([dropping(small_cell, trust, run__device="cuda", **changes)])
 
 
 def test_a_deployment_has_no_absences_of_a_scenario(small_cell: MakeCell, tmp_path: Path) -> None:

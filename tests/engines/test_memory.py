@@ -62,6 +62,7 @@ def test_more_cells_at_a_time_need_more_and_processes_add_up(small_cell: MakeCel
     [
         ({"sweep": {"seeds": 3}}, "vectorized", 'fewer cells at a time .*; or run.dtype = "float32"'),
         ({"run__dtype": "float32"}, "inprocess", "--engine vectorized, which keeps no silo by itself"),
+        ({"sweep": {"seeds": 3}}, "inprocess", 'run.dtype = "float32"; or --engine vectorized'),  # cell by cell
         ({"run__dtype": "float32"}, "vectorized", "a smaller model or batch, or a machine with more"),
     ],
 )

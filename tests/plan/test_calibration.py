@@ -1,15 +1,26 @@
 """Numbers that floating point cannot hold are refused before a plan exists, in simulations and by guards alike."""
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.loss.estimators import Round, SplitClipping
+from fedpriv.loss.estimators import (
+    Estimator,
+    LinearWeights,
+    PlainGradient,
+    RecursiveGradient,
+    Round,
+    SplitClipping,
+    VarianceReducedGradient,
+)
 from fedpriv.noise.trust import Noise, NoiseSource
-from fedpriv.plan.calibration import check_clips, check_noise, check_sums
+from fedpriv.papers.table import ALGORITHMS, add_algorithm
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan.calibration import check_clips, check_noise, check_sums, make_workload
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.schema import Cell
@@ -98,3 +109,52 @@ def test_the_least_of_several_noises_counts(small_cell: MakeCell) -> None:
     apart = {**alike, "residual_clip": 1e-11}
     with pytest.raises(InputError, match="sums of up to"):
         planned(small_cell, algorithm=apart, **rest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fading(PlainGradient):
+    """A user's estimator whose rounds decay otherwise than it says."""
+
+    late_decay: float = math.nan
+
+    def round(self, t: int) -> Round:
+        plain = super().round(t)
+        return plain if t < 4 else plain._replace(decay=self.late_decay)
+
+
+@pytest.fixture
+def rows() -> Iterator[None]:
+    before = dict(ALGORITHMS)
+    yield
+    ALGORITHMS.clear()
+    ALGORITHMS.update(before)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "line"),
+    [
+        (PlainGradient(1.0, decay=1.0, period=2), "running sum of round 3 has decay = 1, .* calibrated for 0;"),
+        (PlainGradient(1.0, decay=0.5, period=1), "running sum of round 2 has decay = 0.5, .* calibrated for 0;"),
+        (Fading(1.0, decay=0.5, late_decay=1.0), "running sum of round 4 has decay = 1, .* calibrated for 0.5;"),
+        (Fading(1.0, decay=0.5), "running sum of round 4 has decay = nan, .* calibrated for 0.5;"),
+    ],
+)
+def test_sums_that_decay_otherwise_than_they_are_charged_are_refused(
+    small_cell: MakeCell, rows: None, estimator: Estimator, line: str
+) -> None:
+    """Guarantee of `make_workload`.  Sums that never restarted were once charged as sums that restart."""
+    add_algorithm(dataclasses.replace(ALGORITHMS["dp-ftrl"], name="own-sums", estimator=lambda *_: estimator))
+    algorithm = {"name": "own-sums", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": "tree"}
+    with pytest.raises(InputError, match=line) as refused:
+        planned(small_cell, algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
+    assert "\n" not in str(refused.value)
+
+
+def test_sums_that_decay_as_they_are_charged_pass() -> None:
+    """The decay of round 1 is of no sum, and a period beyond the run restarts nothing."""
+    order = FixedOrder(rounds=6, rounds_per_epoch=6)
+    recursive = RecursiveGradient(1.0, weights=LinearWeights())
+    periods = [make_workload(VarianceReducedGradient(1.0, 1.0, period), order).period for period in (1, 3, 6)]
+    assert periods == [1, 3, 6]
+    for estimator in (recursive, PlainGradient(1.0, decay=0.5), PlainGradient(1.0, decay=1.0, period=6)):
+        assert make_workload(estimator, order).decay == estimator.decay

@@ -42,6 +42,7 @@ from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
 from fedpriv.study.results import read_results
+from fedpriv.study.sweep import RunOptions, estimate_run_memory
 from tests.data.tables import rows, table_tree, write_csv
 from tests.silo.charged import charged
 from tests.silo.guarded import guard_of
@@ -275,6 +276,14 @@ def test_rounds_that_cannot_be_planned_are_refused_before_the_first_step_is_take
         prepare_scenario(asked, {}, for_release=True)
     _, _, (first,) = prepare_scenario(asked, {})
     assert first == first_of(asked.points[0].cell)
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_the_memory_of_rounds_after_a_first_step_is_said_before_it_is_taken(tmp_path: Path, engine: str) -> None:
+    """Was: `fedpriv run --dry-run` refused [data.scale], and told people to use `fedpriv run`."""
+    need = estimate_run_memory(parse_scenario(tree(tmp_path), "test"), RunOptions(engine=engine))
+    assert need is not None
+    assert need.parts["rounds"] > 0
 
 
 def guarded(folder: Path, asked: dict[str, Any]) -> list[Path]:

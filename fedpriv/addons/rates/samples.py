@@ -1,4 +1,4 @@
-"""Records that Goldstein stationarity needs: Table 1 of Kornowski, Liu & Talwar, and the explicit bounds."""
+"""Records that Goldstein stationarity needs: Table 1 of Kornowski, Liu & Talwar, and explicit bounds."""
 
 import itertools
 import json

@@ -2,7 +2,7 @@
 
 A checkpoint is bytes: a JSON header and the arrays of tensors, without code.  The header names the cells and the
 versions that computed the checkpoint, because other versions may compute other numbers.  States are trees of
-tensors, numbers, tuples, named tuples and dataclasses.
+tensors, numbers, texts, None, tuples, named tuples and dataclasses.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ class CheckpointHeader(NamedTuple):
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of the packages that results depend on."""
+    """Return the versions of the packages that decide the numbers of a simulation, by name."""
     return {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "cryptography")}
 
 
@@ -151,7 +151,10 @@ def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[
     """Yield the header of a packed checkpoint, as parsed JSON, and its arrays by name.
 
     The arrays are named "array0", "array1", ….
-    A damaged checkpoint raises ValueError, even if the damage shows only within the block.
+
+    Raises:
+        ValueError: The checkpoint has another format or is damaged, even if the damage shows only within the
+            block.
     """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
@@ -194,7 +197,7 @@ def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, dev
     """Restore a state from its JSON tree, the inverse of `_flatten_state`, with tensors on `device`.
 
     A list of the tree becomes the dataclass or named tuple that stands at its place in `like`, a state of the same
-    types, and otherwise a plain tuple.
+    types, and otherwise a plain tuple, whose parts become tensors, plain values and plain tuples only.
     """
     if isinstance(tree, dict):
         if "value" in tree:

@@ -3,10 +3,10 @@
 The engine runs the same round steps as a silo and a server, for all silos at once and with the replicate as the
 leading axis.  The running sum and every mechanism are linear.  So the engine keeps only the weighted mean over
 silos of both: it forms the increments of all silos' records in one batched call, and draws the mean of the
-silos' noise vectors (`NoiseFeed`).
+silos' noise vectors (`NoiseFeed`).  Silos that take local steps are computed one after another.
 
 Every few seconds a group of replicates stores its state (`GroupCheckpoints`).  A killed run resumes from it with
-the same bits, because noise and secret participation are functions of the round.
+the same bits, because noise and secret participation are functions of seed and round.
 """
 
 import itertools
@@ -67,9 +67,9 @@ class GroupCheckpoints:
         self._next_time: float | None = time.perf_counter() + _MIN_CHECKPOINT_SECONDS
 
     def latest(self, like: Any, device: torch.device) -> SimulationCheckpoint | None:
-        """Load the group's latest checkpoint, or return None without a usable one.
+        """Load the group's latest checkpoint, or return None without a readable one.
 
-        The observer is notified of a checkpoint that cannot be used.
+        The observer is notified of a damaged checkpoint.  Versions are not compared here.
 
         Args:
             like: State of the types of the checkpoint's, such as the one before round 1.
@@ -105,7 +105,7 @@ class GroupCheckpoints:
         self._next_time = end + max(_MIN_CHECKPOINT_SECONDS, (end - start) / _MAX_CHECKPOINT_SHARE)
 
     def drop(self) -> None:
-        """Delete the group's checkpoint, after its outcomes are written."""
+        """Delete the group's checkpoint, once the caller has taken all its outcomes."""
         self._checkpoints.drop(self._name)
 
 
@@ -131,14 +131,14 @@ _PROGRESS_SECONDS = 0.1  # shortest time between two reports of progress
 def run_vectorized(
     cells: Sequence[Cell], observer: RunObserver, checkpoints: Checkpoints = NO_CHECKPOINTS
 ) -> Iterator[IndexedOutcome]:
-    """Run cells in groups that differ only in seeds and numbers, and yield each outcome.
+    """Run cells in groups, and yield each outcome with the index of its cell in `cells`.
 
-    An outcome has the index of its cell in `cells`.
-    The outcomes of a group come together, after its last round.  A group resumes from its checkpoint in
-    `checkpoints`.  The checkpoint is deleted when the caller asks for an outcome after the group's last one.
+    The cells of a group differ only in seeds and numbers.  The outcomes of a group come together, after its last
+    round.  A group resumes from its checkpoint in `checkpoints`.  The checkpoint is deleted when the caller asks
+    for an outcome after the group's last one.
 
     Raises:
-        InputError: This engine cannot compute a cell.
+        InputError: This engine cannot compute a cell, or a cell cannot be planned.
         RunError: The device cannot be used, or a round failed.
     """
     plans = make_plans(cells)
@@ -158,13 +158,16 @@ class _GroupState(NamedTuple):
     optimizer_state: Any
     """State of the replicates' optimizers, whose tensors have the replicate as leading axis."""
     running_sum: RunningSum
-    """Mean of the silos' running sums, (replicates, d), with the past vectors of the estimator."""
+    """Mean of the silos' running sums, (replicates, d), with the past vectors of the estimator.
+
+    For silos that take local steps the sum stays 0, and the past vectors are those of `LocalSilos`.
+    """
     mechanism_state: MechanismState
     """State of the noise mechanism, for the mean of the silos' noise."""
     clipped_count: Tensor
     """Number of clipped records so far, (replicates,)."""
     record_count: Tensor
-    """Number of participations so far, (replicates,)."""
+    """Number of participations of weight above 0 so far, (replicates,)."""
 
 
 class _ReplicateGroup:
@@ -278,9 +281,9 @@ class _ReplicateGroup:
         Round t forms the noisy mean q~_t of the silos' releases at the query x_t, (replicates, d), and the
         optimizer turns q~_t into x_{t+1}.  Clipped records, and records of weight above 0, are counted.
 
-        In a public order, no data moves between host and device during rounds.  The exception is a mechanism
-        whose privacy rests on the distance of successive queries: one number a round is read back to check that
-        distance.
+        In a public order without absent silos, no records or vectors move between host and device during rounds.
+        For a mechanism whose privacy rests on the distance of successive queries, one number a round is read back
+        to check that distance.
 
         Raises:
             RunError: The query moved farther than the mechanism's sensitivity assumes.
@@ -346,8 +349,9 @@ class _ReplicateGroup:
     def _round_batches(self, first_round: int) -> Iterator[RoundBatch]:
         """Gather the records and weights of each round from `first_round` on.
 
-        A record's weight is p_i, the weight of its silo in the mean, over the number of the silo's records that
-        the round reads (the expected number if records are sampled), or 0 if the record or its silo is absent.
+        A record's weight is p_i, the weight of its silo in the mean, divided by the number of the silo's records
+        that the round reads (the expected number if records are sampled), or 0 if the record or its silo is
+        absent.  Records are units if these are rows.
         """
         (train, presence), plan = (self._task.train, None), self._plan
         if plan.unit.max_records == 1:  # for units of several records, `PerUnit` masks absent records
@@ -382,7 +386,7 @@ class _ReplicateGroup:
         """Gather the batches of sampled rounds, padded with records of weight 0.
 
         Records are sorted by silo, each silo with columns of its own, only if silos take local steps or may be
-        absent, or if the objective needs silo boundaries.
+        absent, or if increments may depend on more than records, such as their silo or row.
 
         Args:
             train: Training records on the device.

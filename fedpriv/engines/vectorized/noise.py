@@ -1,7 +1,7 @@
 """Batches and noise of many replicates, gathered and drawn for a block of rounds at a time.
 
-Batches: in a public order, every replicate reads equally many records in a round (`OrderedBatches`).  In a
-secret order, rows are padded to one width with records of weight 0 (`SampledBatches`).
+Batches: in a public order, every replicate reads equally many records in a round (`OrderedBatches`).  If the
+rounds of records are drawn, rows are padded to one width with records of weight 0 (`SampledBatches`).
 
 Noise: `NoiseFeed` draws the mean of the parties' fresh noise vectors, Σ_j p_j σ_j z_{j,t}.  Here z_{j,t}, (d,), is
 the standard normal vector of party j in round t of T, σ_j the standard deviation of its noise, and p_j its weight
@@ -9,11 +9,10 @@ in the mean.  A mechanism may take several vectors in a round: the vector's numb
 The sum with the relative weights p_j σ_j / (p_1 σ_1) is a noise stream, and p_1 σ_1 is the amplitude of a
 replicate.
 
-Noise does not depend on the trajectory, so a
-thread prefetches blocks of rounds while the current block is consumed; NumPy and OpenSSL release the interpreter
-lock.  Replicates that differ only in the amount of noise share their vectors, each scaled, because a noise stream
-is keyed by the seed.  A device draws with its own generator, which saves copies and gives other numbers of the
-same distribution.
+Noise does not depend on the trajectory, so a thread prefetches blocks of rounds while the current block is
+consumed; NumPy and OpenSSL release the interpreter lock.  Replicates that differ only in the amount of noise share
+their vectors, each scaled, because a noise stream is keyed by the seed.  A device draws with its own generator,
+which saves copies and gives other numbers of the same distribution.
 """
 
 import itertools
@@ -37,6 +36,7 @@ from fedpriv.participation.orders import Participation, PublicOrder, as_row_indi
 from fedpriv.rounds.round import RoundBatch, record_weight
 
 _MAX_GATHERED_VALUES = 2**20
+"""Feature values of a block of gathered records, unless a single round has more."""
 NO_ROW_INDICES: NDArray[np.int64] = np.empty(0, np.int64)
 """Row indices for objectives that do not need them."""
 
@@ -55,7 +55,8 @@ class _GatheredBlock(NamedTuple):
 class OrderedBatches:
     """Records of each round in a public order, gathered in blocks of rounds.
 
-    Replicates with the same order of records share one gathered copy.
+    Records are gathered once for each order of records.  They are then copied to the replicates, unless all
+    replicates have one order, or each has its own.
     """
 
     def __init__(
@@ -99,9 +100,9 @@ class OrderedBatches:
         """Gather the records and weights of each round from `first_round` on.
 
         Consecutive rounds with the same number of batches are gathered in blocks.  A block has as many rounds as
-        read 2^20 feature values with one batch each, and at least one.  The blocks do not depend on `first_round`,
-        so that records have the same memory layout as in a run from round 1.  A round without batches has no
-        records.
+        would read at most 2^20 feature values with one batch each, over all orders, and at least one.  The blocks
+        do not depend on `first_round`, so that records have the same memory layout as in a run from round 1.  A
+        round without batches has no records.
         """
         # Sizes: rounds of a block, the batches of every round, and weights and order for each number of batches.
         features, labels = self._train
@@ -155,7 +156,8 @@ class OrderedBatches:
     def _expand_replicates(self, records: Records) -> Iterator[Records]:
         """Expand records (rounds, orders, ...) to one batch (replicates, ...) for each round.
 
-        If all replicates have one order of records, they share its records, without a copy for each.
+        If all replicates have one order of records, they share its records, without a copy for each.  The same
+        holds if each replicate has its own order.
         """
         if records.labels.shape[1] == 1:
             yield from RecordBlock(
@@ -201,7 +203,7 @@ class SampledRound(NamedTuple):
     weights: Tensor
     """Weight of each record in the mean over silos, (replicates, width), and 0 for padding."""
     silo_sizes: tuple[tuple[int, int], ...]
-    """Silos in the order of their records, as (silo, record count).
+    """Silos in the order of their columns, as (silo, number of columns, padding included).
 
     Empty if the records are not sorted by silo.
     """
@@ -236,8 +238,8 @@ class SampledBatches:
                 order.
             silo_weights: Weight of each silo in the mean.
             batch_sizes: Records of each silo in a batch.
-            by_silo: Whether each silo has its own columns, as many as in the replicate with the most records of
-                the silo.  Objectives that depend on a record's silo need this.
+            by_silo: Whether each silo has its own columns, as many as the replicate with the most records of the
+                silo needs.  Local steps, absent silos, and objectives that depend on a record's silo need this.
         """
         self._schedule, self._silo_weights, self._batch_sizes = schedule, silo_weights, batch_sizes
         distinct = list(dict.fromkeys(seeds))
@@ -306,7 +308,7 @@ _CPU = torch.device("cpu")
 def aggregate_noise(noise: Noise) -> Noise:
     """Replace all noise sources by one whose noise in the mean has the same distribution.
 
-    Its variance is Σ_j p_j² σ_j² over the noise sources j.  The replacement is valid only while no silo is absent,
+    The variance is Σ_j p_j² σ_j² over the noise sources j.  The replacement is valid only while no silo is absent,
     and no message of a single silo is read.  Noise without sources is returned unchanged.
     """
     return Noise((NoiseSource(_AGGREGATE_PARTY, noise.std_in_mean, 1.0),)) if noise.sources else noise
@@ -332,8 +334,8 @@ class NoiseFeed:
     """Noise of rounds 1 … T: for each round the fresh vectors, (replicates, d), summed over parties.
 
     If the mechanism's `draws(t)` is a number, a round has that many vectors: (draws, replicates, d).  With
-    `unscaled`, replicates that share all vectors get these vectors once, (1, d), and have to multiply them by the
-    property `amplitude`.
+    `unscaled`, two or more replicates that share all vectors get these vectors once, (1, d) or (draws, 1, d), and
+    have to multiply them by the property `amplitude`.
     """
 
     def __init__(
@@ -359,7 +361,7 @@ class NoiseFeed:
             draws: Function of t that returns the number of vectors of round t, or None in every round for a single
                 vector without the axis of draws.
             device: Device of the vectors.
-            unscaled: Whether the caller multiplies by `amplitude`.
+            unscaled: Whether the caller multiplies by `amplitude`, unless this is None.
 
         Raises:
             ValueError: A replicate has no noise source.
@@ -469,7 +471,7 @@ def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumS
     Args:
         noise_sum: Stream: seed, parties j and relative weights.
         size: Length d of a vector.
-        dtype: torch.float32, or another type for float64.
+        dtype: torch.float32 for vectors in float32, and any other type for float64.
     """
     kind = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
     source = simulation_noise(noise_sum.seed, kind)
@@ -490,9 +492,9 @@ def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumS
 class DeviceSums:
     """Noise of a stream, Σ_j w_j z_j with its relative weights w_j, drawn by the generator of a device.
 
-    Each vector is a function of seed, parties, round and node, so that a run can be resumed.  The generator is
-    torch's and not cryptographic: it is used in simulations only, and never for a vector that leaves a silo or a
-    server.
+    Each sum is a function of seed, parties, weights, round and node on one kind of device, so that a run can be
+    resumed.  There is no vector of a single party.  The generator is torch's and not cryptographic: it is used in
+    simulations only, and never for a vector that leaves a silo or a server.
     """
 
     def __init__(self, noise_sum: NoiseSum, size: int, dtype: torch.dtype, device: torch.device) -> None:

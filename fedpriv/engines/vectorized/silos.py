@@ -1,8 +1,8 @@
 """Silos of a group of replicates: the weighted mean of their releases of a round, (replicates, d).
 
-If silos take gradients at the query, sums and noise are linear, and only the means of both are kept
-(`AveragedSilos`).  If silos take local steps, the state of each silo is kept, with its noise (`LocalSilos`).
-Records and noise of absent silos are left out.
+If silos take gradients at the query, the map from their increments and noise to releases is linear, and only means
+over silos are kept (`AveragedSilos`).  If silos take local steps, the point of each silo is kept (`LocalSilos`).
+Records of absent silos are left out, and their noise is that of their last release (`absence_corrections`).
 
 Cells that differ only in seeds and numbers form a group (`group_cells`).
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.random import SERVER, KeyedNormal, simulation_noise
 from fedpriv.core.replicates import stack, stack_signature
 from fedpriv.engines.vectorized.noise import NoiseFeed
@@ -33,7 +33,11 @@ class Replicates(NamedTuple):
     """Cells that run in step, with the numbers in which they differ as columns of `plan`."""
 
     plan: Plan
-    """Plan of all cells, in which a number that differs between cells is a column, (replicates, 1)."""
+    """Plan of the first cell, with columns (replicates, 1) for numbers that differ between cells.
+
+    Estimator, mechanism, optimizer and objective have such columns.  Other parts, such as the standard deviations
+    of the noise, are the first cell's, and `plans` has those of each cell.
+    """
     plans: Sequence[Plan]
     """Plan of each cell."""
     noise_seeds: Sequence[int]
@@ -99,7 +103,8 @@ class Silos(Protocol):
 class AveragedSilos:
     """Silos that take gradients at the query, kept as the mean of their sums and noise.
 
-    `corrections` yields for each round the change of the mean noise by absent silos, (replicates, d).
+    `corrections` yields for each round the change of the mean noise by absent silos, (replicates, d), or is None
+    if absences change no noise.
     """
 
     def __init__(self, step: FloatSteps, corrections: Iterator[Tensor] | None) -> None:
@@ -117,8 +122,8 @@ class AveragedSilos:
         """Update the mean of the silos' running sums, and release it with the mean of their noise.
 
         One sum over the records of all silos is the mean over silos, because a record's weight contains its silo's
-        weight.  The running sum that is returned has no noise.  With some mechanisms the noise is enough only for
-        a query near the query before, which is checked first.
+        weight.  The running sum that is returned has no noise, unless the next round multiplies the sum by 0.
+        With some mechanisms the noise is enough only for a query near the query before, which is checked first.
         """
         check_query_distance(self._step.plan.mechanism, running_sum.past_vectors, t, query, f"round {t}")
         state = RoundState(t - 1, running_sum.past_vectors, (running_sum.total,), mechanism_state)
@@ -205,9 +210,14 @@ class LocalSilos:
 def _check_cell(cell: Cell, plan: Plan) -> None:
     """Raise InputError for a run that this engine cannot compute.
 
-    Refused are a single noise for the mean of silos that take local steps, and, if silos may be absent, a single
-    noise for the mean of silos that add noise, and an estimator that needs queries of earlier rounds: silos that
-    missed different rounds would remember different queries.
+    A single noise for the mean of silos is refused if the silos take local steps.  If silos may be absent, these
+    are refused:
+
+    - an estimator that needs queries of earlier rounds, because silos that missed different rounds would remember
+      different queries,
+    - a single noise for the mean of silos that add noise,
+    - noise of silos on another device than the CPU, whose noise has no vector of a single silo
+      (`absence_corrections`).
     """
     if plan.rounds[0].step.local is not None and cell.run.noise == "aggregate":
         raise InputError(
@@ -216,16 +226,17 @@ def _check_cell(cell: Cell, plan: Plan) -> None:
         )
     if (key := cell.absence_key) is None:
         return
-    if plan.estimator.memory > 1:
-        raise InputError(
+    silos_add_noise = not plan.trust.adds_noise(SERVER)
+    refuse(
+        {
             f"{key}: {cell.algorithm.name} looks back at the query that each silo answered last, and engine "
-            "vectorized keeps one for all silos; use --engine inprocess"
-        )
-    if cell.run.noise == "aggregate" and not plan.trust.adds_noise(SERVER):
-        raise InputError(
+            "vectorized keeps one for all silos; use --engine inprocess": plan.estimator.memory > 1,
             f'run.noise = "aggregate" draws the mean of all silos\' noise, and with {key} some have none; use '
-            '"per-silo"'
-        )
+            '"per-silo"': cell.run.noise == "aggregate" and silos_add_noise,
+            f'run.device = "{cell.run.device}" draws the mean of all silos\' noise, and with {key} some have '
+            'none; use "cpu"': cell.run.device != "cpu" and bool(plan.noise.sources) and silos_add_noise,
+        }
+    )
 
 
 def _draw_silo_noise(group: Replicates, first_round: int) -> Iterator[Tensor]:
@@ -302,7 +313,7 @@ _MAX_ROUND_VALUES = 2**26
 NUMBERS_PER_EXTRA_VALUE = 8
 """Numbers in memory for each value of a direction or a copy.
 
-The numbers are the drawn and the scaled value, the values shifted in both directions, and intermediate results.
+The numbers are the drawn and the scaled value, the values shifted in both directions, and four intermediate ones.
 """
 
 
@@ -312,7 +323,7 @@ def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
     A group that runs alone computes the same bits as in a list with other cells.
 
     Raises:
-        InputError: This engine cannot compute a cell.
+        InputError: This engine cannot compute a cell, or a cell cannot be planned.
     """
     plans = make_plans(cells)
     return list(group_by_plan(cells, plans))
@@ -322,7 +333,8 @@ def make_plans(cells: Sequence[Cell]) -> list[Plan]:
     """Make the plan of each cell, after checking that this engine can compute the cell.
 
     Raises:
-        InputError: This engine cannot compute a cell, such as one with integer arithmetic.
+        InputError: This engine cannot compute a cell, such as one with integer arithmetic, or a cell cannot be
+            planned.
     """
     if any(cell.run.arithmetic == "integers" for cell in cells):
         raise InputError(
@@ -348,7 +360,8 @@ def group_by_plan(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list
 def _split_group(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
     """Split a group so that the values that one round reads and draws fit into memory.
 
-    A part has at most 2^26 values, or a single replicate.
+    The replicates of a part read at most 2^26 feature values in one batch of each silo, and have at most 2^26
+    numbers of directions and copies, or the part has a single replicate.
     """
     record_values = sum(plan.batch_sizes) * load_task(cell).train.features[0].numel()
     size = max(1, _MAX_ROUND_VALUES // max(record_values, NUMBERS_PER_EXTRA_VALUE * plan.extra_values))
