@@ -41,7 +41,7 @@ from fedpriv.papers.kornowski import GOLDSTEIN_SINGLE_PASS, SinglePassSettings
 from fedpriv.participation.orders import Dependence
 
 DIMENSION, SPREAD, RADIUS = 64, 0.5, 0.5
-RECORDS = 200_000
+RECORDS = 1_000_000  # many more than a run reads, so that seeds read nearly independent records
 
 
 class LinearLossSettings(ModelSettings):
