@@ -1,13 +1,94 @@
-"""Builders of what tests of losses start from."""
+"""Modules, batches and sums that tests of losses start from."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
 
-from fedpriv.loss.objective import BatchLayout
+from fedpriv.loss.module import unflatten_parameters
+from fedpriv.loss.objective import Batch, BatchLayout, Increment, Objective, Query, Records
+
+F32, F64 = torch.float32, torch.float64
+UNCLIPPED = 1e9
+
+
+class Net(nn.Module):
+    """A module by a function of itself and a batch."""
+
+    def __init__(self, call: Callable[..., Tensor], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.call = call
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.call(self, values)
 
 
 def first_rows(t: int, silos: Sequence[tuple[int, int]]) -> BatchLayout:
     """The slots of round t for rows 0, 1, … of each silo; `silos` has (number, records)."""
     rows = [np.arange(count, dtype=np.int64) for _, count in silos]
     return BatchLayout(t, tuple(silos), np.concatenate([np.empty(0, np.int64), *rows]))
+
+
+def pick(records: Records, rows: Any) -> Records:
+    """The records at these rows: a slice, numbers or a mask; one row number takes the axis away."""
+    return Records(*(column[rows] for column in records))
+
+
+def pick_one(records: Records, row: int) -> Records:
+    return pick(records, slice(row, row + 1))
+
+
+def random_records(count: int, features: int, classes: int = 3, seed: int = 0) -> Records:
+    """Normal features and uniform classes, by numpy."""
+    generator = np.random.default_rng(seed)
+    values = torch.from_numpy(generator.standard_normal((count, features)))
+    return Records(values, torch.from_numpy(generator.integers(0, classes, count)))
+
+
+def ones(*shape: int, dtype: torch.dtype = F64) -> Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+def all_but(count: int, row: int, dtype: torch.dtype = F64) -> Tensor:
+    """Weights of 1 for all records but this one, which is absent."""
+    return (torch.arange(count) != row).to(dtype)
+
+
+def sum_increments(
+    objective: Objective, query: Query | Tensor, records: Records, clip: Any = UNCLIPPED, weights: Any = None
+) -> Increment:
+    """Add up increments for a query, or gradients at one point; without weights each record counts once."""
+    query = Query((query,)) if isinstance(query, Tensor) else query
+    weights = ones(len(records.labels)) if weights is None else weights
+    return objective.increment(query, Batch(records, weights), clip)
+
+
+def list_increments(objective: Objective, query: Query | Tensor, records: Records, clip: float) -> Tensor:
+    """Clipped increments of each record or unit, (B, d)."""
+    query, count = Query((query,)) if isinstance(query, Tensor) else query, len(records.labels)
+    return objective.per_record(query, Batch(records, ones(count)), torch.arange(count), clip)
+
+
+def autograd_increments(module: nn.Module, query: Query | Tensor, records: Records) -> Tensor:
+    """Unclipped increments of the cross-entropy, (B, d): each record by itself, in a copy of the module."""
+    query, rows = Query((query,)) if isinstance(query, Tensor) else query, []
+    for features, label in zip(*records, strict=True):
+        row = torch.zeros_like(query.points[0])
+        for point, coefficient in zip(query.points, query.coefficients, strict=True):
+            alone = copy.deepcopy(module)
+            leaves = {
+                name: part.clone().requires_grad_() for name, part in unflatten_parameters(alone, point).items()
+            }
+            outputs = functional_call(alone, leaves, (features.unsqueeze(0),))
+            loss = functional.cross_entropy(outputs, label.unsqueeze(0))
+            parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True)
+            row += coefficient * torch.cat([part.to_dense().flatten() for part in parts])
+        rows.append(row)
+    return torch.stack(rows)
