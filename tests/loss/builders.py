@@ -1,7 +1,9 @@
 """Modules, batches and sums that tests of losses start from."""
 
 import copy
+import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,3 +94,11 @@ def autograd_increments(module: nn.Module, query: Query | Tensor, records: Recor
             row += coefficient * torch.cat([part.to_dense().flatten() for part in parts])
         rows.append(row)
     return torch.stack(rows)
+
+
+def save_weights(folder: Path, state: dict[str, Any]) -> str:
+    """Store a module's state as a folder of FEDPRIV_WEIGHTS has it; its digest."""
+    torch.save(state, folder / "w.pt")
+    digest = hashlib.sha256((folder / "w.pt").read_bytes()).hexdigest()
+    (folder / "w.pt").rename(folder / f"{digest}.pt")
+    return f"sha256:{digest}"
