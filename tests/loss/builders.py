@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedpriv.loss.module import unflatten_parameters
+from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.models import find_model
+from fedpriv.loss.module import ModuleObjective, unflatten_parameters
 from fedpriv.loss.objective import Batch, BatchLayout, Increment, Objective, Query, Records
 
 F32, F64 = torch.float32, torch.float64
@@ -102,3 +104,11 @@ def save_weights(folder: Path, state: dict[str, Any]) -> str:
     digest = hashlib.sha256((folder / "w.pt").read_bytes()).hexdigest()
     (folder / "w.pt").rename(folder / f"{digest}.pt")
     return f"sha256:{digest}"
+
+
+def make_imported(name: str, features: int = 6, **settings: Any) -> ModuleObjective | LayeredObjective:
+    """The objective of a module by its import path, for 3 classes."""
+    row = find_model(name)
+    objective = row.objective((features,), 3, F64, row.settings.model_validate(settings))
+    assert isinstance(objective, ModuleObjective | LayeredObjective)
+    return objective

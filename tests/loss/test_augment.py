@@ -19,7 +19,7 @@ from fedpriv.loss.inputs import LabelledView, make_layout_objective
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy, LossChoice
-from fedpriv.loss.module import ModuleObjective, unflatten_parameters
+from fedpriv.loss.module import unflatten_parameters
 from fedpriv.loss.objective import Batch, BatchLayout, Query, Records, View
 from fedpriv.loss.views import LocalTraining
 from fedpriv.noise.integers.increments import sum_integer_increments
@@ -266,23 +266,6 @@ def test_several_labels_a_record_are_its_copies_labels() -> None:
             total += plain.gradient(point, Batch(one, 0.5 * ones(1)))
     records = Records(torch.cat([pictures().features[:2], flags], 1), torch.zeros(2))
     assert torch.allclose(sum_increments(objective, point, records, 1e6).total, total)
-
-
-@pytest.mark.parametrize(
-    ("shape", "kind", "said"),
-    [
-        ((36,), "numbers", r"of shape \(36,\)"),
-        ((6, 6), "tokens", "of whole numbers"),
-        ((12, 12, 3), "numbers", "channels come first"),
-        ((2, 30), "numbers", "out of sight"),
-    ],
-)
-def test_records_that_are_no_pictures_are_refused(shape: tuple[int, ...], kind: str, said: str) -> None:
-    width = int(np.prod(shape))
-    layout = FeatureLayout(width, (InputLayout(shape, kind),))  # type: ignore[arg-type]
-    plain = ModuleObjective(nn.Linear(width, 2), CrossEntropy(), 0, F32)
-    with pytest.raises(InputError, match=said):
-        augment_objective(plain, THREE, layout)
 
 
 def test_what_cannot_have_copies_is_refused(small_cell: MakeCell) -> None:

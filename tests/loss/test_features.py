@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.core.errors import InputError
 from fedpriv.loss.features import orientation_histograms, pixel_features, scale_to_norm
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (30, 28, 28)).astype(np.uint8)
@@ -75,12 +74,6 @@ def test_a_glance_changes_no_bit_of_scaled_features(dtype: torch.dtype, width: i
         length = torch.linalg.vector_norm(alone, dim=1, keepdim=True)
         expected = alone * (1.0 / length.clamp(min=tiny)).clamp(max=1.0)
         assert values.numpy().tobytes() == expected.numpy().tobytes()
-
-
-@pytest.mark.parametrize("shape", [(2, 30, 28), (2, 32, 32, 3)])
-def test_images_without_whole_cells_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match="gray images whose sides are multiples of 4"):
-        orientation_histograms(np.zeros(shape, dtype=np.uint8), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -12,7 +12,7 @@ from torch import nn
 import fedpriv
 from fedpriv.core.errors import InputError
 from fedpriv.loss.frozen import FunctionalModule
-from fedpriv.loss.imported import check_outputs, make_trained_model
+from fedpriv.loss.imported import make_trained_model
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import find_model
@@ -58,10 +58,6 @@ def test_freeze_keeps_what_it_is_told_and_names_what_is_not_there() -> None:
     assert not frozen[1].training  # type: ignore[index]
     assert fedpriv.freeze(backbone(), except_=("1",))[1].training  # type: ignore[index]
     assert fedpriv.freeze(tied(), except_=("head",)).get_parameter("words.weight").requires_grad
-    with pytest.raises(InputError, match=r"except_ = 'heads' names no parameters .* it has 0, 1, 3"):
-        fedpriv.freeze(backbone(), except_=("heads",))
-    with pytest.raises(InputError, match="no parameters to train; requires_grad = False for all it has"):
-        check_outputs(fedpriv.freeze(nn.Linear(6, 3)), 6, 3, "module-test")
 
 
 def test_a_buffer_that_a_record_changes_reaches_no_other_record() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.core.errors import InputError
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.models import find_model
 from fedpriv.loss.objective import Batch, Objective, Query, Records
@@ -140,10 +139,3 @@ def test_nothing_is_claimed_of_how_far_a_client_moves() -> None:
     moved = LocalSteps(softmax(), STEP, STEPS)
     assert moved.lipschitz == moved.smoothness == math.inf
     assert not moved.convex
-    with pytest.raises(InputError, match="have no increments of single records"):
-        moved.per_record(
-            Query([], []),
-            Batch(batch(), torch.ones(UNITS, dtype=torch.float64)),
-            torch.arange(UNITS),
-            1.0,
-        )

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.core.errors import InputError
 from fedpriv.data.layout import IGNORED_CLASS
 from fedpriv.loss.losses import LOSSES, LossChoice
 
@@ -93,22 +92,3 @@ def test_a_record_without_labels_has_no_loss_and_no_slope() -> None:
     outputs, labels = torch.randn(1, 2, CLASSES), torch.full((1, 2), IGNORED_CLASS)
     assert float(loss.value(outputs, labels)) == 0.0
     assert not loss.output_gradient(outputs, labels).any()
-
-
-@pytest.mark.parametrize(
-    ("choice", "classes", "line"),
-    [
-        (LossChoice("cubic"), 2, "accepted are 'cross-entropy', 'binary'"),
-        (LossChoice("huber"), 3, "is for labels that are numbers .floats., and they are classes 0 … 2"),
-        (LossChoice("cross-entropy"), 0, "is for labels that are classes, and they are numbers"),
-        (LossChoice("binary"), 3, "is for labels that are 0 or 1, not 0 … 2"),
-        (LossChoice("cross-entropy", None, (1.0,)), 3, "expected 3 numbers, one for each class, and there are 1"),
-        (LossChoice("cross-entropy", None, (1.0, -1.0)), 2, "finite numbers, 0 or more"),
-        (LossChoice("huber", None, (1.0, 1.0)), 0, "go with the losses .cross-entropy. and .binary. only"),
-        (LossChoice("binary", None, (), 0.1), 2, "label_smoothing: goes with the loss .cross-entropy. only"),
-        (LossChoice("cross-entropy", None, (), 1.0), 2, "0 or more, and less than 1"),
-    ],
-)
-def test_labels_and_settings_that_do_not_fit_are_refused(choice: LossChoice, classes: int, line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        choice.make_loss((), classes)

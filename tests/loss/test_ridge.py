@@ -11,7 +11,6 @@ import torch
 
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.errors import InputError
-from fedpriv.loss.models import MODELS, RidgeStatisticsSettings
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import MeanStatistics, RidgeStatistics
 from fedpriv.noise.integers.increments import sum_integer_increments
@@ -168,11 +167,3 @@ def test_one_release_is_charged_for_the_distance_that_is_proved_and_no_liar_is_b
 def test_a_run_that_is_no_single_release_is_refused(tmp_path: Any, changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="is one release"):
         resolve_cell(tree_of(tmp_path, **changes), "test")
-
-
-def test_several_classes_and_too_many_features_are_refused() -> None:
-    settings = RidgeStatisticsSettings(feature_norm=1.0, penalty=1.0)
-    row = MODELS["ridge-statistics"]
-    for shape, classes in (((5,), 3), ((513,), 2)):
-        with pytest.raises(InputError):
-            row.objective(shape, classes, torch.float32, settings)

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.core.errors import InputError
 from fedpriv.loss.linear import LogisticRegression, SoftmaxRegression
 from fedpriv.loss.objective import Records
-from fedpriv.loss.scores import SCORES, ScoreView, auc, balanced_accuracy, calibration_error, check_scores, mae, r2
+from fedpriv.loss.scores import SCORES, ScoreView, auc, balanced_accuracy, calibration_error, mae, r2
 
 GENERATOR = torch.Generator().manual_seed(16)
 LABELS = torch.tensor([0, 1, 1, 0, 2, 2, 1, 0, 1, 2, 0, 1])
@@ -98,29 +97,6 @@ def test_every_silo_is_scored_on_its_own_records(objective: SoftmaxRegression | 
     torch.testing.assert_close(scored["test_accuracy_mean_of_silos"], torch.stack(accuracies).mean(0))
     torch.testing.assert_close(scored["test_accuracy_worst_silo"], torch.stack(accuracies).amin(0))
     torch.testing.assert_close(scored["test_loss_worst_silo"], torch.stack(losses).amax(0))
-
-
-@pytest.mark.parametrize(
-    ("scores", "labels", "silos", "regression", "line"),
-    [
-        (("auc",), torch.zeros(4), (), False, "auc is not defined, since the test records are all of one class"),
-        (
-            ("auc",),
-            torch.tensor([0, 1, 1, 1]),
-            (("a", 2), ("b", 2)),
-            False,
-            "of 'b' are all of one class; .*per_silo",
-        ),
-        (("r2",), torch.ones(4), (), True, "r2 is not defined, since the test records are all of one value"),
-        (("mae",), torch.tensor([0, 1]), (), False, "mae is not for labels that are classes; there are auc"),
-        (("auc",), torch.ones(4), (), True, "auc is not for labels that are real numbers; there are r2, mae"),
-    ],
-)
-def test_scores_that_the_labels_do_not_have_are_refused(
-    scores: tuple[str, ...], labels: Tensor, silos: tuple[tuple[str, int], ...], regression: bool, line: str
-) -> None:
-    with pytest.raises(InputError, match=f"run.metrics: .*{line}"):
-        check_scores(scores, labels, silos, regression=regression)  # type: ignore[arg-type]
 
 
 def test_every_score_is_tested_here() -> None:

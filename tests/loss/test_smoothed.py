@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import VarianceReducedGradient
 from fedpriv.loss.goldstein import DirectionWindow, RandomSmoothing, SeededDirections
 from fedpriv.loss.linear import PhaseRetrieval, SoftmaxRegression
-from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
-from tests.loss.builders import first_rows
+from tests.loss.builders import first_rows, sum_increments
 from tests.papers.goldstein_golden import ExactlySmoothed
 
 DTYPE, DIMENSION, ALPHA = torch.float64, 5, 0.3
@@ -187,13 +185,9 @@ def test_any_model_can_be_smoothed_and_replicates_are_alone(order: str) -> None:
         assert found.clipped_count[place] == alone.clipped_count
 
 
-def test_without_slots_and_without_values_it_refuses() -> None:
-    one = torch.ones(1, dtype=DTYPE)
+def test_it_needs_the_slots_of_a_batch() -> None:
     with pytest.raises(ValueError, match="slots"):
-        smoothed("first", 2).increment(Query([BASE.initial()]), Batch(record(1.0), one), 1.0)
-    gradients_only: Any = object.__new__(ModuleObjective)
-    with pytest.raises(InputError, match="no values record by record"):
-        gradients_only.losses(BASE.initial(), record(1.0))
+        sum_increments(smoothed("first", 2), BASE.initial(), record(1.0), 1.0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
