@@ -1,6 +1,5 @@
 """Any torch module by import path: one record decides its increment; a guard runs what its policy names."""
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -13,16 +12,11 @@ import torch
 from torch import nn
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.loss.imported import (
-    build_module,
-    check_per_record,
-    replace_batch_norm,
-)
-from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.imported import build_module, check_per_record, replace_batch_norm
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import find_model
 from fedpriv.loss.module import ModuleObjective
-from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.objective import Records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.demo import format_policy
 from fedpriv.silo.guard import Guard, open_guard
@@ -31,6 +25,7 @@ from fedpriv.silo.policy import read_policy
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.loss import zoo
+from tests.loss.builders import F64, all_but, make_imported, pick, save_weights, sum_increments
 from tests.silo.guarded import cell_json as silo_cell_json
 from tests.silo.guarded import guard_of, write_silo
 
@@ -38,18 +33,11 @@ ZOO = "tests.loss.zoo"
 SGD = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
 PRIVACY = {"relation": "replace-one", "mu": 1.0}
 DRAW = np.random.default_rng(5)
+LOOKING = ModuleObjective(zoo.Looking(1, 3), CrossEntropy(), 0, F64)
 
 
-def records(count: int = 5, features: int = 6) -> Records:
-    values = torch.from_numpy(np.random.default_rng(3).standard_normal((count, features)))
-    return Records(values, torch.arange(count) % 3)
-
-
-def objective_at(name: str, features: int = 6, **settings: Any) -> ModuleObjective | LayeredObjective:
-    row = find_model(f"{ZOO}:{name}")
-    found = row.objective((features,), 3, torch.float64, row.settings.model_validate(settings))
-    assert isinstance(found, ModuleObjective | LayeredObjective)
-    return found
+def parameter_count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def test_a_module_is_built_with_the_shape_of_the_data_and_trains() -> None:
@@ -77,42 +65,30 @@ def test_a_module_of_one_record_passes_the_probe() -> None:
 def test_group_norm_stands_in_for_batch_norm() -> None:
     shape = {"shape": [1, 4, 4], "features": 16}
     with pytest.raises(InputError, match="mixes the records of a batch; GroupNorm or LayerNorm does not"):
-        objective_at("normalized", **shape)
-    objective = objective_at("normalized", group_norm=True, **shape)
-    assert objective.dimension == sum(p.numel() for p in zoo.normalized(16, 3).parameters())
+        make_imported(f"{ZOO}:normalized", **shape)
+    objective = make_imported(f"{ZOO}:normalized", group_norm=True, **shape)
+    assert objective.dimension == parameter_count(zoo.normalized(16, 3))
     assert isinstance(replace_batch_norm(nn.BatchNorm2d(48)), nn.GroupNorm)
 
 
 @pytest.mark.parametrize("name", ["Wide", "Centred"])
 def test_a_record_alone_decides_its_increment(name: str) -> None:
     """The guarantee of ModuleObjective, which rests on no probe: here modules that the probe refuses are run."""
-    objective = ModuleObjective(getattr(zoo, name)(6, 3), CrossEntropy(), 0, torch.float64)
-    batch, point = records(), objective.initial()
-    weights = torch.ones(5, dtype=torch.float64)
-
-    def alone(values: torch.Tensor) -> torch.Tensor:
-        """What record 0 adds among these others."""
-        only = torch.tensor([1.0, 0, 0, 0, 0], dtype=torch.float64)
-        return objective.increment(Query((point,)), Batch(Records(values, batch.labels), only), 1.0).total
-
-    first, second = batch.features, batch.features.clone()
-    second[1:] = 100.0
-    before, after = alone(first), alone(second)
+    objective = ModuleObjective(getattr(zoo, name)(6, 3), CrossEntropy(), 0, F64)
+    values = torch.from_numpy(np.random.default_rng(3).standard_normal((5, 6)))
+    quiet, loud = (Records(features, torch.arange(5) % 3) for features in (values, values.clone()))
+    loud.features[1:] = 100.0
+    point, weights = objective.initial(), 1.0 - all_but(5, 0)
+    before, after = (sum_increments(objective, point, records, 1.0, weights).total for records in (quiet, loud))
     torch.testing.assert_close(before, after, rtol=0.0, atol=1e-12)
-    total = objective.increment(Query((point,)), Batch(batch, weights), 1.0).total
-    assert float(total.norm()) <= 5.0
+    assert float(sum_increments(objective, point, quiet, 1.0).total.norm()) <= 5.0
 
 
 def test_a_record_on_which_a_module_raises_is_left_out_and_no_other() -> None:
     """Whether a round is answered must not depend on a record."""
-    objective = ModuleObjective(zoo.Looking(1, 3), CrossEntropy(), 0, torch.float64)
-    values, labels = torch.tensor([[0.0], [1.0], [9.0], [3.0]], dtype=torch.float64), torch.tensor([0, 1, 2, 0])
-    weights = torch.ones(4, dtype=torch.float64)
-    keep = [0, 1, 3]
-    with_it = objective.increment(Query((objective.initial(),)), Batch(Records(values, labels), weights), 0.1)
-    without = objective.increment(
-        Query((objective.initial(),)), Batch(Records(values[keep], labels[keep]), weights[keep]), 0.1
-    )
+    records = Records(torch.tensor([[0.0], [1.0], [9.0], [3.0]], dtype=F64), torch.tensor([0, 1, 2, 0]))
+    some = pick(records, [0, 1, 3])
+    with_it, without = (sum_increments(LOOKING, LOOKING.initial(), given, 0.1) for given in (records, some))
     torch.testing.assert_close(with_it.total, without.total)
     assert int(with_it.clipped_count) == int(without.clipped_count) + 1
 
@@ -152,22 +128,15 @@ def cell_json(**model: Any) -> str:
     return json.dumps(resolve_cell(tree, "test").canonical_data())
 
 
-def test_a_guard_runs_a_module_that_its_policy_names(guard_with: Callable[..., Guard]) -> None:
-    guard = guard_with(f"{ZOO}:Wide")
-    query = zoo.Wide(6, 3)
-    size = sum(parameter.numel() for parameter in query.parameters())
-    release = guard.answer("run", cell_json(name=f"{ZOO}:Wide"), 1, torch.zeros(size).double())
+@pytest.mark.parametrize("name", ["Wide", "Gru"])
+def test_a_guard_runs_a_module_that_its_policy_names(guard_with: Callable[..., Guard], name: str) -> None:
+    guard = guard_with(f"{ZOO}:{name}")
+    query = torch.ones(parameter_count(getattr(zoo, name)(6, 3)), dtype=F64)
+    release = guard.answer("run", cell_json(name=f"{ZOO}:{name}"), 1, query)
+    assert release.shape == query.shape
     assert torch.isfinite(release).all()
     with pytest.raises(RunError, match=r"does not name it"):
-        guard.answer("other", cell_json(name=f"{ZOO}:Centred"), 1, torch.zeros(size).double())
-
-
-def test_a_guard_trains_a_gru(guard_with: Callable[..., Guard]) -> None:
-    guard = guard_with(f"{ZOO}:Gru")
-    size = sum(parameter.numel() for parameter in zoo.Gru(6, 3).parameters())
-    release = guard.answer("run", cell_json(name=f"{ZOO}:Gru"), 1, torch.ones(size).double())
-    assert release.shape == (size,)
-    assert torch.isfinite(release).all()
+        guard.answer("other", cell_json(name=f"{ZOO}:Centred"), 1, query)
 
 
 def test_a_guard_trains_what_lora_adds_to_weights_of_a_digest(
@@ -175,23 +144,21 @@ def test_a_guard_trains_what_lora_adds_to_weights_of_a_digest(
 ) -> None:
     """The ledger names the weights; without a digest, or with a file of another one, nothing is answered."""
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
-    torch.save(zoo.Wide(6, 3).state_dict(), tmp_path / "w.pt")
-    digest = hashlib.sha256((tmp_path / "w.pt").read_bytes()).hexdigest()
-    (tmp_path / "w.pt").rename(tmp_path / f"{digest}.pt")
+    digest = save_weights(tmp_path, zoo.Wide(6, 3).state_dict())
     guard = guard_with(f"{ZOO}:adapted")
     size = 2 * (6 + 8) + 2 * (8 + 3) + 2 * (6 + 3)
     query = torch.ones(size).double()
     with pytest.raises(RunError, match=r"name its values by model\.weights"):
         guard.answer("run", cell_json(name=f"{ZOO}:adapted"), 1, query)
-    other = tmp_path / f"{'3' * 64}.pt"
-    other.write_bytes((tmp_path / f"{digest}.pt").read_bytes())
+    other, ours = (cell_json(name=f"{ZOO}:adapted", weights=name) for name in ("sha256:" + "3" * 64, digest))
+    (tmp_path / f"{'3' * 64}.pt").write_bytes((tmp_path / f"{digest.removeprefix('sha256:')}.pt").read_bytes())
     with pytest.raises(RunError, match="has another SHA-256"):
-        guard.answer("run", cell_json(name=f"{ZOO}:adapted", weights="sha256:" + "3" * 64), 1, query)
-    release = guard.answer("run", cell_json(name=f"{ZOO}:adapted", weights=f"sha256:{digest}"), 1, query)
+        guard.answer("run", other, 1, query)
+    release = guard.answer("run", ours, 1, query)
     assert release.shape == (size,)
     assert torch.isfinite(release).all()
     with pytest.raises(RunError):  # the run is of these weights, and no others
-        guard.answer("run", cell_json(name=f"{ZOO}:adapted", weights="sha256:" + "3" * 64), 2, query)
+        guard.answer("run", other, 2, query)
 
 
 def test_a_guard_imports_nothing_that_its_policy_does_not_name(
@@ -200,108 +167,81 @@ def test_a_guard_imports_nothing_that_its_policy_does_not_name(
     (tmp_path / "foreign.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom torch.nn import Linear\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     guard = guard_with(f"{ZOO}:Wide")
-    digest = "sha256:" + "0" * 64
-    for model in (
-        {"name": "foreign:Linear"},
-        {
-            "name": "logistic-regression",
-            "backbone": "foreign:Linear",
-            "backbone_weights": digest,
-            "feature_norm": 1.0,
-        },
-    ):
+    backbone = {"backbone": "foreign:Linear", "backbone_weights": "sha256:" + "0" * 64, "feature_norm": 1.0}
+    for model in ({"name": "foreign:Linear"}, {"name": "logistic-regression", **backbone}):
         with pytest.raises(RunError, match=r"runs 'foreign:Linear', and allow\.models does not name it"):
-            guard.answer("run", cell_json(**model), 1, torch.zeros(21).double())
+            guard.answer("run", cell_json(**model), 1, torch.zeros(21, dtype=F64))
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.fixture
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[nn.Module], str]:
-    def store(module: nn.Module) -> str:
-        torch.save(module.state_dict(), tmp_path / "w.pt")
-        digest = hashlib.sha256((tmp_path / "w.pt").read_bytes()).hexdigest()
-        (tmp_path / "w.pt").rename(tmp_path / f"{digest}.pt")
-        return f"sha256:{digest}"
-
+def features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
+    """Frozen features of values by a module of the zoo, whose weights are stored under their digest."""
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
-    return store
-
-
-def features_of(values: np.ndarray[Any, Any], **settings: Any) -> torch.Tensor:
     row = find_model("softmax-regression")
-    made = row.settings.model_validate({"feature_norm": 9.0, **settings})
-    return row.features(values, torch.float64, made)
+
+    def compute(values: Any, name: str, module: nn.Module | None = None, **settings: Any) -> torch.Tensor:
+        if "weights" not in settings:
+            settings["weights"] = save_weights(tmp_path, (module or getattr(zoo, name)()).state_dict())
+        keys = {"feature_norm": 9.0, "backbone": f"{ZOO}:{name}"}
+        keys |= {f"backbone_{key}": value for key, value in settings.items()}
+        return row.features(np.asarray(values), F64, row.settings.model_validate(keys))
+
+    return compute
 
 
-def test_frozen_features_are_the_modules_own(weights: Callable[[nn.Module], str]) -> None:
+def test_frozen_features_are_the_modules_own(features: Callable[..., torch.Tensor]) -> None:
     torch.manual_seed(0)
-    module = zoo.backbone()
-    digest = weights(module)
-    values = DRAW.standard_normal((7, 6))
-    found = features_of(values, backbone=f"{ZOO}:backbone", backbone_weights=digest)
-    expected = module.eval().double()(torch.from_numpy(values))
-    torch.testing.assert_close(found[:, :-1], expected)
+    module, values = zoo.backbone(), DRAW.standard_normal((7, 6))
+    result = features(values, "backbone", module)
+    torch.testing.assert_close(result[:, :-1], module.eval().double()(torch.from_numpy(values)))
 
 
 @pytest.mark.parametrize("name", ["backbone", "mixing_backbone"])
-def test_frozen_features_of_a_record_never_look_at_another(weights: Callable[[nn.Module], str], name: str) -> None:
+def test_frozen_features_of_a_record_never_look_at_another(
+    features: Callable[..., torch.Tensor], name: str
+) -> None:
     """Also for a backbone that subtracts the mean of its batch: the batch is one record."""
-    digest = weights(getattr(zoo, name)())
-    values = DRAW.standard_normal((7, 6))
+    module, values = getattr(zoo, name)(), DRAW.standard_normal((7, 6))
     changed = values.copy()
     changed[3] = 50.0
-    before, after = (features_of(v, backbone=f"{ZOO}:{name}", backbone_weights=digest) for v in (values, changed))
-    keep = [0, 1, 2, 4, 5, 6]
-    torch.testing.assert_close(before[keep], after[keep], rtol=0.0, atol=0.0)
+    before, after = (features(array, name, module)[[0, 1, 2, 4, 5, 6]] for array in (values, changed))
+    torch.testing.assert_close(before, after, rtol=0.0, atol=0.0)
 
 
-def test_a_record_on_which_a_backbone_raises_has_zeros_and_no_other(weights: Callable[[nn.Module], str]) -> None:
-    digest = weights(zoo.Looking(1, 2))
-    keys = {"backbone": f"{ZOO}:Looking", "backbone_arguments": {"features": 1, "outputs": 2}}
-    found, without = (
-        features_of(np.array(values)[:, None], backbone_weights=digest, **keys)
-        for values in ([1.0, 9.0, 3.0], [1.0, 3.0])
+def test_a_record_on_which_a_backbone_raises_has_zeros_and_no_other(features: Callable[..., torch.Tensor]) -> None:
+    module, sizes = zoo.Looking(1, 2), {"features": 1, "outputs": 2}
+    all_three, without = (
+        features(values, "Looking", module, arguments=sizes) for values in ([[1.0], [9.0], [3.0]], [[1.0], [3.0]])
     )
-    assert found[1].tolist() == [0.0, 0.0, 1.0]
-    torch.testing.assert_close(found[[0, 2]], without)
+    assert all_three[1].tolist() == [0.0, 0.0, 1.0]
+    torch.testing.assert_close(all_three[[0, 2]], without)
 
 
-def test_a_record_that_has_features_of_another_shape_has_zeros(weights: Callable[[nn.Module], str]) -> None:
+def test_a_record_that_has_features_of_another_shape_has_zeros(features: Callable[..., torch.Tensor]) -> None:
     """What vmap refused for all records; whether a silo answers must not depend on one."""
-    digest = weights(zoo.Ragged())
-    found = features_of(
-        np.array([[0.0], [3.0], [1.0]]), backbone=f"{ZOO}:Ragged", backbone_weights=digest, feature_norm=9.0
-    )
-    assert found.tolist() == [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
+    assert features([[0.0], [3.0], [1.0]], "Ragged").tolist() == [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
 
 
-def test_a_backbones_buffers_start_anew_for_every_record(weights: Callable[[nn.Module], str]) -> None:
+def test_a_backbones_buffers_start_anew_for_every_record(features: Callable[..., torch.Tensor]) -> None:
     """Gains: the first record, in the features of all that follow."""
-    digest = weights(zoo.Summing())
-    keys = {"backbone": f"{ZOO}:Summing", "backbone_weights": digest}
-    assert features_of(np.ones((3, 6)), **keys)[:, :-1].tolist() == [[1.0] * 6] * 3
+    assert features(np.ones((3, 6)), "Summing")[:, :-1].tolist() == [[1.0] * 6] * 3
 
 
-def test_a_backbone_that_draws_random_numbers_is_refused(weights: Callable[[nn.Module], str]) -> None:
-    digest = weights(zoo.Drawing())
+def test_a_backbone_that_cannot_be_used_is_refused(features: Callable[..., torch.Tensor], tmp_path: Path) -> None:
+    """One that draws random numbers; weights that are not here, changed, or of another module."""
+    values, missing = np.ones((7, 6)), "sha256:" + "1" * 64
     with pytest.raises(InputError, match="draws random numbers; features are a record's own"):
-        features_of(np.ones((3, 6)), backbone=f"{ZOO}:Drawing", backbone_weights=digest)
-
-
-def test_weights_that_are_not_here_changed_or_of_another_module_are_refused(
-    weights: Callable[[nn.Module], str], tmp_path: Path
-) -> None:
-    digest = weights(zoo.backbone())
-    values = DRAW.standard_normal((7, 6))
+        features(values, "Drawing")
     with pytest.raises(InputError, match="do not fit"):
-        features_of(values, backbone=f"{ZOO}:backbone", backbone_weights=digest, backbone_arguments={"width": 4})
+        features(values, "backbone", arguments={"width": 4})
     with pytest.raises(InputError, match="No such file or directory; put the file there"):
-        features_of(values, backbone=f"{ZOO}:backbone", backbone_weights="sha256:" + "1" * 64)
+        features(values, "backbone", weights=missing)
     (tmp_path / f"{'1' * 64}.pt").write_bytes(b"other")
     with pytest.raises(InputError, match="has another SHA-256"):
-        features_of(values, backbone=f"{ZOO}:backbone", backbone_weights="sha256:" + "1" * 64)
+        features(values, "backbone", weights=missing)
     with pytest.raises(ValueError, match=r"backbone needs backbone_weights"):
-        features_of(values, backbone=f"{ZOO}:backbone", backbone_weights="../../secret")
+        features(values, "backbone", weights="../../secret")
 
 
 def test_building_draws_no_random_number_of_ours() -> None:
@@ -319,15 +259,14 @@ def opens(features: int, outputs: int, path: str) -> nn.Module:
 
 def test_a_factory_that_fails_tells_a_server_nothing_of_the_silos_files(tmp_path: Path) -> None:
     """Missing, folder and unparsable files were told apart by the exception's text; now by nothing."""
-    path, said = write_silo(tmp_path, models=[f"{__name__}:opens"]), set()
-    guard = guard_of(path)
+    guard, lines = guard_of(write_silo(tmp_path, models=[f"{__name__}:opens"])), set()
     (tmp_path / "folder").mkdir()
     (tmp_path / "secret").write_text("not JSON")
     for name in ("folder", "secret", "nothing"):
         model: dict[str, Any] = {"name": f"{__name__}:opens", "arguments": {"path": str(tmp_path / name)}}
         with pytest.raises(RunError) as refused:
             guard.query_shapes(silo_cell_json(model=model, algorithm=SGD, privacy=PRIVACY))
-        said.add(str(refused.value).replace(name, "…"))
+        lines.add(str(refused.value).replace(name, "…"))
         with pytest.raises(InputError, match=r"cannot be built from .* \([A-Z\[]"):  # a person reads why
             build_module(model["name"], "model.name", (6, 3), model["arguments"])
-    assert len(said) == 1
+    assert len(lines) == 1
