@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -16,9 +17,12 @@ from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.models import find_model
 from fedpriv.loss.module import ModuleObjective, unflatten_parameters
 from fedpriv.loss.objective import Batch, BatchLayout, Increment, Objective, Query, Records
+from fedpriv.noise.integers.increments import sum_integer_increments
 
 F32, F64 = torch.float32, torch.float64
 UNCLIPPED = 1e9
+NORM = 2**36
+"""Integers of a clip, in tests of lattices."""
 
 
 class Net(nn.Module):
@@ -78,6 +82,24 @@ def list_increments(objective: Objective, query: Query | Tensor, records: Record
     """Clipped increments of each record or unit, (B, d)."""
     query, count = Query((query,)) if isinstance(query, Tensor) else query, len(records.labels)
     return objective.per_record(query, Batch(records, ones(count)), torch.arange(count), clip)
+
+
+def list_integers(
+    objective: Objective, query: Query | Tensor, records: Records, clip: float = 1.0, norm: int = NORM
+) -> NDArray[np.float64]:
+    """Increments of each record alone on the lattice, of `norm` integers for a clip; (B, d), in clips."""
+    query, rows = Query((query,)) if isinstance(query, Tensor) else query, range(len(records.labels))
+    alone = [
+        sum_integer_increments(objective, query, clip, pick_one(records, row), norm, norm / clip) for row in rows
+    ]
+    return np.array(alone, float) / norm
+
+
+def find_extent_by_force(vectors: NDArray[np.float64]) -> tuple[float, float]:
+    """The largest norm, and the largest distance of two vectors or of one and none."""
+    array = np.vstack([vectors, np.zeros(vectors.shape[1])])
+    distances = [float(np.linalg.norm(array - vector, axis=1).max()) for vector in array]
+    return distances[-1], max(distances)
 
 
 def autograd_increments(module: nn.Module, query: Query | Tensor, records: Records) -> Tensor:

@@ -12,108 +12,100 @@ from pydantic import ValidationError
 
 from fedpriv.addons.statistics.curves import CurveScores, CurveSettings, Grouping, make_groupings
 from fedpriv.addons.statistics.indicators import CellBlock, find_extent, prefix_root_matrix
-from fedpriv.addons.statistics.roc import IntervalEstimate, TwoClassTable, combine_groups
+from fedpriv.addons.statistics.roc import TwoClassTable, combine_groups
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.models import LinearSettings
-from fedpriv.loss.objective import Query, Records
+from fedpriv.loss.objective import Records
 from fedpriv.loss.scores import auc, to_logits
-from fedpriv.noise.integers.increments import sum_integer_increments
 from fedpriv.plan.plan import ROUNDING_ALLOWANCE
+from tests.loss.builders import F64, find_extent_by_force, list_integers, pick_one
 
-NORM = 2**36
 GROUPS = (Grouping("sex", ("f", "m"), 0), Grouping("age", ("young", "old"), 2, (0.0,)))
-MODEL = torch.tensor([1.0, -1.0, 5.0], dtype=torch.float64)
-SCHEMA = TableSchema.model_validate(
-    {
-        "public": True,
-        "target": "ill",
-        "classes": ["no", "yes"],
-        "columns": {"age": {"range": [0, 100]}, "sex": {"values": ["f", "m"]}},
-    }
-)
+MODEL = torch.tensor([1.0, -1.0, 5.0], dtype=F64)
+SCHEMA = TableSchema.model_validate({
+    "public": True, "target": "ill", "classes": ["no", "yes"],
+    "columns": {"age": {"range": [0, 100]}, "sex": {"values": ["f", "m"]}},
+})  # fmt: skip
 
 
 def scores(bins: int = 16, groups: tuple[Grouping, ...] = GROUPS, **settings: Any) -> CurveScores:
-    base = LogisticRegression(3, 10.0, dtype=torch.float64)
+    base = LogisticRegression(3, 10.0, dtype=F64)
     return CurveScores(base, 5.0, True, CurveSettings(bins=bins, **settings), groups)
 
 
 def every_cell() -> Records:
     """Records of both sexes, classes and ages, with logits in every bin, and hostile ones."""
     logits = [*np.linspace(-9.0, 9.0, 37).tolist(), math.inf, -math.inf, math.nan, 1e38, 5e-324]
-    rows = []
+    rows, labels = [], []
     for sex, logit, label in itertools.product((0, 1), logits, (0, 1)):
-        rows.append(([1.0 - sex, float(sex), (logit - (1.0 - 2.0 * sex)) / 5.0], label))
-    features, labels = zip(*rows, strict=True)
-    return Records(torch.tensor(features, dtype=torch.float64), torch.tensor(labels))
+        rows.append([1.0 - sex, float(sex), (logit - (1.0 - 2.0 * sex)) / 5.0])
+        labels.append(label)
+    return Records(torch.tensor(rows, dtype=F64), torch.tensor(labels))
 
 
 @pytest.mark.parametrize("weight", [0.5, 2.0, 40.0])
 @pytest.mark.parametrize("groups", [GROUPS[:1], GROUPS])
 def test_no_two_records_are_further_apart_than_is_charged(groups: tuple[Grouping, ...], weight: float) -> None:
     """Guarantee: in integers, norm and distance of all records' increments; of two it is attained."""
-    asked = scores(groups=groups, weight=weight)
-    factor, records = NORM / asked.norm, every_cell()
-    vectors = []
-    for place in range(len(records.labels)):
-        one = Records(*(column[place : place + 1] for column in records))
-        query = Query((MODEL * (1.0 + place % 2),))  # of a loss at either of its ends
-        vectors.append(sum_integer_increments(asked, query, asked.norm, one, NORM, factor, 0).astype(float) / NORM)
-    vectors.append(np.zeros(asked.dimension))
-    array = np.array(vectors)
-    lengths = np.linalg.norm(array, axis=1)
-    assert lengths.max() <= 1.0
-    apart = max(float(np.linalg.norm(array - each, axis=1).max()) for each in array)
-    certified = asked.diameter / asked.norm
-    assert 0.9 * certified < apart <= certified * (1.0 + ROUNDING_ALLOWANCE)
+    objective, records = scores(groups=groups, weight=weight), every_cell()
+    vectors = [
+        list_integers(objective, MODEL * (1.0 + row % 2), pick_one(records, row), objective.norm)[0]
+        for row in range(len(records.labels))
+    ]  # of a loss at either of its ends
+    length, distance = find_extent_by_force(np.array(vectors))
+    certified = objective.diameter / objective.norm
+    assert length <= 1.0
+    assert 0.9 * certified < distance <= certified * (1.0 + ROUNDING_ALLOWANCE)
     assert certified == pytest.approx(math.sqrt((4.0 + 2.0 * weight) / (1.0 + weight)), rel=1e-12)
 
 
 def test_the_distance_is_attained_by_a_right_and_a_wrong_record_of_two_classes() -> None:
-    asked = scores(groups=GROUPS[:1])
-    ends = torch.tensor([[0.0, 0.0, -2.0], [0.0, 0.0, -2.0]], dtype=torch.float64)
-    first, second = asked.contributions(MODEL, Records(ends, torch.tensor([0, 1])))
-    assert float(torch.linalg.vector_norm(first)) == pytest.approx(asked.norm, rel=1e-5)
-    assert float(torch.linalg.vector_norm(first - second)) == pytest.approx(asked.diameter, rel=1e-5)
+    objective = scores(groups=GROUPS[:1])
+    ends = torch.tensor([[0.0, 0.0, -2.0], [0.0, 0.0, -2.0]], dtype=F64)
+    first, second = objective.contributions(MODEL, Records(ends, torch.tensor([0, 1])))
+    assert float(torch.linalg.vector_norm(first)) == pytest.approx(objective.norm, rel=1e-5)
+    assert float(torch.linalg.vector_norm(first - second)) == pytest.approx(objective.diameter, rel=1e-5)
 
 
 def test_a_record_is_in_the_cell_of_its_own_group_class_and_bin_alone() -> None:
     """Alone, as silos compute it; beside others a logit may round to the other side of an edge that it lies on."""
-    asked = scores(threshold=0.3)
-    records, edges = every_cell(), asked.settings.edge_logits
-    beside = asked.contributions(MODEL, records)
+    objective = scores(threshold=0.3)
+    records, edges = every_cell(), objective.settings.edge_logits
+    beside = objective.contributions(MODEL, records)
     for place, of_batch in enumerate(beside):
-        one = Records(*(column[place : place + 1].clone() for column in records))
-        row = asked.contributions(MODEL, one)[0]
-        outputs = to_logits(asked.base.outputs(MODEL, one))[0]
+        one = Records(*(column.clone() for column in pick_one(records, place)))
+        row = objective.contributions(MODEL, one)[0]
+        outputs = to_logits(objective.base.outputs(MODEL, one))[0]
         logit = float((outputs[1] - outputs[0]).nan_to_num(nan=0.0, posinf=9.0, neginf=-9.0))
         if np.abs(logit - edges).min() > 1e-9:
             torch.testing.assert_close(of_batch, row, rtol=0.0, atol=1e-9)
         bin_of = int(np.sum(logit >= edges))
-        for table, group in zip(asked.tables(row, 1), (one.features[0, 1], one.features[0, 2] >= 0), strict=True):
-            counts = np.linalg.solve(
-                prefix_root_matrix(asked.settings.bin_count), table.reshape(-1, asked.settings.bin_count).T
-            ).T
+        for table, group in zip(
+            objective.tables(row, 1), (one.features[0, 1], one.features[0, 2] >= 0), strict=True
+        ):
+            bin_count = objective.settings.bin_count
+            counts = np.linalg.solve(prefix_root_matrix(bin_count), table.reshape(-1, bin_count).T).T
             expected = np.zeros_like(counts)
             expected[2 * int(group) + int(one.labels), bin_of] = 1.0
             np.testing.assert_allclose(counts, expected, atol=1e-9)
 
 
 def table(
-    logits: NDArray[np.float64], labels: NDArray[np.bool_], mu: float, draw: Any, asked: CurveSettings
+    logits: NDArray[np.float64], labels: NDArray[np.bool_], mu: float, draw: Any, threshold: float = 0.5
 ) -> TwoClassTable:
-    """Of one table under replace-one at μ, if it were all that is released."""
-    block = CellBlock(size=asked.bin_count, kind="prefix")
-    std = find_extent((block, block))[1] / mu if mu < math.inf else 0.0
-    place = np.searchsorted(asked.edge_logits, logits, side="right")
+    """One table under replace-one at μ, if it were all that is released."""
+    settings = CurveSettings(threshold=threshold)
+    edges, count = settings.edge_logits, settings.bin_count
+    std = find_extent((CellBlock(size=count, kind="prefix"),) * 2)[1] / mu if mu < math.inf else 0.0
+    bins = np.searchsorted(edges, logits, side="right")
     ones, zeros = (
-        prefix_root_matrix(asked.bin_count) @ np.bincount(place[labels == each], minlength=asked.bin_count)
-        + std * draw.normal(size=asked.bin_count)
-        for each in (True, False)
+        prefix_root_matrix(count) @ np.bincount(bins[labels == label], minlength=count)
+        + std * draw.normal(size=count)
+        for label in (True, False)
     )
-    return TwoClassTable(ones, zeros, std, asked.edge_logits, asked.threshold_bin)
+    return TwoClassTable(ones, zeros, std, edges, settings.threshold_bin)
 
 
 def drawn(
@@ -126,19 +118,15 @@ def drawn(
 
 
 def test_without_noise_the_figures_are_those_of_the_records() -> None:
-    draw, asked = np.random.default_rng(1), CurveSettings(threshold=0.4)
+    draw = np.random.default_rng(1)
     logits, labels = drawn(2000, draw)
-    found = table(logits, labels, math.inf, draw, asked).figures()
+    found = table(logits, labels, math.inf, draw, threshold=0.4).figures()
     area = float(auc(torch.from_numpy(logits)[:, None], torch.from_numpy(labels).long()))
     assert abs(found["auc"].value - area) < 0.002
     assert found["auc"].low < area < found["auc"].high
     positive = logits >= math.log(0.4 / 0.6)
     assert found["sensitivity"].value == pytest.approx(float(positive[labels].mean()), abs=1e-9)
     assert found["specificity"].value == pytest.approx(float((~positive)[~labels].mean()), abs=1e-9)
-
-
-def hit(figure: IntervalEstimate, true: float) -> bool:
-    return figure.low <= true <= figure.high
 
 
 @pytest.mark.parametrize(
@@ -150,7 +138,7 @@ def hit(figure: IntervalEstimate, true: float) -> bool:
 )
 def test_intervals_cover_the_population(federations: int, count: int, mu: float) -> None:
     """Guarantee: sampling and noise are in an interval; 92 to 99 % where there is one."""
-    draw, asked = np.random.default_rng(2), CurveSettings()
+    draw = np.random.default_rng(2)
     logits, labels = drawn(1_000_000, draw)
     predicted = logits >= 0.0
     true = {
@@ -160,11 +148,10 @@ def test_intervals_cover_the_population(federations: int, count: int, mu: float)
         "calibration_error_squared": 0.0,
     }
     true["balanced_accuracy"] = (true["sensitivity"] + true["specificity"]) / 2.0
-    covered: dict[str, list[bool]] = {name: [] for name in true}
-    values: dict[str, list[float]] = {name: [] for name in true}
+    covered, values = ({name: list[float]() for name in true} for _ in range(2))
     for _ in range(federations):
-        for name, figure in table(*drawn(count, draw), mu, draw, asked).figures().items():
-            covered[name].append(hit(figure, true[name]))
+        for name, figure in table(*drawn(count, draw), mu, draw).figures().items():
+            covered[name].append(figure.low <= true[name] <= figure.high)
             values[name].append(figure.value)
     shares = {name: float(np.mean(each)) for name, each in covered.items()}
     print({name: (round(share, 3), round(float(np.std(values[name])), 4)) for name, share in shares.items()})
@@ -179,14 +166,14 @@ def test_intervals_cover_the_population(federations: int, count: int, mu: float)
 
 
 def test_a_model_that_is_off_is_told_from_a_calibrated_one() -> None:
-    draw, asked = np.random.default_rng(3), CurveSettings()
+    draw = np.random.default_rng(3)
     logits, labels = drawn(3000, draw)
-    good = table(logits, labels, 1.0, draw, asked).calibration_error_squared()
-    off = table(1.5 * logits + 1.0, labels, 1.0, draw, asked).calibration_error_squared()
+    good = table(logits, labels, 1.0, draw).calibration_error_squared()
+    off = table(1.5 * logits + 1.0, labels, 1.0, draw).calibration_error_squared()
     assert good is not None
     assert off is not None
     assert good.low == 0.0 < good.high < off.low < off.value
-    curve = table(1.5 * logits + 1.0, labels, 1.0, draw, asked).reliability()
+    curve = table(1.5 * logits + 1.0, labels, 1.0, draw).reliability()
     assert sum(each.observed_share.high < each.mean_score for each in curve) >= 2
 
 
@@ -194,7 +181,7 @@ def test_a_model_that_is_off_is_told_from_a_calibrated_one() -> None:
 def test_too_few_records_of_a_class_get_no_figure(seed: int) -> None:
     draw = np.random.default_rng(seed)
     for count, mu in ((40, 10.0), (300, 0.05)):
-        assert table(*drawn(count, draw), mu, draw, CurveSettings()).figures() == {}
+        assert table(*drawn(count, draw), mu, draw).figures() == {}
 
 
 def test_everybody_is_put_together_from_all_tables_by_their_noise() -> None:
@@ -240,17 +227,11 @@ def test_groups_that_a_model_does_not_see_are_refused(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"bins": 20},
-        {"bins": 2**20},
-        {"threshold": 0.0},
-        {"threshold": math.nan},
-        {"weight": math.inf},
-        {"by": ("sex", "sex")},
-        {"edges": {"age": (1.0,)}},
-        {"by": ("age",), "edges": {"age": (2.0, 1.0)}},
+        {"bins": 20}, {"bins": 2**20}, {"threshold": 0.0}, {"threshold": math.nan}, {"weight": math.inf},
+        {"by": ("sex", "sex")}, {"edges": {"age": (1.0,)}}, {"by": ("age",), "edges": {"age": (2.0, 1.0)}},
         {"by": ("age",), "edges": {"age": (1.0, math.nan)}},
     ],
-)
+)  # fmt: skip
 def test_hostile_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         CurveSettings.model_validate(settings)

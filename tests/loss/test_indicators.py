@@ -18,12 +18,12 @@ from fedpriv.addons.statistics.indicators import (
     find_extent,
     prefix_root,
 )
-from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.objective import Query, Records
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.integers.increments import sum_integer_increments
 from fedpriv.plan.plan import ROUNDING_ALLOWANCE
+from tests.loss.builders import F64, NORM, find_extent_by_force, list_increments, list_integers, sum_increments
 
-NORM = 2**36
 COUNTS = {"axes": [{"column": 0, "words": 3}]}
 CROSSED = {"axes": [{"column": 0, "words": 2}, {"column": 1, "edges": [0.0, 1.0]}], "weight": 2.0}
 PREFIX = {"axes": [{"column": 1, "edges": [0.0, 0.5, 1.0, 2.0]}], "form": "prefix"}
@@ -43,37 +43,26 @@ def settings_of(*tables: dict[str, Any]) -> StatisticsSettings:
     return StatisticsSettings.model_validate({"tables": list(tables)})
 
 
-def integers(objective: Any, features: torch.Tensor, labels: torch.Tensor) -> list[int]:
-    point = torch.zeros(objective.dimension, dtype=torch.float64)
-    records = Records(features, labels)
-    total = sum_integer_increments(objective, Query((point,)), 1.0, records, NORM, float(NORM), 0)
-    found: list[int] = total.tolist()
-    return found
+def indicators(*tables: dict[str, Any]) -> Indicators:
+    return Indicators(settings_of(*tables), F64)
 
 
-def distance(first: list[int], second: list[int]) -> float:
-    return math.sqrt(sum((one - other) ** 2 for one, other in zip(first, second, strict=True))) / NORM
+def zeros(objective: Indicators | PerUnit) -> torch.Tensor:
+    return torch.zeros(objective.dimension, dtype=F64)
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_distance_of_any_two_records_is_attained_and_never_exceeded(name: str) -> None:
     """Guarantee: `diameter` and the norm 1 hold in integers for every pair of records, or of one and none."""
-    settings = settings_of(*TABLES[name])
-    objective = Indicators(settings, torch.float64)
-    everything = list(itertools.product(*(range(table.size) for table in settings.tables)))
-    codes = torch.tensor(everything, dtype=torch.float64)
-    vectors = [integers(objective, code[None], torch.zeros(1, dtype=torch.int64)) for code in codes]
-    vectors.append([0] * objective.dimension)
-    lengths = [distance(vector, vectors[-1]) for vector in vectors]
-    array = np.array(vectors, float) / NORM
-    gram = array @ array.T
-    squares = np.diag(gram)[:, None] + np.diag(gram)[None] - 2.0 * gram
-    one, other = divmod(int(squares.argmax()), len(array))
-    worst = distance(vectors[one], vectors[other])
-    assert max(lengths) <= 1.0
-    assert max(lengths) == pytest.approx(1.0, abs=1e-6)
-    assert worst <= objective.diameter * (1.0 + ROUNDING_ALLOWANCE)
-    assert worst == pytest.approx(objective.diameter, rel=1e-6)
+    objective = indicators(*TABLES[name])
+    every_code = itertools.product(*(range(table.size) for table in settings_of(*TABLES[name]).tables))
+    codes = torch.tensor(list(every_code), dtype=F64)
+    vectors = list_integers(objective, zeros(objective), Records(codes, torch.zeros(len(codes)).long()))
+    length, distance = find_extent_by_force(vectors)
+    assert length <= 1.0
+    assert length == pytest.approx(1.0, abs=1e-6)
+    assert distance <= objective.diameter * (1.0 + ROUNDING_ALLOWANCE)
+    assert distance == pytest.approx(objective.diameter, rel=1e-6)
 
 
 MOMENTS = {"axes": [{"column": 0, "edges": [0.0, 10.0]}], "form": "moments"}
@@ -81,42 +70,35 @@ MOMENTS = {"axes": [{"column": 0, "edges": [0.0, 10.0]}], "form": "moments"}
 
 def test_moments_of_any_two_numbers_lie_within_the_certificate() -> None:
     """Guarantee: numbers beyond the range, missing ones and hostile ones too; two of them attain it."""
-    settings = settings_of(MOMENTS)
-    objective = Indicators(settings, torch.float64)
+    (table,), objective = settings_of(MOMENTS).tables, indicators(MOMENTS)
     raw = [*np.linspace(0.0, 10.0, 401).tolist(), -1e308, 1e308, math.inf, -math.inf, math.nan, 5e-324]
-    (table,) = settings.tables
     codes = torch.from_numpy(np.array(table.codes(np.array(raw)[:, None])))
-    vectors = [integers(objective, code.view(1, 1), torch.zeros(1, dtype=torch.int64)) for code in codes]
-    array = np.array(vectors, float) / NORM
-    squares = (array**2).sum(1)
-    worst = math.sqrt((squares[:, None] + squares[None] - 2.0 * array @ array.T).max())
-    assert math.sqrt(squares.max()) <= 1.0
-    assert worst <= objective.diameter * (1.0 + ROUNDING_ALLOWANCE)
-    assert worst == pytest.approx(objective.diameter, rel=1e-4)
-    assert vectors[raw.index(1e308)] == vectors[400]
-    assert not any(vectors[len(raw) - 2])
-    batch = Batch(Records(codes[:, None], torch.zeros(len(raw))), torch.ones(len(raw), dtype=torch.float64))
-    query = Query((torch.zeros(objective.dimension, dtype=torch.float64),))
-    floats = objective.per_record(query, batch, torch.arange(len(raw)), 1.0).numpy()
-    np.testing.assert_allclose(floats, array, atol=1e-9)  # a simulation adds what guards add
+    records = Records(codes[:, None], torch.zeros(len(raw)).long())
+    vectors = list_integers(objective, zeros(objective), records)
+    length, distance = find_extent_by_force(vectors)
+    assert length <= 1.0
+    assert distance <= objective.diameter * (1.0 + ROUNDING_ALLOWANCE)
+    assert distance == pytest.approx(objective.diameter, rel=1e-4)
+    assert np.array_equal(vectors[raw.index(1e308)], vectors[400])
+    assert not vectors[len(raw) - 2].any()
+    floats = list_increments(objective, zeros(objective), records, 1.0).numpy()
+    np.testing.assert_allclose(floats, vectors, atol=1e-9)  # a simulation adds what guards add
 
 
 @pytest.mark.parametrize("name", ["counts", "prefix", "survival"])
 def test_persons_with_several_rows_are_no_further_apart(name: str) -> None:
     """Guarantee: a mean of a person's rows lies between them, and truncation is within the allowance."""
-    settings = settings_of(*TABLES[name])
-    base = Indicators(settings, torch.float64)
-    objective, most = PerUnit(base, 3), settings.tables[0].size
-    vectors = [[0] * objective.dimension]
-    for rows in (1, 2, 3):
-        for codes in itertools.combinations_with_replacement(range(most), rows):
-            filled = [*codes, *([0] * (3 - rows))]
-            labels = torch.tensor([[0] * rows + [-1] * (3 - rows)])
-            vectors.append(integers(objective, torch.tensor(filled, dtype=torch.float64).view(1, 3, 1), labels))
-    array = np.array(vectors, float) / NORM
-    squares = (array**2).sum(1)
-    worst = math.sqrt((squares[:, None] + squares[None] - 2.0 * array @ array.T).max())
-    assert worst <= base.diameter * (1.0 + ROUNDING_ALLOWANCE)
+    base = indicators(*TABLES[name])
+    objective, (table,) = PerUnit(base, 3), settings_of(*TABLES[name]).tables
+    persons = [
+        (codes, rows)
+        for rows in (1, 2, 3)
+        for codes in itertools.combinations_with_replacement(range(table.size), rows)
+    ]
+    features = torch.tensor([[*codes, *([0] * (3 - rows))] for codes, rows in persons], dtype=F64)
+    labels = torch.tensor([[0] * rows + [-1] * (3 - rows) for _, rows in persons])
+    vectors = list_integers(objective, zeros(objective), Records(features.unsqueeze(-1), labels))
+    assert find_extent_by_force(vectors)[1] <= base.diameter * (1.0 + ROUNDING_ALLOWANCE)
 
 
 def test_golden_figures_of_256_ordered_cells() -> None:
@@ -160,31 +142,26 @@ def test_a_unit_that_was_seen_beyond_the_last_edge_is_at_risk_to_the_end() -> No
     assert table.codes(raw).tolist() == [0, 3, 4, 4, 5, 5, 5]
 
 
+def counted(*words: int, weight: float = 1.0, **keys: Any) -> dict[str, Any]:
+    axes = [{"column": column, "words": count} for column, count in enumerate(words)]
+    return {"axes": axes, "weight": weight, **keys}
+
+
+def cut_at(*edges: float) -> dict[str, Any]:
+    return {"axes": [{"column": 0, "edges": list(edges)}]}
+
+
 @pytest.mark.parametrize(
     "tables",
     [
-        [{"axes": [{"column": 0, "edges": [0.0, 0.0, 1.0]}]}],
-        [{"axes": [{"column": 0, "edges": [0.0, math.inf]}]}],
-        [{"axes": [{"column": 0, "edges": [math.nan, 1.0]}]}],
-        [{"axes": [{"column": 0, "edges": [1.0, 0.0]}]}],
-        [{"axes": [{"column": 0, "words": 2**16}]}],
-        [{"axes": [{"column": 0, "words": 2**15}]}, {"axes": [{"column": 0, "words": 2**15}]}],
-        [{"axes": [{"column": 0, "edges": list(range(4097))}], "form": "prefix"}],
-        [{"axes": [{"column": 0, "words": 2}, {"column": 0, "words": 2}]}],
-        [{"axes": [{"column": 0, "words": 2}], "form": "prefix"}],
+        *([cut_at(*edges)] for edges in ((0.0, 0.0, 1.0), (0.0, math.inf), (math.nan, 1.0), (1.0, 0.0))),
+        [counted(2**16)], [counted(2**15), counted(2**15)], [{**cut_at(*range(4097)), "form": "prefix"}],
+        [{"axes": [{"column": 0, "words": 2}, {"column": 0, "words": 2}]}], [counted(2, form="prefix")],
         [{"axes": [{"column": 0, "edges": [0, 1]}, {"column": 1, "words": 3}], "form": "survival"}],
-        [{"axes": [{"column": 0, "words": 2}], "weight": 0.0}],
-        [{"axes": [{"column": -1, "words": 2}]}],
-        [{"axes": [{"column": 0, "words": 10**15}]}],
-        [
-            {
-                "axes": [*({"column": c, "words": 60000} for c in (0, 1)), {"column": 2, "edges": [0, 1]}],
-                "form": "prefix",
-            }
-        ],
-        [],
+        [counted(2, weight=0.0)], [{"axes": [{"column": -1, "words": 2}]}], [counted(10**15)],
+        [{"axes": [*counted(60000, 60000)["axes"], {"column": 2, "edges": [0, 1]}], "form": "prefix"}], [],
     ],
-)
+)  # fmt: skip
 def test_tables_that_are_none_are_refused(tables: list[dict[str, Any]]) -> None:
     with pytest.raises(ValidationError):
         settings_of(*tables)
@@ -194,7 +171,7 @@ def test_tables_that_are_none_are_refused(tables: list[dict[str, Any]]) -> None:
 def test_the_sum_of_many_is_the_sum_of_their_integers_bit_for_bit(name: str) -> None:
     """Guarantee: a record adds its own vector, whoever else is counted, and nothing where it is not there."""
     settings = settings_of(*TABLES[name], MOMENTS)
-    objective, draw = Indicators(settings, torch.float64), np.random.default_rng(4)
+    objective, draw = Indicators(settings, F64), np.random.default_rng(4)
     codes = np.stack([draw.integers(-1, t.size + 1, 40).astype(float) for t in settings.tables], axis=1)
     codes[:, -1] = draw.uniform(-1.2, 1.2, 40)
     there = draw.random(40) < 0.7
@@ -206,15 +183,13 @@ def test_the_sum_of_many_is_the_sum_of_their_integers_bit_for_bit(name: str) -> 
 
 
 def test_floating_point_adds_up_what_integers_do_and_no_query_changes_it() -> None:
-    settings = settings_of(*TABLES["three tables"])
-    objective = Indicators(settings, torch.float64)
+    objective, tables = indicators(*TABLES["three tables"]), settings_of(*TABLES["three tables"]).tables
     draw = np.random.default_rng(3)
-    codes = np.stack([draw.integers(0, table.size, 50) for table in settings.tables], axis=1)
+    codes = np.stack([draw.integers(0, table.size, 50) for table in tables], axis=1)
     records = Records(torch.from_numpy(codes).double(), torch.zeros(50, dtype=torch.int64))
-    for point in (torch.zeros(objective.dimension), torch.full((objective.dimension,), 1e38)):
-        query = Query((point.double(),))
-        total = objective.increment(query, Batch(records, torch.ones(50, dtype=torch.float64)), 1.0).total
-        whole = sum_integer_increments(objective, query, 1.0, records, NORM, float(NORM))
+    for point in (zeros(objective), zeros(objective) + 1e38):
+        total = sum_increments(objective, point, records, 1.0).total
+        whole = sum_integer_increments(objective, Query((point,)), 1.0, records, NORM, float(NORM))
         assert total.numpy() == pytest.approx(whole / NORM, abs=1e-8)
 
 
