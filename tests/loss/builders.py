@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,20 +87,25 @@ def list_increments(objective: Objective, query: Query | Tensor, records: Record
 
 def list_integers(
     objective: Objective, query: Query | Tensor, records: Records, clip: float = 1.0, norm: int = NORM
-) -> NDArray[np.float64]:
-    """Increments of each record alone on the lattice, of `norm` integers for a clip; (B, d), in clips."""
+) -> NDArray[np.int64]:
+    """Increments of each record alone on the lattice, of `norm` integers for a clip; (B, d)."""
     query, rows = Query((query,)) if isinstance(query, Tensor) else query, range(len(records.labels))
     alone = [
         sum_integer_increments(objective, query, clip, pick_one(records, row), norm, norm / clip) for row in rows
     ]
-    return np.array(alone, float) / norm
+    return np.array(alone, np.int64)
 
 
-def find_extent_by_force(vectors: NDArray[np.float64]) -> tuple[float, float]:
-    """The largest norm, and the largest distance of two vectors or of one and none."""
-    array = np.vstack([vectors, np.zeros(vectors.shape[1])])
-    distances = [float(np.linalg.norm(array - vector, axis=1).max()) for vector in array]
-    return distances[-1], max(distances)
+def find_extent_by_force(vectors: NDArray[np.int64]) -> tuple[float, float]:
+    """The largest norm, and the largest distance of two vectors or of one and none, by `NORM`."""
+    vectors = np.vstack([vectors, np.zeros_like(vectors[:1])])
+    floats = vectors.astype(float)
+    farthest = [int(np.linalg.norm(floats - row, axis=1).argmax()) for row in floats]
+
+    def length(vector: NDArray[np.int64]) -> float:
+        return math.sqrt(sum(value**2 for value in vector.tolist())) / NORM
+
+    return max(map(length, vectors)), max(map(length, vectors - vectors[farthest]))
 
 
 def autograd_increments(module: nn.Module, query: Query | Tensor, records: Records) -> Tensor:
