@@ -28,9 +28,8 @@ class Then(nn.Module):
         super().__init__()
         self.layer, self.pick, self.head = layer, pick, nn.Linear(width, OUTPUTS)
 
-    def forward(self, values: Tensor) -> Tensor:
-        outputs: Tensor = self.head(self.pick(self.layer(values)).flatten(1))
-        return outputs
+    def forward(self, values: Tensor) -> Any:
+        return self.head(self.pick(self.layer(values)).flatten(1))
 
 
 def of_words(rest: nn.Module) -> nn.Module:
@@ -61,11 +60,10 @@ class Positions(nn.Module):
         self.look = nn.MultiheadAttention(WIDE, 2, batch_first=True)
         self.head = nn.Linear(WIDE, OUTPUTS)
 
-    def forward(self, values: Tensor) -> Tensor:
+    def forward(self, values: Tensor) -> Any:
         placed = values + self.table
         seen, _ = self.look(placed, placed, placed, attn_mask=self.mask, need_weights=False)
-        outputs: Tensor = self.head(seen.mean(1))
-        return outputs
+        return self.head(seen.mean(1))
 
 
 def steps(net: Any, values: Tensor) -> Tensor:
@@ -76,10 +74,9 @@ def steps(net: Any, values: Tensor) -> Tensor:
     return first(state) if isinstance(state, tuple) else state
 
 
-def twice(net: Any, values: Tensor) -> Tensor:
+def twice(net: Any, values: Tensor) -> Any:
     """One layer that is used twice."""
-    outputs: Tensor = net.head(torch.tanh(net.layer(torch.tanh(net.layer(values)))))
-    return outputs
+    return net.head(torch.tanh(net.layer(torch.tanh(net.layer(values)))))
 
 
 def until(net: Any, values: Tensor) -> Tensor:
@@ -105,12 +102,11 @@ class Counting(nn.Module):
         return outputs
 
 
-def packing(net: Any, values: Tensor) -> Tensor:
+def packing(net: Any, values: Tensor) -> Any:
     """Packs its sequences."""
     lengths = torch.full((len(values),), values.shape[1])
     packed = nn.utils.rnn.pack_padded_sequence(values, lengths, batch_first=True)
-    outputs: Tensor = net.head(net.rnn(packed)[1][-1])
-    return outputs
+    return net.head(net.rnn(packed)[1][-1])
 
 
 def backbone() -> nn.Module:
@@ -126,10 +122,9 @@ def with_lora(module: nn.Module) -> nn.Module:
     return found
 
 
-def first(outputs: tuple[Any, ...]) -> Tensor:
+def first(outputs: tuple[Any, ...]) -> Any:
     """The outputs of a recurrent layer or of attention, less its state."""
-    values: Tensor = outputs[0]
-    return values
+    return outputs[0]
 
 
 def encoder() -> nn.TransformerEncoderLayer:

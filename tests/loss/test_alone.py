@@ -6,11 +6,12 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpriv.loss import features as backbone
 from fedpriv.loss.alone import evaluate_per_record, map_records
-from fedpriv.loss.features import compute_frozen_features, orientation_histograms, scale_to_norm
+from fedpriv.loss.features import compute_frozen_features, orientation_histograms, pixel_features, scale_to_norm
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.losses import CrossEntropy
@@ -102,14 +103,15 @@ def frozen(features: Tensor) -> Tensor:
     return compute_frozen_features(features, f"{zoo.__name__}:Fragile", arguments, "kept", ())
 
 
-def images(features: Tensor) -> Tensor:
+def images(features: Tensor) -> NDArray[np.uint8]:
     drawn = [np.resize(np.frombuffer(row.tobytes(), np.uint8), (12, 12)) for row in features.numpy()]
-    return orientation_histograms(np.array(drawn, np.uint8).reshape(-1, 12, 12), F32)
+    return np.array(drawn, np.uint8).reshape(-1, 12, 12)
 
 
 MAPPED: dict[str, Callable[[Tensor], Tensor]] = {
     "frozen features": frozen,
-    "orientations": images,
+    "pixels": lambda features: pixel_features(images(features), F32),
+    "orientations": lambda features: orientation_histograms(images(features), F32),
     "scaled": lambda features: scale_to_norm(features, 1.0, exactly=True),
     "scaled to at most a norm": lambda features: scale_to_norm(features, 1.0, exactly=False),
     "features and a bias": lambda features: compute_features_and_bias(

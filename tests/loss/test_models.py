@@ -1,6 +1,7 @@
 """The table of models: features, constants, and what is refused."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,25 @@ import pytest
 import torch
 from torch import nn
 
+import fedpriv
+from benchmarks import pretrain
 from fedpriv.data.named import load
+from fedpriv.loss.features import orientation_histograms, scale_to_norm
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import SoftmaxRegression
-from fedpriv.loss.models import LinearSettings, PerceptronSettings, SoftmaxSettings, add_module, find_model
+from fedpriv.loss.models import (
+    LinearSettings,
+    PerceptronSettings,
+    SoftmaxSettings,
+    add_module,
+    convolutional_net,
+    find_model,
+)
 from fedpriv.loss.objective import Records
+from fedpriv.loss.presets import Transformer, adapted
 from fedpriv.loss.rows import ModuleSettings
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import load_scenario
 from tests.loss.builders import F64, Net, ones, sum_increments
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 28, 28)).astype(np.uint8)
@@ -140,3 +154,120 @@ def test_a_factorys_module_has_the_same_first_model_in_every_run() -> None:
         starts.append(row.objective((6,), 2, torch.float32, ModuleSettings()).initial())
         assert torch.random.initial_seed() == seed  # torch's generator is left as it was
     assert torch.equal(*starts)
+
+
+# Features of one image
+
+
+def histogram(image: np.ndarray) -> torch.Tensor:
+    """(8, h/4, w/4)."""
+    height, width = image.shape
+    return orientation_histograms(image[None], torch.float64).view(8, height // 4, width // 4)
+
+
+def test_an_upright_edge_counts_in_one_direction_of_its_cells() -> None:
+    image = np.zeros((12, 12), dtype=np.uint8)
+    image[:, 6:] = 255
+    edges = histogram(image)
+    # Half the step from 0 to 255 in columns 5 and 6: 2 of a cell's 4 columns, and 0.5 each.
+    torch.testing.assert_close(edges[0, 1, 1], torch.tensor(0.25, dtype=torch.float64))
+    assert float(edges[1:, 1, 1].abs().sum()) == 0.0
+    assert float(edges[:, 1, 0].abs().sum()) == 0.0
+
+
+def test_a_quarter_turn_of_the_image_turns_the_directions() -> None:
+    image = IMAGES[1]
+    turned = histogram(np.rot90(image).copy())  # counterclockwise: to the right becomes up, against the rows
+    expected = torch.rot90(histogram(image), dims=(1, 2)).roll(-2, dims=0)
+    torch.testing.assert_close(turned, expected)
+
+
+def test_all_of_an_edges_length_is_counted_and_no_feature_is_above_its_bound() -> None:
+    values = orientation_histograms(IMAGES, torch.float64)
+    assert values.shape == (50, 392)
+    assert float(values.min()) >= 0.0
+    assert float(values.max()) <= math.sqrt(0.5)
+    gray = np.pad(IMAGES / 255.0, ((0, 0), (1, 1), (1, 1)))
+    length = np.hypot(gray[:, 1:-1, 2:] - gray[:, 1:-1, :-2], gray[:, 2:, 1:-1] - gray[:, :-2, 1:-1]) / 2.0
+    np.testing.assert_allclose(values.sum(1).numpy(), length.sum((1, 2)) / 16.0)
+
+
+def test_scaled_to_at_most_a_norm_or_exactly() -> None:
+    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.3, 0.4]], dtype=torch.float64)
+    at_most = torch.tensor([[0.0, 0.0], [1.2, 1.6], [0.3, 0.4]], dtype=torch.float64)
+    exactly = torch.tensor([[0.0, 0.0], [1.2, 1.6], [1.2, 1.6]], dtype=torch.float64)
+    torch.testing.assert_close(scale_to_norm(rows, 2.0, exactly=False), at_most)
+    torch.testing.assert_close(scale_to_norm(rows, 2.0, exactly=True), exactly)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [3, 39, 1030])
+def test_a_glance_changes_no_bit_of_scaled_features(dtype: torch.dtype, width: int) -> None:
+    """Guarantee of `scaled`: rows within a few roundings of the norm, tiny and hostile ones, each by itself."""
+    drawn = torch.randn(600, width, dtype=dtype, generator=torch.Generator().manual_seed(width))
+    lengths = 1.0 + torch.arange(-300, 300, dtype=dtype).view(-1, 1) * torch.finfo(dtype).eps / 2.0
+    near = drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True) * lengths
+    ends = torch.tensor([0.0, -0.0, 1e-45, 1e-30, 1e38, math.inf, -math.inf, math.nan], dtype=dtype).view(-1, 1)
+    rows = torch.cat([near, drawn * 0.01, ends.expand(-1, width)])
+    found, tiny = scale_to_norm(rows, 1.0, exactly=False), torch.finfo(dtype).tiny
+    for row, values in zip(rows, found, strict=True):
+        alone = row.clone().unsqueeze(0)
+        length = torch.linalg.vector_norm(alone, dim=1, keepdim=True)
+        expected = alone * (1.0 / length.clamp(min=tiny)).clamp(max=1.0)
+        assert values.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("norm", [1.0, 5.0, 1e6])
+def test_a_row_of_zeros_stays_zero_at_any_norm(norm: float, dtype: torch.dtype) -> None:
+    """It became NaN for norms above 4, where the norm over the smallest number is infinite."""
+    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=dtype)
+    expected = torch.tensor([[0.0, 0.0], [0.6 * norm, 0.8 * norm]], dtype=dtype)
+    torch.testing.assert_close(scale_to_norm(rows, norm, exactly=True), expected)
+
+
+# Networks of the shipped scenarios
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("train", "size"), [("all", 26_010), ("head", 330), ("lora", 8 * (512 + 32) + 330)])
+def test_what_is_trained_of_the_network_that_is_adapted(train: str, size: int) -> None:
+    module = adapted(784, 10, train)  # type: ignore[arg-type]
+    assert sum(each.numel() for each in module.parameters() if each.requires_grad) == size
+    assert set(convolutional_net(10).state_dict()) <= set(module.state_dict())
+
+
+def test_the_transformer_sees_the_order_of_words() -> None:
+    torch.manual_seed(0)
+    module, tokens = Transformer(6, 3, words=9, width=8, heads=2), torch.tensor([[1, 2, 3, 4, 5, 6]])
+    assert not torch.allclose(module(tokens), module(tokens.flip(1)))
+
+
+@pytest.mark.slow
+def test_a_run_of_sentences_learns_more_than_which_words_there_are(tmp_path: Path) -> None:
+    """79 % is what a bag of words gives."""
+    one = {"seeds": [0], "federation.silos": [1], "privacy.epsilon": [8.0]}
+    results = fedpriv.run("sentences", set=one, out=tmp_path / "run")
+    assert results[0].model().shape == (10_724,)
+    assert (results[0].test_accuracy or 0.0) > 0.93
+
+
+def test_the_weights_that_are_shipped_are_those_that_the_scenario_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPRIV_WEIGHTS", str(ROOT / "examples" / "lora"))
+    few = ["seeds=1", "privacy.epsilon=3.0", 'label.method="LoRA, rank 8"', "data.name=synthetic"]
+    (point,) = load_scenario(ROOT / "scenarios" / "lora-mnist.toml", few).points
+    task = load_task(point.cell)
+    assert task.objective.dimension == 8 * (512 + 32) + 330
+    named = point.cell.model.settings.model_dump()["weights"]
+    kept = torch.load(ROOT / "examples" / "lora" / f"{named.removeprefix('sha256:')}.pt", weights_only=True)
+    assert torch.equal(task.objective.initial()[-10:], kept["10.bias"])
+
+
+def test_pretraining_is_written_by_its_digest(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = convolutional_net(10)
+    one, two = (pretrain.write(network, tmp_path / name) for name in "ab")
+    assert one == two
+    assert [path.stem for path in (tmp_path / "a").iterdir()] == [one.removeprefix("sha256:")]
