@@ -251,9 +251,7 @@ def test_an_interrupt_is_not_a_failing_record() -> None:
 def test_how_often_code_is_called_says_no_more_than_how_many_records_there_are_or_are_expected(
     count: int, failing: bool
 ) -> None:
-    """Guarantee of `evaluate_per_record`: where fewer were drawn than `least`, dummies take their turn and add
-    nothing.
-    """
+    """Guarantee of `evaluate_per_record`: below `least` records, dummies take their turn and add nothing."""
     values = []
 
     def evaluate(row: Tensor) -> Tensor:

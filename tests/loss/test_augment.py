@@ -198,14 +198,9 @@ def test_a_round_in_which_nobody_is_drawn_computes_as_much_as_any_other(monkeypa
     ("clip", "dtype"), [(1.0, F32), *(pytest.param(*case, marks=pytest.mark.slow) for case in HOSTILE)]
 )
 def test_copies_of_hostile_pixels_stay_within_one_clip(clip: float, dtype: torch.dtype) -> None:
-    """A pixel that some copies see and others do not, at the edge, and one that all see; whatever the query.
-
-    Copies whose gradients overflow, or cancel but for their rounding, are where a mean could pass its clip.
-    """
-    objective, plain = (
-        augmented(Augmentation(copies=4, shift=2, flip=True), dtype).for_batch(ONE_SILO),
-        pictures(dtype),
-    )
+    """A pixel that some copies see, at the edge, and one that all see: gradients that overflow, or cancel."""
+    objective = augmented(Augmentation(copies=4, shift=2, flip=True), dtype).for_batch(ONE_SILO)
+    plain = pictures(dtype)
     weights, tiny = torch.linspace(0.1, 1.0, COUNT, dtype=F64), torch.finfo(dtype).tiny
     for pixel, value in itertools.product((0, 21), (math.nan, math.inf, 1e38, -1e38, tiny / 8)):
         records = Records(plain.features.clone(), plain.labels)

@@ -61,10 +61,7 @@ def test_freeze_keeps_what_it_is_told_and_names_what_is_not_there() -> None:
 
 
 def test_a_buffer_that_a_record_changes_reaches_no_other_record() -> None:
-    """Here the probe, which refuses such a module, is left out: a sum must not tell who came before.
-
-    The first record is huge: what it left in the buffer would scale the gradients of all that follow.
-    """
+    """Without the probe, which refuses it; the first record is huge, and would scale all that follow."""
     module = Counting().to(F64)
     objective = ModuleObjective(module, CrossEntropy(), 0, F64)
     point, quiet = objective.initial(), four()

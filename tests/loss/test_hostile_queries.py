@@ -1,8 +1,4 @@
-"""One record adds at most its weight times the clip: whatever the query, the record, the clip and the type.
-
-A server chooses queries, coefficients and clips; what it gains from a contribution beyond its clip, or from one
-that is not finite, is a release that tells records apart at any noise.
-"""
+"""One record adds at most its weight times the clip: whatever the query, the record, the clip and the type."""
 
 import math
 from collections.abc import Callable
@@ -219,11 +215,7 @@ def test_no_contribution_is_beyond_its_clip(
     kinds: list[str],
     seed: int,
 ) -> None:
-    """A server would learn from one release what the noise was calibrated to hide.
-
-    Each record's contribution is measured in float64: alone, and, as what is really released is summed in float64,
-    as what such a sum loses with the record's weight.
-    """
+    """A server would learn from one release what the noise was calibrated to hide; alone, and within a sum."""
     case = CASES[name]
     objective: Any = case.make(dtype)
     query = Query(pair_of(pattern, objective, dtype, seed)[: len(coefficients)], coefficients)
@@ -293,10 +285,7 @@ def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
 def test_terms_that_cancel_stay_below_the_clip_with_their_rounding(
     dtype: torch.dtype, apart: float, scale: float, seed: int
 ) -> None:
-    """u ⊗ v - u' ⊗ v' with u' near u and v' near v: what is added has rounding of the size of u ⊗ v in it.
-
-    A server that lets large terms cancel would have the rounding of its choice, unclipped.
-    """
+    """u ⊗ v - u' ⊗ v' with u' near u and v' near v: their rounding, of a server's choice, is not unclipped."""
     generator = np.random.default_rng(seed)
     u, v, du, dv = (torch.from_numpy(generator.standard_normal((1, size))) for size in (6, 9, 6, 9))
     slopes = [(scale * u).to(dtype), (-scale * (u + apart * du)).to(dtype)]

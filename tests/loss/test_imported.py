@@ -220,7 +220,7 @@ def test_a_record_on_which_a_backbone_raises_has_zeros_and_no_other(features: Ca
 
 def test_a_record_that_has_features_of_another_shape_has_zeros(features: Callable[..., torch.Tensor]) -> None:
     """What vmap refused for all records; whether a silo answers must not depend on one."""
-    assert features([[0.0], [3.0], [1.0]], "Ragged").tolist() == [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
+    assert features([[0.0], [3.0], [1.0]], "ragged").tolist() == [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
 
 
 def test_a_backbones_buffers_start_anew_for_every_record(features: Callable[..., torch.Tensor]) -> None:
@@ -232,7 +232,7 @@ def test_a_backbone_that_cannot_be_used_is_refused(features: Callable[..., torch
     """One that draws random numbers; weights that are not here, changed, or of another module."""
     values, missing = np.ones((7, 6)), "sha256:" + "1" * 64
     with pytest.raises(InputError, match="draws random numbers; features are a record's own"):
-        features(values, "Drawing")
+        features(values, "drawing")
     with pytest.raises(InputError, match="do not fit"):
         features(values, "backbone", arguments={"width": 4})
     with pytest.raises(InputError, match="No such file or directory; put the file there"):

@@ -28,66 +28,69 @@ from fedpriv.loss.presets import Transformer, adapted
 from fedpriv.loss.rows import ModuleSettings
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
-from tests.loss.builders import F64, Net, ones, sum_increments
+from tests.loss.builders import F32, F64, Net, ones, sum_increments
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 28, 28)).astype(np.uint8)
 IMAGES[0] = 0
 IMAGES[1] //= 20
 
 
+SOFTMAX = find_model("softmax-regression")
+
+
+def softmax(features: int = 785, dtype: torch.dtype = F32, **settings: Any) -> SoftmaxRegression:
+    objective = SOFTMAX.objective((features,), 10, dtype, SoftmaxSettings(**settings))
+    assert isinstance(objective, SoftmaxRegression)
+    return objective
+
+
+def softmax_features(**settings: Any) -> torch.Tensor:
+    """The features of `IMAGES`, and that a 1 stands behind them."""
+    features = SOFTMAX.features(IMAGES, F64, SoftmaxSettings(**settings))
+    assert torch.equal(features[:, -1], ones(50))
+    return features[:, :-1]
+
+
 def test_feature_norm_scales_down_what_is_larger_and_nothing_else() -> None:
-    row, settings = find_model("softmax-regression"), SoftmaxSettings(feature_norm=2.0)
-    plain = row.features(IMAGES, F64, SoftmaxSettings())
-    scaled = row.features(IMAGES, F64, settings)
-    norms, before = scaled[:, :-1].norm(dim=1), plain[:, :-1].norm(dim=1)
+    plain, scaled = softmax_features(), softmax_features(feature_norm=2.0)
+    norms, before = scaled.norm(dim=1), plain.norm(dim=1)
     assert float(before[1]) < 2.0 < float(before[2])
     torch.testing.assert_close(scaled[:2], plain[:2])
-    torch.testing.assert_close(norms[2:], torch.full((48,), 2.0, dtype=F64))
-    torch.testing.assert_close(scaled[2, :-1] / norms[2], plain[2, :-1] / before[2])
-    assert torch.equal(scaled[:, -1], torch.ones(50, dtype=F64))
-    objective = row.objective(tuple(scaled.shape[1:]), 10, F64, settings)
+    torch.testing.assert_close(norms[2:], 2.0 * ones(48))
+    torch.testing.assert_close(scaled[2] / norms[2], plain[2] / before[2])
+    objective = softmax(dtype=F64, feature_norm=2.0)
     assert objective.lipschitz == pytest.approx(math.sqrt(2.0) * math.sqrt(5.0))
     assert objective.smoothness == pytest.approx(2.5)
 
 
 def test_softmax_without_scaling_has_the_constants_of_the_pixels() -> None:
-    objective = find_model("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings())
-    assert objective == SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0), denominator=255)
+    assert softmax() == SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0), denominator=255)
 
 
 @pytest.mark.parametrize("settings", [{"centre": 0.25}, {"feature_norm": 2.0}, {"feature_norm": 1e-3}])
 def test_features_that_are_not_bytes_any_more_are_rounded_finely(settings: dict[str, Any]) -> None:
     """Exact releases round them to integers of 15 or 16 bits, and 255ths of what is left would be too coarse."""
-    objective = find_model("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings(**settings))
-    assert isinstance(objective, SoftmaxRegression)
+    objective = softmax(**settings)
     assert objective.denominator is not None
     assert 2**15 <= objective.denominator * objective.feature_norm < 2**16
 
 
-def test_features_that_cannot_be_rounded_finely_are_not() -> None:
-    row = find_model("softmax-regression")
-    for features, norm in ((10**5, 2.0), (785, 1e5)):
-        made = row.objective((features,), 10, torch.float32, SoftmaxSettings(feature_norm=norm))
-        assert isinstance(made, SoftmaxRegression)
-        assert made.denominator is None
+@pytest.mark.parametrize(("features", "norm"), [(10**5, 2.0), (785, 1e5)])
+def test_features_that_cannot_be_rounded_finely_are_not(features: int, norm: float) -> None:
+    assert softmax(features, feature_norm=norm).denominator is None
 
 
 def test_centred_pixels_have_a_constant_subtracted_before_they_are_scaled() -> None:
-    row = find_model("softmax-regression")
-    settings = SoftmaxSettings(centre=0.25, feature_norm=2.0, scaling="exactly")
-    features = row.features(IMAGES, F64, settings)
-    plain = row.features(IMAGES, F64, SoftmaxSettings())[:, :-1] - 0.25
-    torch.testing.assert_close(features[:, :-1], 2.0 * plain / plain.norm(dim=1, keepdim=True))
-    objective = row.objective((785,), 10, F64, SoftmaxSettings(centre=0.25))
-    assert objective.lipschitz == pytest.approx(math.sqrt(2.0 * (784 * 0.75**2 + 1.0)))
+    centred = softmax_features() - 0.25
+    expected = 2.0 * centred / centred.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(softmax_features(centre=0.25, feature_norm=2.0, scaling="exactly"), expected)
+    assert softmax(centre=0.25).lipschitz == pytest.approx(math.sqrt(2.0 * (784 * 0.75**2 + 1.0)))
 
 
 def test_orientation_histograms_as_features() -> None:
-    row, settings = find_model("softmax-regression"), SoftmaxSettings(features="orientations", feature_norm=3.0)
-    features = row.features(IMAGES, F64, settings)
-    assert features.shape == (50, 393)
-    assert float(features[:, :-1].norm(dim=1).max()) <= 3.0 + 1e-12
-    assert torch.equal(features[:, -1], torch.ones(50, dtype=F64))
+    features = softmax_features(features="orientations", feature_norm=3.0)
+    assert features.shape == (50, 392)
+    assert float(features.norm(dim=1).max()) <= 3.0 + 1e-12
 
 
 @pytest.mark.parametrize(
@@ -102,12 +105,12 @@ def test_networks_take_the_fast_route_and_learn_with_clipped_gradients(
     name: str, settings: ModuleSettings, dimension: int
 ) -> None:
     row = find_model(name)
-    features = row.features(IMAGES, torch.float32, settings)
-    objective = row.objective(tuple(features.shape[1:]), 10, torch.float32, settings)
+    features = row.features(IMAGES, F32, settings)
+    objective = row.objective(tuple(features.shape[1:]), 10, F32, settings)
     assert isinstance(objective, LayeredObjective)
     assert objective.dimension == dimension
     records = Records(features, torch.arange(50) % 10)
-    point, weights = objective.initial(), ones(50, dtype=torch.float32) / 50
+    point, weights = objective.initial(), ones(50, dtype=F32) / 50
     before = objective.evaluate(point, records).loss
     for _ in range(10):
         point = point - 0.2 * sum_increments(objective, point, records, 1.0, weights).total
@@ -151,7 +154,7 @@ def test_a_factorys_module_has_the_same_first_model_in_every_run() -> None:
     for seed in (1, 2):
         torch.manual_seed(seed)
         row = find_model("recurrent-of-a-factory")
-        starts.append(row.objective((6,), 2, torch.float32, ModuleSettings()).initial())
+        starts.append(row.objective((6,), 2, F32, ModuleSettings()).initial())
         assert torch.random.initial_seed() == seed  # torch's generator is left as it was
     assert torch.equal(*starts)
 
@@ -162,7 +165,7 @@ def test_a_factorys_module_has_the_same_first_model_in_every_run() -> None:
 def histogram(image: np.ndarray) -> torch.Tensor:
     """(8, h/4, w/4)."""
     height, width = image.shape
-    return orientation_histograms(image[None], torch.float64).view(8, height // 4, width // 4)
+    return orientation_histograms(image[None], F64).view(8, height // 4, width // 4)
 
 
 def test_an_upright_edge_counts_in_one_direction_of_its_cells() -> None:
@@ -170,7 +173,7 @@ def test_an_upright_edge_counts_in_one_direction_of_its_cells() -> None:
     image[:, 6:] = 255
     edges = histogram(image)
     # Half the step from 0 to 255 in columns 5 and 6: 2 of a cell's 4 columns, and 0.5 each.
-    torch.testing.assert_close(edges[0, 1, 1], torch.tensor(0.25, dtype=torch.float64))
+    torch.testing.assert_close(edges[0, 1, 1], torch.tensor(0.25, dtype=F64))
     assert float(edges[1:, 1, 1].abs().sum()) == 0.0
     assert float(edges[:, 1, 0].abs().sum()) == 0.0
 
@@ -183,7 +186,7 @@ def test_a_quarter_turn_of_the_image_turns_the_directions() -> None:
 
 
 def test_all_of_an_edges_length_is_counted_and_no_feature_is_above_its_bound() -> None:
-    values = orientation_histograms(IMAGES, torch.float64)
+    values = orientation_histograms(IMAGES, F64)
     assert values.shape == (50, 392)
     assert float(values.min()) >= 0.0
     assert float(values.max()) <= math.sqrt(0.5)
@@ -192,15 +195,18 @@ def test_all_of_an_edges_length_is_counted_and_no_feature_is_above_its_bound() -
     np.testing.assert_allclose(values.sum(1).numpy(), length.sum((1, 2)) / 16.0)
 
 
-def test_scaled_to_at_most_a_norm_or_exactly() -> None:
-    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.3, 0.4]], dtype=torch.float64)
-    at_most = torch.tensor([[0.0, 0.0], [1.2, 1.6], [0.3, 0.4]], dtype=torch.float64)
-    exactly = torch.tensor([[0.0, 0.0], [1.2, 1.6], [1.2, 1.6]], dtype=torch.float64)
-    torch.testing.assert_close(scale_to_norm(rows, 2.0, exactly=False), at_most)
-    torch.testing.assert_close(scale_to_norm(rows, 2.0, exactly=True), exactly)
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("norm", [1.0, 2.0, 5.0, 1e6])
+def test_scaled_to_at_most_a_norm_or_exactly(norm: float, dtype: torch.dtype) -> None:
+    """A row of zeros stays zero: it became NaN for norms above 4, where norm / tiny is infinite."""
+    rows = norm * torch.tensor([[0.0, 0.0], [1.5, 2.0], [0.15, 0.2]], dtype=dtype)
+    at_most = norm * torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.15, 0.2]], dtype=dtype)
+    exactly = norm * torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.6, 0.8]], dtype=dtype)
+    torch.testing.assert_close(scale_to_norm(rows, norm, exactly=False), at_most)
+    torch.testing.assert_close(scale_to_norm(rows, norm, exactly=True), exactly)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("width", [3, 39, 1030])
 def test_a_glance_changes_no_bit_of_scaled_features(dtype: torch.dtype, width: int) -> None:
     """Guarantee of `scaled`: rows within a few roundings of the norm, tiny and hostile ones, each by itself."""
@@ -215,15 +221,6 @@ def test_a_glance_changes_no_bit_of_scaled_features(dtype: torch.dtype, width: i
         length = torch.linalg.vector_norm(alone, dim=1, keepdim=True)
         expected = alone * (1.0 / length.clamp(min=tiny)).clamp(max=1.0)
         assert values.numpy().tobytes() == expected.numpy().tobytes()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("norm", [1.0, 5.0, 1e6])
-def test_a_row_of_zeros_stays_zero_at_any_norm(norm: float, dtype: torch.dtype) -> None:
-    """It became NaN for norms above 4, where the norm over the smallest number is infinite."""
-    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=dtype)
-    expected = torch.tensor([[0.0, 0.0], [0.6 * norm, 0.8 * norm]], dtype=dtype)
-    torch.testing.assert_close(scale_to_norm(rows, norm, exactly=True), expected)
 
 
 # Networks of the shipped scenarios

@@ -145,10 +145,7 @@ UNIT_KINDS: dict[str, tuple[Objective, float]] = {
 @pytest.mark.parametrize("worst", WORST)
 @pytest.mark.parametrize("kind", UNIT_KINDS)
 def test_whatever_its_records_are_a_unit_moves_the_sum_by_its_clip(kind: str, worst: str) -> None:
-    """Guarantee of `PerUnit`: its weight times the clip, more records than others have and NaN included.
-
-    Also over `LocalSteps`: zero-out within C, replace-one within 2 C, found by brute force.
-    """
+    """Guarantee of `PerUnit`, also over `LocalSteps`: zero-out within C, replace-one within 2 C, NaN included."""
     base, clip = UNIT_KINDS[kind]
     unit, records, point = PerUnit(base, MOST), batch(), torch.randn(FEATURES * CLASSES, dtype=F64)
     if unit.dimension > len(point):

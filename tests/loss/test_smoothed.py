@@ -305,13 +305,7 @@ def test_golden_norms(rows: list[tuple[float, ...]], norm: float) -> None:
     assert find_min_norm_point(np.array(rows, np.float64)).norm == pytest.approx(norm, abs=1e-12)
 
 
-@given(
-    seed=st.integers(0, 10**6),
-    count=st.integers(1, 60),
-    dimension=st.integers(1, 12),
-    shift=st.floats(-2.0, 2.0),
-    signs=st.booleans(),
-)
+@given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 12), st.floats(-2.0, 2.0), st.booleans())
 @settings(deadline=None, max_examples=150)
 def test_the_certificate_closes_the_gap(seed: int, count: int, dimension: int, shift: float, signs: bool) -> None:
     """Also for degenerate sets of ±1 vectors, where other solvers go wrong."""
@@ -325,29 +319,32 @@ def test_the_certificate_closes_the_gap(seed: int, count: int, dimension: int, s
     assert np.min(np.linalg.norm(random, axis=1)) >= found.norm - 1e-9
 
 
-@pytest.mark.parametrize(("point", "expected"), [(0.3, 0.0), (-0.49, 0.0), (0.51, 1.0), (-2.0, 1.0)])
-def test_absolute_value(point: float, expected: float) -> None:
+def of_the_larger(points: Any) -> Any:
+    """Gradients of max(x, y): near its ridge conv{(1, 0), (0, 1)} has least norm 1/√2."""
+    return np.where(points[:, :1] > points[:, 1:], [[1.0, 0.0]], [[0.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("gradients", "point", "radius", "expected"),
+    [
+        (np.sign, [0.3], 0.5, 0.0), (np.sign, [-0.49], 0.5, 0.0), (np.sign, [0.51], 0.5, 1.0),
+        (np.sign, [-2.0], 0.5, 1.0), (of_the_larger, [0.1, 0.0], 0.2, math.sqrt(0.5)),
+        (of_the_larger, [1.0, 0.0], 0.2, 1.0),
+    ],
+)  # fmt: skip
+def test_the_measure_of_a_kink_is_known(
+    gradients: Any, point: list[float], radius: float, expected: float
+) -> None:
     """|x| within 1/2 of its kink has gradients of both signs, hence 0; elsewhere the measure is the slope."""
-    assert goldstein_measure(np.sign, np.array([point]), 0.5, 400, seed=1) == pytest.approx(expected, abs=1e-12)
-
-
-def test_maximum() -> None:
-    """max(x, y) near its ridge: conv{(1, 0), (0, 1)} has least norm 1/√2; away from it 1."""
-
-    def gradients(points: np.ndarray) -> np.ndarray:
-        first = points[:, :1] > points[:, 1:]
-        return np.where(first, [[1.0, 0.0]], [[0.0, 1.0]])
-
-    assert goldstein_measure(gradients, np.array([0.1, 0.0]), 0.2, 100, seed=1) == pytest.approx(math.sqrt(0.5))
-    assert goldstein_measure(gradients, np.array([1.0, 0.0]), 0.2, 100, seed=1) == pytest.approx(1.0)
+    measured = goldstein_measure(gradients, np.array(point), radius, 400, seed=1)
+    assert measured == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("radius", [0.1, 0.5, 2.0])
 def test_quadratic(radius: float) -> None:
     """|x|²/2: its gradients in the ball are the ball, so the least norm is max(|x| - r, 0), from above."""
-    point = np.array([0.8, -0.6])
     exact = max(1.0 - radius, 0.0)
-    measured = goldstein_measure(lambda points: points, point, radius, 3000, seed=2)
+    measured = goldstein_measure(lambda points: points, np.array([0.8, -0.6]), radius, 3000, seed=2)
     assert exact <= measured <= exact + 0.05 * radius
 
 

@@ -54,22 +54,15 @@ def test_golden_bits() -> None:
 
 
 GOLDEN = [
-    "0x1.bbd76b8a1ab98p-1",
-    "0x1.80c1a1bae3d1ep-1",
-    "0x1.4d896b8eddab2p-1",
-    "0x1.2122bbd2f6b6ep-1",
-    "0x1.f54a68a74e851p-2",
-    "0x1.b28ecb95f8c94p-2",
-    "0x1.78b56362cef38p-2",
-    "0x1.468f70c8bee04p-2",
-]
+    "0x1.bbd76b8a1ab98p-1", "0x1.80c1a1bae3d1ep-1", "0x1.4d896b8eddab2p-1", "0x1.2122bbd2f6b6ep-1",
+    "0x1.f54a68a74e851p-2", "0x1.b28ecb95f8c94p-2", "0x1.78b56362cef38p-2", "0x1.468f70c8bee04p-2",
+]  # fmt: skip
 
 
 def some_query(seed: int, cancelling: bool) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
-    x = np.where(generator.random((40, FEATURES)) < 0.2, generator.integers(0, 256, (40, FEATURES)), 0).astype(
-        float
-    )
+    bright = generator.random((40, FEATURES)) < 0.2
+    x = np.where(bright, generator.integers(0, 256, (40, FEATURES)), 0).astype(float)
     weights = generator.standard_normal((CLASSES, FEATURES)) * (2.0**36 if cancelling else 0.1)
     if cancelling:
         weights[:, 1::2] = -weights[:, : FEATURES - 1 : 2]
@@ -87,17 +80,13 @@ def test_scores_are_whole_and_no_order_of_additions_changes_them(cancelling: boo
     for _ in range(5):
         order = generator.permutation(FEATURES)
         moved = point.reshape(CLASSES, FEATURES)[:, order].ravel()
-        assert np.array_equal(
-            integer_scores(moved, CLASSES, x[:, order], LEVELS, BITS).numerators, found.numerators
-        )
+        again = integer_scores(moved, CLASSES, x[:, order], LEVELS, BITS)
+        assert np.array_equal(again.numerators, found.numerators)
     rows = generator.permutation(len(x))[:7]
     assert np.array_equal(integer_scores(point, CLASSES, x[rows], LEVELS, BITS).numerators, found.numerators[rows])
-    exact = [sum(int(a) * int(b) for a, b in zip(x[5], row, strict=True)) for row in _grid(point, found.exponent)]
+    grid = np.rint(point.reshape(CLASSES, FEATURES) * 2.0**-found.exponent)
+    exact = [sum(int(a) * int(b) for a, b in zip(x[5], row, strict=True)) for row in grid]
     assert found.numerators[5].tolist() == exact
-
-
-def _grid(point: np.ndarray, exponent: int) -> np.ndarray:
-    return np.rint(point.reshape(CLASSES, FEATURES) * 2.0**-exponent)
 
 
 def test_slopes_are_the_softmax_less_the_label() -> None:

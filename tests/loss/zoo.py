@@ -86,18 +86,9 @@ class Finite(nn.Module):
 
 
 def tokens(outputs: int = 32) -> nn.Module:
-    """Maps a word's number to features, trained elsewhere; raises on a word beyond its 16."""
-    return nn.Sequential(nn.Flatten(0), Word(), nn.Linear(64, outputs), nn.Tanh())
-
-
-class Word(nn.Embedding):
-    """A row of the table by a number that is a float, as records are."""
-
-    def __init__(self) -> None:
-        super().__init__(16, 64)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return super().forward(values.long())
+    """Maps a word's number, a float as records are, to features; raises on a word beyond its 16."""
+    table = Net(lambda net, values: net.table(values.long()), table=nn.Embedding(16, 64))
+    return nn.Sequential(nn.Flatten(0), table, nn.Linear(64, outputs), nn.Tanh())
 
 
 class Fragile(nn.Module):
@@ -115,11 +106,9 @@ class Fragile(nn.Module):
         return self.outer(hidden + (values[..., :1] + 9.0).log()) + known
 
 
-class Ragged(nn.Module):
+def ragged() -> nn.Module:
     """As many features as the record's number is above 1; 1 of most."""
-
-    def forward(self, values: Tensor) -> Tensor:
-        return torch.ones(len(values), max(1, int(values.max())))
+    return Net(lambda _, values: torch.ones(len(values), max(1, int(values.max()))))
 
 
 class Summing(nn.Module):
@@ -134,11 +123,9 @@ class Summing(nn.Module):
         return self.seen.expand(len(values), -1)
 
 
-class Drawing(nn.Module):
+def drawing() -> nn.Module:
     """Drops half of what it sees, whatever mode it is in."""
-
-    def forward(self, values: Tensor) -> Tensor:
-        return nn.functional.dropout(values, 0.5)
+    return Net(lambda _, values: nn.functional.dropout(values, 0.5))
 
 
 class Sentences(nn.Module):
