@@ -22,6 +22,7 @@ from fedpriv.loss.functions import (
     make_weight_terms,
 )
 from fedpriv.loss.ghost import GhostObjective
+from fedpriv.loss.imported import check_outputs
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.module import ModuleObjective
@@ -104,6 +105,10 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "used twice": lambda: Net(
         lambda net, x: net.out(net.one(net.one(x).tanh())), one=nn.Linear(12, 12), out=nn.Linear(12, 3)
     ),
+    "twice in a Sequential": lambda: nn.Sequential(
+        nn.Linear(12, 12), shared := nn.Linear(12, 12), nn.Tanh(), shared, nn.Linear(12, 3)
+    ),
+    "a dropout of nothing": lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout(0.0), nn.Linear(4, 3)),
     "used outside": lambda: Net(
         lambda net, x: net.out(net.one(x).tanh()) * net.one.weight[0, :3], one=nn.Linear(12, 4),
         out=nn.Linear(4, 3),
@@ -166,6 +171,11 @@ def closed(
         result = sum_increments(measured, query, records, clip, weights)
     assert not general
     return result
+
+
+@pytest.mark.parametrize("name", ["a dropout of nothing", "torch's transformer"])
+def test_dropout_that_drops_nothing_is_let_in(name: str) -> None:
+    check_outputs(objective(name).module, FEATURES, CLASSES, "test")
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, share: float | None) -> None:

@@ -1,8 +1,8 @@
 """Both routes of a module's increments against automatic differentiation, record by record, in float64."""
 
+import itertools
 import math
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,12 @@ from torch.func import functional_call
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.loss import layered, module
-from fedpriv.loss.imported import check_outputs
 from fedpriv.loss.layered import LayeredObjective, make_module_objective
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.loss.module import ModuleObjective, draw_initial_point, unflatten_parameters
 from fedpriv.loss.objective import Query, Records
 from fedpriv.loss.unrolled import make_vmap_module
-from tests.loss.builders import F64, Net, autograd_increments, ones, pick, sum_increments
+from tests.loss.builders import F64, autograd_increments, ones, pick, sum_increments
 
 
 def dense() -> nn.Module:
@@ -81,18 +80,11 @@ def test_one_record_moves_the_sum_by_at_most_the_clip(name: str) -> None:
     for objective in both_routes(name):
         at, records = sample(MODULES[name][1], 5, objective.dimension, 2, 3)
         records, query = Records(30.0 * records.features, records.labels), Query(at, [7.0, -6.0])
-        together = sum_increments(objective, query, pick(records, range(4)), clip).total
-        without = [[row for row in range(4) if row != gone] for gone in range(4)]
-        replaced = [[row if row != gone else 4 for row in range(4)] for gone in range(4)]
-        moved_out, moved = (
-            [
-                float((together - sum_increments(objective, query, pick(records, rows), clip).total).norm())
-                for rows in kind
-            ]
-            for kind in (without, replaced)
-        )
-        assert max(moved_out) == pytest.approx(clip, rel=1e-9)
-        assert clip < max(moved) <= 2.0 * clip * (1 + 1e-9)
+        rows = [*itertools.combinations(range(5), 4), *itertools.combinations(range(4), 3)]
+        sums = {some: sum_increments(objective, query, pick(records, list(some)), clip).total for some in rows}
+        distances = {some: float((sums[0, 1, 2, 3] - total).norm()) for some, total in sums.items()}
+        assert max(distances[some] for some in rows if len(some) == 3) == pytest.approx(clip, rel=1e-9)
+        assert clip < max(distances[some] for some in rows if 4 in some) <= 2.0 * clip * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -114,11 +106,9 @@ def test_leading_axes_are_independent_replicates(name: str) -> None:
     for objective in both_routes(name):
         features, dimension = MODULES[name][1], objective.dimension
         points = [torch.from_numpy(generator.standard_normal((2, 3, dimension))) for _ in range(2)]
-        records = Records(
-            torch.from_numpy(generator.standard_normal((2, 3, 4, features))),
-            torch.from_numpy(generator.integers(0, 3, (2, 3, 4))),
-        )
-        weights = torch.full((4,), 0.25, dtype=F64)
+        values = torch.from_numpy(generator.standard_normal((2, 3, 4, features)))
+        records = Records(values, torch.from_numpy(generator.integers(0, 3, (2, 3, 4))))
+        weights = ones(4) / 4
         clip = torch.linspace(0.1, 2.0, 6, dtype=F64).view(2, 3, 1)
         together = sum_increments(objective, Query(points, [2.0, -1.0]), records, clip, weights)
         whole = pick(records, (0, 0))
@@ -131,7 +121,6 @@ def test_leading_axes_are_independent_replicates(name: str) -> None:
             single = objective.evaluate(points[0][place], whole)
             torch.testing.assert_close(evaluated.loss[place], single.loss)
             assert evaluated.accuracy is not None
-            assert single.accuracy is not None
             assert evaluated.accuracy[place] == single.accuracy
 
 
@@ -242,27 +231,6 @@ def test_layers_whose_gradient_is_not_the_records_own_are_refused(layer: nn.Modu
         make_module_objective(nn.Sequential(nn.Linear(6, 5), layer, nn.Linear(5, 3)), 6, CrossEntropy(), 0)
 
 
-ATTENDING = Net(
-    lambda net, values: net.out(net.mixed(net.wide(values.unsqueeze(-1))).mean(1)), wide=nn.Linear(1, 4),
-    out=nn.Linear(4, 3), mixed=nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
-)  # fmt: skip
-"""torch's own transformer over six words of one number each."""
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("net", [nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0), nn.Linear(4, 3)), ATTENDING])
-def test_dropout_that_drops_nothing_is_trained(net: nn.Module) -> None:
-    net = net.double()
-    check_outputs(net, 6, 3, "test")
-    objective = make_module_objective(net, 6, CrossEntropy(), 0, F64)
-    at, records = sample(6, 3, objective.dimension, 2, 2)
-    query = Query(at, [2.0, -1.0])
-    for some in (records, pick(records, [0])):
-        expected = autograd_increments(net, query, some).sum(0)
-        torch.testing.assert_close(sum_increments(objective, query, some).total, expected, rtol=1e-9, atol=1e-9)
-    assert objective.outputs(at[0], records).shape == (3, 3)
-
-
 @pytest.mark.parametrize("several", [1, 2])
 def test_hidden_randomness_is_refused(several: int) -> None:
     objective = make_module_objective(Noisy(6, 3), 6, CrossEntropy(), 0, F64)
@@ -271,30 +239,12 @@ def test_hidden_randomness_is_refused(several: int) -> None:
         sum_increments(objective, at, records, 1.0)
 
 
-@pytest.mark.parametrize(
-    "net",
-    [
-        nn.Sequential(nn.Linear(6, 6), shared := nn.Linear(6, 6), nn.Tanh(), shared, nn.Linear(6, 3)),
-        nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)),
-        nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)),
-    ],
-    ids=["shared", "layer norm", "conv1d"],
-)
-def test_other_modules_take_the_general_route(net: nn.Module) -> None:
-    objective = make_module_objective(net, 6, CrossEntropy(), 0, F64)
-    assert isinstance(objective, ModuleObjective)
-    at, records = sample(6, 3, objective.dimension, 2, 2)
-    query = Query(at, [2.0, -1.0])
-    expected = autograd_increments(net, query, records).sum(0)
-    torch.testing.assert_close(sum_increments(objective, query, records).total, expected, rtol=1e-10, atol=1e-10)
-
-
 # Layers that vmap cannot run, in operations that it can
 
 
 RECURRENT: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
     (kind, {"num_layers": layers, "bidirectional": both, "bias": bias, "batch_first": first})
-    for kind, layers, both, bias, first in product(
+    for kind, layers, both, bias, first in itertools.product(
         (nn.GRU, nn.RNN, nn.LSTM), (1, 2), (False, True), (False, True), (False, True)
     )
 ] + [(nn.LSTM, {"proj_size": 2, "num_layers": 2, "bidirectional": True}), (nn.RNN, {"nonlinearity": "relu"})]
@@ -314,7 +264,7 @@ def test_a_recurrent_layer_is_torchs(kind: type[nn.RNNBase], settings: dict[str,
     assert copied is not layer
     assert type(layer) is kind
     assert [id(each) for each in copied.parameters()] == [id(each) for each in layer.parameters()]
-    values = torch.randn(5, 2, 3, dtype=torch.float64)
+    values = torch.randn(5, 2, 3, dtype=F64)
     assert same(copied(values), layer(values))
     assert same(copied(values[:, 0]), layer(values[:, 0]))  # one record without an axis for it
     start = layer(values)[1]
@@ -328,7 +278,7 @@ def test_a_cell_is_torchs(make: Callable[..., nn.RNNCellBase]) -> None:
     torch.manual_seed(0)
     for bias in (True, False):
         cell = make(3, 4, bias=bias).double()
-        values = torch.randn(2, 3, dtype=torch.float64)
+        values = torch.randn(2, 3, dtype=F64)
         state = cell(values)
         assert same(make_vmap_module(cell)(values), state)
         assert same(make_vmap_module(cell)(values, state), cell(values, state))
@@ -340,6 +290,6 @@ def test_a_bag_is_torchs(mode: Any, padding: int | None) -> None:
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(7, 3, mode=mode, padding_idx=padding).double()
     words = torch.tensor([[0, 2, 2, 6], [2, 2, 2, 2], [1, 1, 3, 2]])
-    weights: list[Tensor | None] = [None, torch.randn(3, 4, dtype=torch.float64)] if mode == "sum" else [None]
+    weights: list[Tensor | None] = [None, torch.randn(3, 4, dtype=F64)] if mode == "sum" else [None]
     for each in weights:
         assert same(make_vmap_module(bag)(words, None, each), bag(words, None, each))

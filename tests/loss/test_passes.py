@@ -20,6 +20,7 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
+from tests.loss.builders import ones, pick_one, sum_increments
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "softmax": lambda: SoftmaxRegression(784, 10, feature_norm=28.0),
@@ -55,13 +56,11 @@ def test_no_record_moves_a_sum_by_more_than_the_clip(
 ) -> None:
     """Each record's part is what the sum has of it, in float32, measured in float64."""
     objective, records = OBJECTIVES[name](), pictures(3, scale)
-    asked, point = (
-        make_bfloat16_view(objective, pictures(3)) if short else objective,
-        point_of(objective).to(device),
-    )
-    for record in range(3):
-        one = Records(*(column[record : record + 1].to(device) for column in records))
-        total = asked.increment(Query((point,)), Batch(one, torch.ones(1, device=device)), clip).total
+    view = make_bfloat16_view(objective, pictures(3)) if short else objective
+    point = point_of(objective).to(device)
+    for row in range(3):
+        one = Records(*(column.to(device) for column in pick_one(records, row)))
+        total = sum_increments(view, point, one, clip, torch.ones(1, device=device)).total
         assert total.dtype == torch.float32
         assert total.double().norm() <= clip
 
@@ -71,17 +70,13 @@ def test_sums_are_near_those_of_whole_passes_and_in_the_type_of_the_weights(name
     objective, records = OBJECTIVES[name](), pictures(40)
     short, point = make_bfloat16_view(objective, records), point_of(objective)
     for kind in (torch.float32, torch.float64):
-        batch = Batch(records, torch.ones(40, dtype=kind))
-        wanted, found = (one.increment(Query((point,)), batch, 1.0).total for one in (objective, short))
-        assert found.dtype == kind
-        distance = float((found - wanted).norm() / wanted.norm())
-        assert 1e-5 < distance < 0.1
-    torch.testing.assert_close(
-        short.gradient(point, Batch(records, torch.ones(40))),
-        short.increment(Query((point,)), Batch(records, torch.ones(40)), 1e30).total,
-        rtol=0.0,
-        atol=0.0,
-    )
+        wanted, result = (
+            sum_increments(one, point, records, 1.0, ones(40, dtype=kind)).total for one in (objective, short)
+        )
+        assert result.dtype == kind
+        assert 1e-5 < float((result - wanted).norm() / wanted.norm()) < 0.1
+    batch = Batch(records, torch.ones(40))
+    assert torch.equal(short.gradient(point, batch), short.increment(Query((point,)), batch, 1e30).total)
     assert short.evaluate(point, records).loss == objective.evaluate(point, records).loss
 
 

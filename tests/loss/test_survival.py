@@ -59,9 +59,6 @@ def test_the_loss_is_the_likelihood_of_the_persons_periods() -> None:
             likelihood *= float(hazards[model, place, survived]) if seen else 1.0
             found = float(HazardLoss().value(OUTPUTS[model, place], LABELS[place]))
             assert found == pytest.approx(-math.log(likelihood), rel=1e-9, abs=1e-12)
-
-
-def test_the_slope_is_its_derivative() -> None:
     outputs = OUTPUTS.clone().requires_grad_()
     (expected,) = torch.autograd.grad(HazardLoss().value(outputs, LABELS).sum(), outputs)
     torch.testing.assert_close(HazardLoss().output_gradient(OUTPUTS, LABELS), expected)
