@@ -140,14 +140,12 @@ IMAGE, SEQUENCE, TEXT = (2, 6, 6), (LONG, WIDE), (LONG,)
 RUNS: dict[str, Case] = {
     "Linear, activations, branches": Case(lambda: Then(nn.Sequential(nn.Linear(WIDE, 8), nn.GELU()), 8)),
     "a layer that is used twice": Case(
-        lambda: Net(twice, layer=nn.Linear(WIDE, WIDE), head=nn.Linear(WIDE, OUTPUTS))
-    ),
+        lambda: Net(twice, layer=nn.Linear(WIDE, WIDE), head=nn.Linear(WIDE, OUTPUTS))),
     "Conv1d, Conv2d, Conv3d, also grouped, dilated, transposed": Case(lambda: Then(
         nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, dilation=2), nn.ReLU(), nn.ConvTranspose2d(4, 2, 2)), 18
     ), IMAGE),
     "pooling, Flatten, Unflatten, Upsample": Case(
-        lambda: Then(nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.Upsample(scale_factor=2)), 48), IMAGE
-    ),
+        lambda: Then(nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.Upsample(scale_factor=2)), 48), IMAGE),
     "LayerNorm, RMSNorm": Case(lambda: Then(nn.Sequential(nn.LayerNorm(WIDE), nn.RMSNorm(WIDE)), WIDE)),
     "GroupNorm, InstanceNorm": Case(lambda: Then(
         nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True)), 64
@@ -156,42 +154,32 @@ RUNS: dict[str, Case] = {
     "Dropout with p = 0": Case(lambda: Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Dropout(0.0), nn.Tanh()), 8)),
     "MultiheadAttention": Case(Positions, SEQUENCE),
     "TransformerEncoderLayer, TransformerEncoder with dropout = 0": Case(
-        lambda: Then(encoder(), LONG * WIDE), SEQUENCE
-    ),
+        lambda: Then(encoder(), LONG * WIDE), SEQUENCE),
     "requires_grad = False": Case(lambda: fedpriv.freeze(
-        Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8), except_=("head", "layer.0.bias")
-    )),
+        Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8), except_=("head", "layer.0.bias"))),
     "buffers that stay as they are": Case(Positions, SEQUENCE),
     "LoRA on Linear layers": Case(lambda: with_lora(Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8))),
     "LoRA in a TransformerEncoderLayer": Case(
-        lambda: with_lora(Then(encoder().eval(), LONG * WIDE)), SEQUENCE
-    ),
+        lambda: with_lora(Then(encoder().eval(), LONG * WIDE)), SEQUENCE),
     "tied weights": Case(tied, TEXT, words=True),
     "weight_norm, parametrizations": Case(
-        lambda: Then(nn.utils.parametrizations.weight_norm(nn.Linear(WIDE, 4)), 4)
-    ),
+        lambda: Then(nn.utils.parametrizations.weight_norm(nn.Linear(WIDE, 4)), 4)),
     "GRU, also several layers, both directions": Case(
-        lambda: Then(nn.GRU(WIDE, 4, 2, bidirectional=True, batch_first=True), LONG * 8, first), SEQUENCE
-    ),
+        lambda: Then(nn.GRU(WIDE, 4, 2, bidirectional=True, batch_first=True), LONG * 8, first), SEQUENCE),
     "RNN, with tanh or relu": Case(
-        lambda: Then(nn.RNN(WIDE, 4, nonlinearity="relu", batch_first=True), LONG * 4, first), SEQUENCE
-    ),
+        lambda: Then(nn.RNN(WIDE, 4, nonlinearity="relu", batch_first=True), LONG * 4, first), SEQUENCE),
     "LSTM, also with proj_size": Case(
-        lambda: Then(nn.LSTM(WIDE, 4, 2, proj_size=2, batch_first=True), LONG * 2, first), SEQUENCE
-    ),
+        lambda: Then(nn.LSTM(WIDE, 4, 2, proj_size=2, batch_first=True), LONG * 2, first), SEQUENCE),
     "GRUCell": Case(lambda: Then(Net(steps, cell=nn.GRUCell(WIDE, 4)), 4), SEQUENCE),
     "RNNCell": Case(lambda: Then(Net(steps, cell=nn.RNNCell(WIDE, 4)), 4), SEQUENCE),
     "LSTMCell": Case(lambda: Then(Net(steps, cell=nn.LSTMCell(WIDE, 4)), 4), SEQUENCE),
     "Embedding with sparse = True": Case(
-        lambda: of_words(Then(nn.Embedding(WORDS, 4, padding_idx=0, sparse=True), LONG * 4)), TEXT, words=True
-    ),
+        lambda: of_words(Then(nn.Embedding(WORDS, 4, padding_idx=0, sparse=True), LONG * 4)), TEXT, words=True),
     "EmbeddingBag of (records, words)": Case(
-        lambda: of_words(Then(nn.EmbeddingBag(WORDS, 4, mode="mean", padding_idx=1), 4)), TEXT, words=True
-    ),
+        lambda: of_words(Then(nn.EmbeddingBag(WORDS, 4, mode="mean", padding_idx=1), 4)), TEXT, words=True),
     "a module that vmap cannot run": Case(lambda: Then(Net(until, layer=nn.Linear(WIDE, WIDE)), WIDE)),
     "Embedding, with padding_idx": Case(
-        lambda: of_words(Then(nn.Embedding(WORDS, 4, padding_idx=0), LONG * 4)), TEXT, words=True
-    ),
+        lambda: of_words(Then(nn.Embedding(WORDS, 4, padding_idx=0), LONG * 4)), TEXT, words=True),
 }  # fmt: skip
 """By row of the page's first table."""
 
@@ -206,8 +194,7 @@ BESIDE: dict[str, Case] = {
     "a layer at two places of a Sequential": Case(lambda: reused(nn.Linear(WIDE, WIDE))),
     "LSTM of two layers": Case(lambda: Then(nn.LSTM(WIDE, 4, 2, batch_first=True), LONG * 4, first), SEQUENCE),
     "transformer of words": Case(
-        lambda: of_words(Transformer(LONG, OUTPUTS, WORDS, width=4, heads=2)), TEXT, words=True
-    ),
+        lambda: of_words(Transformer(LONG, OUTPUTS, WORDS, width=4, heads=2)), TEXT, words=True),
 }  # fmt: skip
 """Modules that are no rows of their own."""
 
@@ -238,5 +225,5 @@ REFUSED: dict[str, Case] = {
         lambda: Net(packing, rnn=nn.GRU(WIDE, 4, batch_first=True), head=nn.Linear(4, OUTPUTS)), SEQUENCE
     ),
     "LazyLinear and others before their first record": Case(lambda: Then(nn.LazyLinear(4), 4)),
-}
+}  # fmt: skip
 """By row of the page's second table."""

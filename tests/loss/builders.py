@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from fedpriv.loss.objective import Batch, BatchLayout, Increment, Objective, Que
 from fedpriv.noise.integers.increments import sum_integer_increments
 
 F32, F64 = torch.float32, torch.float64
+Patch = pytest.MonkeyPatch
 UNCLIPPED = 1e9
 NORM = 2**36
 """Integers of a clip, in tests of lattices."""
@@ -52,6 +54,11 @@ def pick(records: Records, rows: Any) -> Records:
 
 def pick_one(records: Records, row: int) -> Records:
     return pick(records, slice(row, row + 1))
+
+
+def split(records: Records) -> list[Records]:
+    """Each record by itself, with its axis."""
+    return [pick_one(records, row) for row in range(len(records.labels))]
 
 
 def random_records(count: int, features: int, classes: int = 3, seed: int = 0) -> Records:
@@ -89,10 +96,8 @@ def list_integers(
     objective: Objective, query: Query | Tensor, records: Records, clip: float = 1.0, norm: int = NORM
 ) -> NDArray[np.int64]:
     """Increments of each record alone on the lattice, of `norm` integers for a clip; (B, d)."""
-    query, rows = Query((query,)) if isinstance(query, Tensor) else query, range(len(records.labels))
-    alone = [
-        sum_integer_increments(objective, query, clip, pick_one(records, row), norm, norm / clip) for row in rows
-    ]
+    query = Query((query,)) if isinstance(query, Tensor) else query
+    alone = [sum_integer_increments(objective, query, clip, one, norm, norm / clip) for one in split(records)]
     return np.array(alone, np.int64)
 
 
@@ -114,11 +119,9 @@ def autograd_increments(module: nn.Module, query: Query | Tensor, records: Recor
     for features, label in zip(*records, strict=True):
         row = torch.zeros_like(query.points[0])
         for point, coefficient in zip(query.points, query.coefficients, strict=True):
-            alone = copy.deepcopy(module)
-            leaves = {
-                name: part.clone().requires_grad_() for name, part in unflatten_parameters(alone, point).items()
-            }
-            outputs = functional_call(alone, leaves, (features.unsqueeze(0),))
+            net = copy.deepcopy(module)
+            leaves = {key: part.clone().requires_grad_() for key, part in unflatten_parameters(net, point).items()}
+            outputs = functional_call(net, leaves, (features.unsqueeze(0),))
             loss = functional.cross_entropy(outputs, label.unsqueeze(0))
             parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True)
             row += coefficient * torch.cat([part.to_dense().flatten() for part in parts])

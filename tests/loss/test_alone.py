@@ -28,7 +28,7 @@ from fedpriv.silo.silo import Silo
 from tests.conftest import small_tree
 from tests.disordered import disordered
 from tests.loss import zoo
-from tests.loss.builders import F32, NORM
+from tests.loss.builders import F32, NORM, Patch
 
 COUNT, WIDE, LAST = 11, 6, 13
 LABELS = torch.arange(COUNT) % 2
@@ -122,7 +122,7 @@ MAPPED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.fixture(autouse=True)
-def weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def weights(monkeypatch: Patch) -> None:
     """Any frozen module, as if its weights were on this disk."""
     torch.manual_seed(0)
     module = zoo.Fragile(WIDE, 4)

@@ -30,6 +30,7 @@ from tests.engines.test_engines import run
 from tests.loss.builders import (
     F32,
     F64,
+    Patch,
     all_but,
     first_rows,
     list_increments,
@@ -83,11 +84,9 @@ def moved(picture: Tensor, down: int, right: int, mirrored: int) -> Tensor:
 def by_hand(objective: AugmentedView, point: Tensor, records: Records, clip: float) -> Tensor:
     """Each record's mean gradient over its copies by autograd, clipped; (B, d)."""
     module, rows = objective.base.module, []  # type: ignore[attr-defined]
-    for place, (picture, label) in enumerate(zip(*records, strict=True)):
+    for place, (image, label) in enumerate(zip(*records, strict=True)):
         leaf = point.clone().requires_grad_()
-        copies = [
-            moved(picture.view(SIDE, SIDE), *coin).flatten() for coin in objective.transforms[place].tolist()
-        ]
+        copies = [moved(image.view(SIDE, SIDE), *coin).flatten() for coin in objective.transforms[place].tolist()]
         outputs = torch.func.functional_call(module, unflatten_parameters(module, leaf), (torch.stack(copies),))
         (gradient,) = torch.autograd.grad(functional.cross_entropy(outputs, label.expand(len(copies))), leaf)
         rows.append(gradient * min(1.0, clip / float(gradient.norm())))
@@ -110,7 +109,7 @@ def test_an_increment_is_the_clipped_mean_gradient_of_a_records_copies(clip: flo
     assert torch.allclose(objective.gradient(point, batch), weights @ by_hand(objective, point, records, 1e30))
 
 
-def test_few_records_at_a_time_and_several_replicates_add_up_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_records_at_a_time_and_several_replicates_add_up_to_the_same(monkeypatch: Patch) -> None:
     objective, records, weights = augmented().for_batch(SLOTS), pictures(), ones(COUNT)
     points = torch.stack([objective.initial(), 2.0 * objective.initial()])
     whole = [sum_increments(objective, point, records, 0.5) for point in points]
@@ -177,7 +176,7 @@ def test_copies_of_a_record_are_the_same_whoever_else_is_read() -> None:
         torch.testing.assert_close(sum_increments(few, point, some, 1.0).total, whole, rtol=1e-12, atol=1e-14)
 
 
-def test_a_round_in_which_nobody_is_drawn_computes_as_much_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_in_which_nobody_is_drawn_computes_as_much_as_any_other(monkeypatch: Patch) -> None:
     objective, records, counted = augmented().for_batch(ONE_SILO), pictures(), []
     whole = AugmentedView._make_copies
 
@@ -248,9 +247,8 @@ def test_several_labels_a_record_are_its_copies_labels() -> None:
         nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 2)), layout, (SIDE, SIDE), LossChoice("binary"), 2, 0,
         F64, "flags",
     )  # fmt: skip
-    objective = augment_objective(plain, Augmentation(copies=2, shift=1), layout).for_batch(
-        first_rows(1, ((0, 2),))
-    )
+    augmentation, rows = Augmentation(copies=2, shift=1), first_rows(1, ((0, 2),))
+    objective = augment_objective(plain, augmentation, layout).for_batch(rows)
     assert isinstance(objective, LabelledView)
     assert isinstance(objective.base, AugmentedView)
     point, total = objective.initial(), torch.zeros(objective.dimension, dtype=F64)

@@ -22,12 +22,12 @@ from fedpriv.loss.losses import CrossEntropy, Loss, SquaredError
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.scores import ScoreView, make_summed_scores
-from tests.loss.builders import F64, Net, pick, random_records, sum_increments
+from tests.loss.builders import F64, Net, Patch, pick, random_records, sum_increments
 
 COUNT = 300
 
 
-def test_chunks_of_many_parameters_have_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_many_parameters_have_many_records(monkeypatch: Patch) -> None:
     """Every chunk's sum is as long as the model: one of few records would be a pass over memory for little."""
     net = nn.Sequential(nn.Linear(200, 100), nn.Tanh(), nn.Linear(100, 3))
     objective = LayeredObjective.from_module(net, 200, CrossEntropy(), 0, F64)
@@ -52,7 +52,7 @@ def test_chunks_of_many_parameters_have_many_records(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("leading", [(3,), (2, 3)])
 def test_models_side_by_side_have_the_gradients_of_each_by_itself(
-    leading: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    leading: tuple[int, ...], monkeypatch: Patch
 ) -> None:
     """Taken a few at a time along the last of the leading axes, two of three here."""
     objective = LayeredObjective.from_module(nn.Sequential(nn.Linear(5, 3)), 5, CrossEntropy(), 0, F64)
@@ -183,7 +183,7 @@ def test_patches_by_a_view_are_those_of_torch(
 # Evaluations in blocks of test records
 
 TESTED, ROWS = 50, 8
-MakeBlocks = Callable[[pytest.MonkeyPatch], tuple[Objective, list[int]]]
+MakeBlocks = Callable[[Patch], tuple[Objective, list[int]]]
 
 
 def layered_objective(outputs: int, loss: Loss) -> LayeredObjective:
@@ -210,7 +210,7 @@ def evaluate(objective: Objective) -> dict[str, Tensor]:
     return {**scored, "summed": summed}
 
 
-def layered_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Objective, list[int]]:
+def layered_blocks(monkeypatch: Patch) -> tuple[Objective, list[int]]:
     objective = layered_objective(3, CrossEntropy())
     shown: list[int] = []
     forward = LayeredObjective._forward
@@ -223,7 +223,7 @@ def layered_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Objective, list[int
     return objective, shown
 
 
-def module_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Objective, list[int]]:
+def module_blocks(monkeypatch: Patch) -> tuple[Objective, list[int]]:
     shown: list[int] = []
 
     def noted(call: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
@@ -236,9 +236,7 @@ def module_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Objective, list[int]
 
 
 @pytest.mark.parametrize("made", [layered_blocks, module_blocks])
-def test_metrics_in_blocks_are_those_of_all_records_at_once(
-    made: MakeBlocks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_in_blocks_are_those_of_all_records_at_once(made: MakeBlocks, monkeypatch: Patch) -> None:
     objective, shown = made(monkeypatch)
     whole = evaluate(objective)
     assert max(shown) == TESTED
@@ -253,8 +251,8 @@ def test_metrics_in_blocks_are_those_of_all_records_at_once(
         torch.testing.assert_close(in_blocks[name], expected, rtol=1e-12, atol=1e-14)
 
 
-def test_losses_of_a_regression_in_blocks_are_those_of_all_records_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+def test_losses_of_a_regression_in_blocks_are_those_of_all_records(
+    monkeypatch: Patch,
 ) -> None:
     objective, records = layered_objective(1, SquaredError()), holdout()
     own = Records(records.features, records.labels.double())
@@ -264,6 +262,6 @@ def test_losses_of_a_regression_in_blocks_are_those_of_all_records_at_once(
 
 
 @pytest.mark.parametrize("made", [layered_blocks, module_blocks])
-def test_no_records_have_no_outputs(made: MakeBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_records_have_no_outputs(made: MakeBlocks, monkeypatch: Patch) -> None:
     objective, _ = made(monkeypatch)
     assert objective.outputs(models(objective), pick(holdout(), slice(0))).shape == (2, 0, 3)

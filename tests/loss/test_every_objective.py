@@ -58,20 +58,16 @@ KINDS = {
     "softmax": Kind(
         lambda features: SoftmaxRegression(features, 3, feature_norm=1.0, dtype=F64),
         lambda w, z, label: functional.cross_entropy((w.view(3, -1) @ z).unsqueeze(0), label.unsqueeze(0)),
-        lambda generator, shape: generator.integers(0, 3, shape),
-    ),
+        lambda generator, shape: generator.integers(0, 3, shape)),
     "logistic": Kind(
         lambda features: LogisticRegression(features, 1.0),
-        lambda w, z, label: functional.binary_cross_entropy_with_logits(w @ z, label), binary,
-    ),
+        lambda w, z, label: functional.binary_cross_entropy_with_logits(w @ z, label), binary),
     "least squares": Kind(
         lambda features: LeastSquares(features, 1.0), lambda w, z, label: 0.5 * (w @ z - label) ** 2,
-        lambda generator, shape: generator.standard_normal(shape),
-    ),
+        lambda generator, shape: generator.standard_normal(shape)),
     "sigmoid": Kind(
         lambda features: SigmoidRegression(features, 1.0),
-        lambda w, z, label: torch.sigmoid(-(2.0 * label - 1.0) * (w @ z)), binary,
-    ),
+        lambda w, z, label: torch.sigmoid(-(2.0 * label - 1.0) * (w @ z)), binary),
     "phase retrieval, 1": retrieval(1),
     "phase retrieval, 2": retrieval(2),
 }  # fmt: skip
@@ -79,29 +75,26 @@ KINDS = {
 
 def draw_records(kind: Kind, generator: np.random.Generator, *shape: int) -> Records:
     """Records of these leading axes, the last being the features."""
-    return Records(
-        torch.from_numpy(generator.standard_normal(shape)), torch.from_numpy(kind.labels(generator, shape[:-1]))
-    )
+    features = torch.from_numpy(generator.standard_normal(shape))
+    return Records(features, torch.from_numpy(kind.labels(generator, shape[:-1])))
 
 
 @pytest.mark.parametrize("name", KINDS)
 @given(
-    batch=st.integers(1, 6),
-    features=st.integers(1, 5),
+    count=st.integers(1, 6),
+    width=st.integers(1, 5),
     points=st.integers(1, 3),
     clip=st.floats(0.01, 20.0),
     seed=st.integers(0, 10**6),
 )
 @settings(max_examples=40, deadline=None)
-def test_increment_equals_autograd(
-    name: str, batch: int, features: int, points: int, clip: float, seed: int
-) -> None:
+def test_increment_equals_autograd(name: str, count: int, width: int, points: int, clip: float, seed: int) -> None:
     kind, generator = KINDS[name], np.random.default_rng(seed)
-    objective = kind.of(features)
+    objective = kind.of(width)
     at = [torch.from_numpy(generator.standard_normal(objective.dimension)) for _ in range(points)]
     coefficients = [float(value) for value in generator.standard_normal(points)]
-    records = draw_records(kind, generator, batch, features)
-    weights = torch.from_numpy(generator.uniform(0.1, 1.0, batch))
+    records = draw_records(kind, generator, count, width)
+    weights = torch.from_numpy(generator.uniform(0.1, 1.0, count))
     expected, clipped = torch.zeros(objective.dimension, dtype=F64), 0
     for feature, label, weight in zip(*records, weights, strict=True):
         increment = torch.zeros(objective.dimension, dtype=F64)

@@ -21,7 +21,7 @@ from fedpriv.loss.objective import Records
 from tests.api.test_own import TREE, network, records
 from tests.loss import zoo
 from tests.loss.bring import LONG, OUTPUTS, SEQUENCE, WIDE, Counting, Then, backbone, first, tied, with_lora
-from tests.loss.builders import F64, all_but, pick, pick_one, save_weights, sum_increments
+from tests.loss.builders import F64, Patch, all_but, pick, pick_one, save_weights, sum_increments
 
 
 def four() -> Records:
@@ -128,7 +128,7 @@ def test_recurrent_layers_run_and_come_back_as_they_are(tmp_path: Path) -> None:
         assert cell.test_accuracy == pytest.approx(float((classes == test[1]).mean()))
 
 
-def test_what_is_frozen_in_a_scenario_is_named_by_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_frozen_in_a_scenario_is_named_by_digest(tmp_path: Path, monkeypatch: Patch) -> None:
     """Without its digest a silo and its server could each have another network, and no claim would say which."""
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
     row = find_model("tests.loss.zoo:half_frozen")

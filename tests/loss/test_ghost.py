@@ -29,7 +29,7 @@ from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Increment, Query, Records
 from tests.loss import test_hostile_queries as hostile
 from tests.loss import zoo
-from tests.loss.builders import F32, F64, UNCLIPPED, Net, all_but, autograd_increments, pick, sum_increments
+from tests.loss.builders import F32, F64, UNCLIPPED, Net, Patch, all_but, autograd_increments, pick, sum_increments
 
 FEATURES, CLASSES, RECORDS = 12, 3, 5
 
@@ -84,53 +84,41 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: Net(
         attention, wide=nn.Linear(2, 4), norm=nn.LayerNorm(4), query=nn.Linear(4, 4),
         key=nn.Linear(4, 4, bias=False), value=nn.Linear(4, 4), out=nn.Linear(4, 3),
-        places=nn.Parameter(torch.randn(6, 4)),
-    ),
+        places=nn.Parameter(torch.randn(6, 4))),
     "torch's transformer": lambda: Net(
         lambda net, x: net.out(net.mixed(net.wide(x.unflatten(-1, (6, 2)))).mean(1)), wide=nn.Linear(2, 4),
-        mixed=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), out=nn.Linear(4, 3),
-    ),
+        mixed=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), out=nn.Linear(4, 3)),
     "words": lambda: Net(
         lambda net, x: net.out(net.norm(net.table(words(x))).flatten(1)),
-        table=nn.Embedding(5, 3, padding_idx=1), norm=nn.LayerNorm((6, 3)), out=nn.Linear(18, 3),
-    ),
+        table=nn.Embedding(5, 3, padding_idx=1), norm=nn.LayerNorm((6, 3)), out=nn.Linear(18, 3)),
     "tied": lambda: Net(
         lambda net, x: net.out((net.table(words(x)) @ net.table.weight.T).mean(1)),
-        table=nn.Embedding(5, 3), out=nn.Linear(5, 3),
-    ),
+        table=nn.Embedding(5, 3), out=nn.Linear(5, 3)),
     "tied by linear": lambda: Net(
         lambda net, x: functional.linear(net.table(words(x)), net.table.weight).mean(1)[:, :3],
-        table=nn.Embedding(5, 3),
-    ),
+        table=nn.Embedding(5, 3)),
     "used twice": lambda: Net(
-        lambda net, x: net.out(net.one(net.one(x).tanh())), one=nn.Linear(12, 12), out=nn.Linear(12, 3)
-    ),
+        lambda net, x: net.out(net.one(net.one(x).tanh())), one=nn.Linear(12, 12), out=nn.Linear(12, 3)),
     "twice in a Sequential": lambda: nn.Sequential(
-        nn.Linear(12, 12), shared := nn.Linear(12, 12), nn.Tanh(), shared, nn.Linear(12, 3)
-    ),
+        nn.Linear(12, 12), shared := nn.Linear(12, 12), nn.Tanh(), shared, nn.Linear(12, 3)),
     "a dropout of nothing": lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout(0.0), nn.Linear(4, 3)),
     "used outside": lambda: Net(
         lambda net, x: net.out(net.one(x).tanh()) * net.one.weight[0, :3], one=nn.Linear(12, 4),
-        out=nn.Linear(4, 3),
-    ),
+        out=nn.Linear(4, 3)),
     "a bias used outside": lambda: Net(
-        lambda net, x: net.out(net.one(x).tanh() + net.one.bias), one=nn.Linear(12, 4), out=nn.Linear(4, 3)
-    ),
+        lambda net, x: net.out(net.one(x).tanh() + net.one.bias), one=nn.Linear(12, 4), out=nn.Linear(4, 3)),
     "in place": lambda: nn.Sequential(
         nn.Linear(12, 6), nn.LayerNorm(6), nn.ReLU(inplace=True), nn.Linear(6, 4), nn.ELU(inplace=True),
-        nn.Linear(4, 3),
-    ),
+        nn.Linear(4, 3)),
     "in place, and before": lambda: Net(changed, one=nn.Linear(12, 4), out=nn.Linear(4, 3)),
     "unused": lambda: Net(lambda net, x: net.out(x.tanh()), out=nn.Linear(12, 3), other=nn.Linear(3, 3)),
     "conv1d": lambda: pictures(nn.Conv1d(2, 4, 3, stride=2, padding=1, groups=2), nn.GroupNorm(2, 4), nn.ReLU()),
     "conv1d, same": lambda: pictures(
-        nn.Conv1d(2, 4, 3, padding="same"), nn.GroupNorm(2, 4, affine=False), nn.ReLU()
-    ),
+        nn.Conv1d(2, 4, 3, padding="same"), nn.GroupNorm(2, 4, affine=False), nn.ReLU()),
     "conv2d": lambda: nn.Sequential(
         nn.Unflatten(1, (2, 2, 3)), nn.Conv2d(2, 4, (2, 3), padding=(1, 2), dilation=(2, 1), groups=2),
         nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 2, 1, bias=False, padding_mode="circular", padding=1),
-        nn.Flatten(), nn.LazyLinear(3),
-    ),
+        nn.Flatten(), nn.LazyLinear(3)),
     "by keywords": lambda: Net(by_keywords, conv=nn.Conv1d(2, 2, 3), out=nn.Linear(8, 3)),
     "steps of one's own": lambda: Net(recurrent, cell=nn.LSTMCell(3, 4), out=nn.Linear(4, 3)),
     "lstm": lambda: layer_of(nn.LSTM, num_layers=2, bidirectional=True),
@@ -138,8 +126,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "rnn": lambda: layer_of(nn.RNN, bias=False, nonlinearity="relu"),
     "places of words": lambda: Net(
         lambda net, x: net.out((net.table(words(x)) + net.places(torch.arange(6))).flatten(1).tanh()),
-        table=nn.Embedding(5, 3), places=nn.Embedding(6, 3), out=nn.Linear(18, 3),
-    ),
+        table=nn.Embedding(5, 3), places=nn.Embedding(6, 3), out=nn.Linear(18, 3)),
     "looks at others": lambda: zoo.Centred(FEATURES, CLASSES),
     "asks all": lambda: zoo.Finite(FEATURES, CLASSES),
 }  # fmt: skip
@@ -178,7 +165,7 @@ def test_dropout_that_drops_nothing_is_let_in(name: str) -> None:
     check_outputs(objective(name).module, FEATURES, CLASSES, "test")
 
 
-def prefer(monkeypatch: pytest.MonkeyPatch, share: float | None) -> None:
+def prefer(monkeypatch: Patch, share: float | None) -> None:
     """Form products of places up to this share of a gradient, or as the code decides."""
     if share is not None:
         monkeypatch.setattr(functions, "_MAX_PRODUCT_SHARE", share)
@@ -191,7 +178,7 @@ SHARES = [*((name, None) for name in CASES), *itertools.product(("attention", "u
 @pytest.mark.parametrize(("name", "share"), SHARES)
 @pytest.mark.parametrize(("points", "clip"), [(1, 0.3), (1, 1e9), (2, 1.0), (3, 2.0)])
 def test_increments_equal_autograd(
-    name: str, share: float | None, points: int, clip: float, monkeypatch: pytest.MonkeyPatch
+    name: str, share: float | None, points: int, clip: float, monkeypatch: Patch
 ) -> None:
     """With gradients formed, with products of places, and with whichever is smaller."""
     prefer(monkeypatch, share)
@@ -223,7 +210,7 @@ PICTURES = nn.Sequential(
 )
 @pytest.mark.parametrize("dtype", [F32, pytest.param(F64, marks=pytest.mark.slow)], ids=["float32", "float64"])
 def test_no_contribution_is_beyond_its_clip(
-    net: nn.Module, dtype: torch.dtype, share: float, monkeypatch: pytest.MonkeyPatch
+    net: nn.Module, dtype: torch.dtype, share: float, monkeypatch: Patch
 ) -> None:
     """What a sum loses with a record's weight, for points, records and coefficients of every size."""
     prefer(monkeypatch, share)
@@ -247,7 +234,7 @@ def test_no_contribution_is_beyond_its_clip(
 @pytest.mark.parametrize("share", [0.0, 100.0], ids=["formed", "products of places"])
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 def test_places_that_cancel_stay_below_the_clip_with_their_rounding(
-    dtype: torch.dtype, share: float, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, share: float, monkeypatch: Patch
 ) -> None:
     prefer(monkeypatch, share)
     generator = np.random.default_rng(0)
@@ -362,7 +349,7 @@ def test_a_function_of_parameters_in_a_vmap_of_the_modules_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["attention", "words", "conv2d"])
-def test_chunks_and_modes_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_and_modes_change_nothing(name: str, monkeypatch: Patch) -> None:
     measured = objective(name)
     at, records = sample(measured.dimension, 2)
     query, weights = Query(at, (3.0, -2.0)), torch.linspace(0.1, 1.0, RECORDS, dtype=F64)

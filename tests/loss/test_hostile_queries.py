@@ -220,9 +220,8 @@ def test_no_contribution_is_beyond_its_clip(
     objective: Any = case.make(dtype)
     query = Query(pair_of(pattern, objective, dtype, seed)[: len(coefficients)], coefficients)
     records = records_of(case, kinds, dtype, seed)
-    weights = torch.from_numpy(np.random.default_rng(seed + 2).uniform(0.1, 1.0, BATCH)).to(
-        F64 if wider else dtype
-    )
+    weights = torch.from_numpy(np.random.default_rng(seed + 2).uniform(0.1, 1.0, BATCH))
+    weights = weights.to(F64 if wider else dtype)
     together = sum_increments(objective, query, records, clip, weights).total
     assert together.dtype == weights.dtype
     assert bool(together.isfinite().all())
@@ -259,9 +258,8 @@ def test_a_record_whose_logits_overflow_adds_nothing(dtype: torch.dtype, wider: 
 
 def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
     """With activations of 1e9 the weight part of a norm swallows the bias part, which is added nonetheless."""
-    objective = make_module_objective(
-        nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), 2, CrossEntropy(), 0, F32
-    )
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    objective = make_module_objective(module, 2, CrossEntropy(), 0, F32)
     point = torch.zeros(objective.dimension)
     point[:4], point[-2:] = 1e9, torch.tensor([1.0, -1.0])
     other = point.clone()

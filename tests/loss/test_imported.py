@@ -25,12 +25,13 @@ from fedpriv.silo.policy import read_policy
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.loss import zoo
-from tests.loss.builders import F64, all_but, make_imported, pick, save_weights, sum_increments
+from tests.loss.builders import F64, Patch, all_but, make_imported, pick, save_weights, sum_increments
 from tests.silo.guarded import cell_json as silo_cell_json
 from tests.silo.guarded import guard_of, write_silo
 
 ZOO = "tests.loss.zoo"
 SGD = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+MakeFeatures, MakeGuard = Callable[..., torch.Tensor], Callable[..., Guard]
 PRIVACY = {"relation": "replace-one", "mu": 1.0}
 DRAW = np.random.default_rng(5)
 LOOKING = ModuleObjective(zoo.Looking(1, 3), CrossEntropy(), 0, F64)
@@ -93,7 +94,7 @@ def test_a_record_on_which_a_module_raises_is_left_out_and_no_other() -> None:
     assert int(with_it.clipped_count) == int(without.clipped_count) + 1
 
 
-def test_reading_a_scenario_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_scenario_imports_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "side_effect.py").write_text("open('ran', 'w')\nfrom torch.nn import Linear\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -129,7 +130,7 @@ def cell_json(**model: Any) -> str:
 
 
 @pytest.mark.parametrize("name", ["Wide", "Gru"])
-def test_a_guard_runs_a_module_that_its_policy_names(guard_with: Callable[..., Guard], name: str) -> None:
+def test_a_guard_runs_a_module_that_its_policy_names(guard_with: MakeGuard, name: str) -> None:
     guard = guard_with(f"{ZOO}:{name}")
     query = torch.ones(parameter_count(getattr(zoo, name)(6, 3)), dtype=F64)
     release = guard.answer("run", cell_json(name=f"{ZOO}:{name}"), 1, query)
@@ -140,7 +141,7 @@ def test_a_guard_runs_a_module_that_its_policy_names(guard_with: Callable[..., G
 
 
 def test_a_guard_trains_what_lora_adds_to_weights_of_a_digest(
-    guard_with: Callable[..., Guard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guard_with: MakeGuard, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The ledger names the weights; without a digest, or with a file of another one, nothing is answered."""
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
@@ -162,7 +163,7 @@ def test_a_guard_trains_what_lora_adds_to_weights_of_a_digest(
 
 
 def test_a_guard_imports_nothing_that_its_policy_does_not_name(
-    guard_with: Callable[..., Guard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guard_with: MakeGuard, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "foreign.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom torch.nn import Linear\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -175,7 +176,7 @@ def test_a_guard_imports_nothing_that_its_policy_does_not_name(
 
 
 @pytest.fixture
-def features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
+def features(tmp_path: Path, monkeypatch: Patch) -> Callable[..., torch.Tensor]:
     """Frozen features of values by a module of the zoo, whose weights are stored under their digest."""
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
     row = find_model("softmax-regression")
@@ -190,7 +191,7 @@ def features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
     return compute
 
 
-def test_frozen_features_are_the_modules_own(features: Callable[..., torch.Tensor]) -> None:
+def test_frozen_features_are_the_modules_own(features: MakeFeatures) -> None:
     torch.manual_seed(0)
     module, values = zoo.backbone(), DRAW.standard_normal((7, 6))
     result = features(values, "backbone", module)
@@ -198,9 +199,7 @@ def test_frozen_features_are_the_modules_own(features: Callable[..., torch.Tenso
 
 
 @pytest.mark.parametrize("name", ["backbone", "mixing_backbone"])
-def test_frozen_features_of_a_record_never_look_at_another(
-    features: Callable[..., torch.Tensor], name: str
-) -> None:
+def test_frozen_features_of_a_record_never_look_at_another(features: MakeFeatures, name: str) -> None:
     """Also for a backbone that subtracts the mean of its batch: the batch is one record."""
     module, values = getattr(zoo, name)(), DRAW.standard_normal((7, 6))
     changed = values.copy()
@@ -209,7 +208,7 @@ def test_frozen_features_of_a_record_never_look_at_another(
     torch.testing.assert_close(before, after, rtol=0.0, atol=0.0)
 
 
-def test_a_record_on_which_a_backbone_raises_has_zeros_and_no_other(features: Callable[..., torch.Tensor]) -> None:
+def test_a_record_on_which_a_backbone_raises_has_zeros_and_no_other(features: MakeFeatures) -> None:
     module, sizes = zoo.Looking(1, 2), {"features": 1, "outputs": 2}
     all_three, without = (
         features(values, "Looking", module, arguments=sizes) for values in ([[1.0], [9.0], [3.0]], [[1.0], [3.0]])
@@ -218,17 +217,17 @@ def test_a_record_on_which_a_backbone_raises_has_zeros_and_no_other(features: Ca
     torch.testing.assert_close(all_three[[0, 2]], without)
 
 
-def test_a_record_that_has_features_of_another_shape_has_zeros(features: Callable[..., torch.Tensor]) -> None:
+def test_a_record_that_has_features_of_another_shape_has_zeros(features: MakeFeatures) -> None:
     """What vmap refused for all records; whether a silo answers must not depend on one."""
     assert features([[0.0], [3.0], [1.0]], "ragged").tolist() == [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
 
 
-def test_a_backbones_buffers_start_anew_for_every_record(features: Callable[..., torch.Tensor]) -> None:
+def test_a_backbones_buffers_start_anew_for_every_record(features: MakeFeatures) -> None:
     """Gains: the first record, in the features of all that follow."""
     assert features(np.ones((3, 6)), "Summing")[:, :-1].tolist() == [[1.0] * 6] * 3
 
 
-def test_a_backbone_that_cannot_be_used_is_refused(features: Callable[..., torch.Tensor], tmp_path: Path) -> None:
+def test_a_backbone_that_cannot_be_used_is_refused(features: MakeFeatures, tmp_path: Path) -> None:
     """One that draws random numbers; weights that are not here, changed, or of another module."""
     values, missing = np.ones((7, 6)), "sha256:" + "1" * 64
     with pytest.raises(InputError, match="draws random numbers; features are a record's own"):

@@ -28,7 +28,7 @@ from fedpriv.loss.presets import Transformer, adapted
 from fedpriv.loss.rows import ModuleSettings
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
-from tests.loss.builders import F32, F64, Net, ones, sum_increments
+from tests.loss.builders import F32, F64, Net, Patch, ones, sum_increments
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 28, 28)).astype(np.uint8)
 IMAGES[0] = 0
@@ -251,7 +251,7 @@ def test_a_run_of_sentences_learns_more_than_which_words_there_are(tmp_path: Pat
     assert (results[0].test_accuracy or 0.0) > 0.93
 
 
-def test_the_weights_that_are_shipped_are_those_that_the_scenario_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weights_that_are_shipped_are_those_that_the_scenario_names(monkeypatch: Patch) -> None:
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(ROOT / "examples" / "lora"))
     few = ["seeds=1", "privacy.epsilon=3.0", 'label.method="LoRA, rank 8"', "data.name=synthetic"]
     (point,) = load_scenario(ROOT / "scenarios" / "lora-mnist.toml", few).points

@@ -21,7 +21,7 @@ from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.loss.module import ModuleObjective, draw_initial_point, unflatten_parameters
 from fedpriv.loss.objective import Query, Records
 from fedpriv.loss.unrolled import make_vmap_module
-from tests.loss.builders import F64, autograd_increments, ones, pick, sum_increments
+from tests.loss.builders import F64, Patch, autograd_increments, ones, pick, sum_increments
 
 
 def dense() -> nn.Module:
@@ -125,7 +125,7 @@ def test_leading_axes_are_independent_replicates(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing(name: str, monkeypatch: Patch) -> None:
     objectives = both_routes(name)
     at, records = sample(MODULES[name][1], 7, objectives[0].dimension, 2, 9)
     weights = torch.linspace(0.1, 1.0, 7, dtype=F64)
@@ -174,9 +174,8 @@ def test_inference_mode_changes_nothing(several: int) -> None:
 def test_regression_loss(regression: Loss, value: Callable[[Tensor], Tensor]) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     generator = np.random.default_rng(4)
-    records = Records(
-        torch.from_numpy(generator.standard_normal((5, 3))), torch.from_numpy(generator.standard_normal(5))
-    )
+    features = torch.from_numpy(generator.standard_normal((5, 3)))
+    records = Records(features, torch.from_numpy(generator.standard_normal(5)))
     point = torch.from_numpy(generator.standard_normal(21)).requires_grad_()
     outputs = functional_call(net, unflatten_parameters(net, point), (records.features,)).squeeze(-1)
     loss = value(outputs - records.labels).mean()

@@ -86,17 +86,15 @@ def test_hostile_queries_stay_within_the_clip(name: str) -> None:
     objective, _, records = example(TRIED[name])
     draw = np.random.default_rng(1)
     size = objective.dimension
-    hostile = Records(records.features.clone(), records.labels)
+    shown = Records(records.features.clone(), records.labels)
     if not TRIED[name].words:
-        hostile.features[1:] *= torch.tensor([1e-30, 1e9, 1e38, math.inf]).unsqueeze(1)
+        shown.features[1:] *= torch.tensor([1e-30, 1e9, 1e38, math.inf]).unsqueeze(1)
     for scale, other in ((1.0, 1.0), (1e6, 1e6 * (1 + 1e-12)), (1e38, -1e38), (1e-310, 1.0)):
         base = torch.from_numpy(draw.standard_normal(size))
         query = Query((scale * base, other * base), (3.0, -2.0))
-        for place in range(COUNT):
-            alone = sum_increments(objective, query, pick_one(hostile, place), 0.5).total
-            both = [
-                sum_increments(objective, query, hostile, 0.5, own).total for own in (None, all_but(COUNT, place))
-            ]
+        for row in range(COUNT):
+            alone = sum_increments(objective, query, pick_one(shown, row), 0.5).total
+            both = [sum_increments(objective, query, shown, 0.5, own).total for own in (None, all_but(COUNT, row))]
             assert bool(alone.isfinite().all())
             assert float(alone.norm()) <= 0.5 * (1 + 1e-6)
             assert float((both[0] - both[1]).norm()) <= 0.5 * (1 + 1e-6)

@@ -70,9 +70,8 @@ def test_sums_are_near_those_of_whole_passes_and_in_the_type_of_the_weights(name
     objective, records = OBJECTIVES[name](), pictures(40)
     short, point = make_bfloat16_view(objective, records), point_of(objective)
     for kind in (torch.float32, torch.float64):
-        wanted, result = (
-            sum_increments(one, point, records, 1.0, ones(40, dtype=kind)).total for one in (objective, short)
-        )
+        weights = ones(40, dtype=kind)
+        wanted, result = (sum_increments(one, point, records, 1.0, weights).total for one in (objective, short))
         assert result.dtype == kind
         assert 1e-5 < float((result - wanted).norm() / wanted.norm()) < 0.1
     batch = Batch(records, torch.ones(40))

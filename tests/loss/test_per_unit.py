@@ -12,7 +12,7 @@ from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.models import find_model
 from fedpriv.loss.objective import Objective, Query, Records
 from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip, absent_label, is_absent, joint_clip
-from tests.loss.builders import F64, all_but, list_increments, ones, pick, pick_one, sum_increments
+from tests.loss.builders import F64, Patch, all_but, list_increments, ones, pick, pick_one, sum_increments
 
 CLIP, UNITS, MOST, FEATURES, CLASSES = 1.5, 7, 4, 5, 3
 STEP, STEPS, STEPS_CLIP = 0.4, 5, 0.7
@@ -104,7 +104,7 @@ def test_a_client_moves_as_its_own_steps_do_and_is_clipped_whole(
     assert check_clipped_mean(unit, query, records, moves(objective, query, records, size), STEPS_CLIP) > 0
 
 
-def test_replicates_lead_units_as_they_lead_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicates_lead_units_as_they_lead_records(monkeypatch: Patch) -> None:
     """And chunks of a few units give what all at once give."""
     unit, records = PerUnit(softmax(), MOST), batch(2)
     points = torch.stack([random_point(softmax(), seed) for seed in (3, 4)])

@@ -109,8 +109,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "differences of gradients": subtract_in_bfloat16,
     "feature 3 has whole numbers beyond 256": lambda: in_bfloat16(words=torch.tensor([1.0, 257.0])),
     "cannot compute in it": lambda: in_bfloat16(
-        nn.Sequential(nn.Linear(784, 4).requires_grad_(False), nn.Linear(4, 10))
-    ),
+        nn.Sequential(nn.Linear(784, 4).requires_grad_(False), nn.Linear(4, 10))),
     "such as dp-sgd": lambda: run("vectorized", cell(momentum=True)),
     # Modules
     "Centred.*: a record's outputs change with the other records of its batch": lambda: imported("Centred"),
@@ -126,19 +125,15 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"cannot be given a record of 6 values|maps one record to": lambda: imported("Wide", shape=[2, 3]),
     "cannot be built|no parameters to train|maps": lambda: make_imported("torch.nn:Flatten"),
     "cannot be given a record|cannot be built": lambda: make_imported(
-        "torch.nn:Bilinear", arguments={"out_features": 3}
-    ),
+        "torch.nn:Bilinear", arguments={"out_features": 3}),
     **{
         rf"{re.escape(name)}'.*: known models are .* or package\.module:Name": functools.partial(find_model, name)
-        for name in ("os:system()", "a b:C", "..:x", "pkg:Na-me", ":x", "x:")
-    },
+        for name in ("os:system()", "a b:C", "..:x", "pkg:Na-me", ":x", "x:")},
     r"Looking fails on a record that it is evaluated on \(index out of range": evaluate_looking,
     r"except_ = 'heads' names no parameters .* it has 0, 1, 3": lambda: fedpriv.freeze(
-        backbone(), except_=("heads",)
-    ),
+        backbone(), except_=("heads",)),
     "no parameters to train; requires_grad = False for all it has": lambda: check_outputs(
-        fedpriv.freeze(nn.Linear(6, 3)), 6, 3, "module-test"
-    ),
+        fedpriv.freeze(nn.Linear(6, 3)), 6, 3, "module-test"),
     "expected a whole number of 1 or more": lambda: adapt(rank=0),
     r"names no Linear layer of the module; it has layer\.0, layer\.2, head": lambda: adapt(layers=("heads",)),
     "no layer that could train a product": lambda: adapt(layers=("head",), train=("head",)),
@@ -147,8 +142,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "is for two classes, not 3": lambda: ridge((5,), 3),
     "513 features, at most 512": lambda: ridge((513,), 2),
     "have no increments of single records": lambda: list_increments(
-        LocalSteps(softmax(), 0.4, 5), Query([], []), batch(), 1.0
-    ),
+        LocalSteps(softmax(), 0.4, 5), Query([], []), batch(), 1.0),
     "no values record by record": lambda: object.__new__(ModuleObjective).losses(torch.zeros(1), pictures(1)),
     # Losses and scores
     **{
@@ -157,8 +151,7 @@ REFUSED: dict[str, Callable[[], object]] = {
         for loss in (
             {"name": "cross-entropy", "class_weights": ["a", "b"]}, {"name": "cross-entropy", "class_weights": 3},
             {"name": "cross-entropy", "label_smoothing": "much"}, {"name": "cross-entropy", "function": len}, 3,
-        )
-    },
+        )},
     "accepted are 'cross-entropy', 'binary'": lambda: choose("cubic", 2),
     "is for labels that are numbers .floats., and they are classes 0 … 2": lambda: choose("huber", 3),
     "is for labels that are classes, and they are numbers": lambda: choose("cross-entropy", 0),

@@ -23,7 +23,7 @@ from fedpriv.loss.goldstein import (
 from fedpriv.loss.linear import PhaseRetrieval, SoftmaxRegression
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
-from tests.loss.builders import F32, F64, first_rows, list_increments, ones, pick, sum_increments
+from tests.loss.builders import F32, F64, Patch, first_rows, list_increments, ones, pick, sum_increments
 from tests.papers.goldstein_golden import ExactlySmoothed
 
 DIMENSION, ALPHA = 5, 0.3
@@ -169,9 +169,8 @@ def test_any_model_can_be_smoothed_and_replicates_are_alone(order: str) -> None:
     base: Any = SoftmaxRegression(3, 2, feature_norm=1.0, dtype=F64)
     generator = np.random.default_rng(1)
     points = [torch.from_numpy(generator.standard_normal((2, 6))) for _ in range(2)]
-    records = Records(
-        torch.from_numpy(generator.standard_normal((2, 4, 3))), torch.from_numpy(generator.integers(0, 2, (2, 4)))
-    )
+    features = torch.from_numpy(generator.standard_normal((2, 4, 3)))
+    records = Records(features, torch.from_numpy(generator.integers(0, 2, (2, 4))))
     weights, clip = ones(4) / 4, torch.tensor([[0.2], [0.5]], dtype=F64)
     slots, coefficients = first_rows(1, ((0, 1), (1, 3))), [1.0, -1.0]
     together = smoothed(order, 2, base=base, seeds=(1, 2), anchor=2).for_batch(slots)
@@ -206,7 +205,7 @@ def test_a_window_of_directions_is_the_same_as_among_all(dtype: torch.dtype, cou
 @pytest.mark.parametrize(("order", "shared"), ORDERS)
 @pytest.mark.parametrize("points", [1, 2])
 def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
-    monkeypatch: pytest.MonkeyPatch, order: str, shared: bool, points: int
+    monkeypatch: Patch, order: str, shared: bool, points: int
 ) -> None:
     objective = smoothed(order, 6, shared).for_batch(first_rows(3, ((1, 4),)))
     generator = torch.Generator().manual_seed(0)
@@ -220,7 +219,7 @@ def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
     torch.testing.assert_close(at_once.sum(0), sum_increments(objective, asked, records, 0.7).total)
 
 
-def test_a_record_has_few_directions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_has_few_directions_at_a_time(monkeypatch: Patch) -> None:
     """Memory of a guard does not grow with the number of directions in a scenario."""
     drawn: list[torch.Tensor] = []
     sphere = SeededDirections.sphere
@@ -241,7 +240,7 @@ def test_a_record_has_few_directions_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("order", "shared"), ORDERS)
 @pytest.mark.parametrize("points", [1, 2])
 def test_few_rows_and_few_directions_at_a_time_give_what_all_give(
-    monkeypatch: pytest.MonkeyPatch, order: str, shared: bool, points: int
+    monkeypatch: Patch, order: str, shared: bool, points: int
 ) -> None:
     """Rows apart have the very bits of rows together, and replicates beside others those that they have alone."""
     slots, seeds = first_rows(3, ((1, 4), (2, 3))), (1, 2)
@@ -271,7 +270,7 @@ def test_few_rows_and_few_directions_at_a_time_give_what_all_give(
 @pytest.mark.parametrize("order", ["first", "zeroth"])
 @pytest.mark.parametrize("hostile", [math.nan, math.inf, 1e200])
 def test_guarantee_few_directions_at_a_time_are_clipped_together(
-    monkeypatch: pytest.MonkeyPatch, order: str, hostile: float
+    monkeypatch: Patch, order: str, hostile: float
 ) -> None:
     """A record moves the sum by its clip at most, however many parts it is taken in; one not held adds nothing."""
     monkeypatch.setattr("fedpriv.loss.goldstein._CHUNK_VALUES", DIMENSION)
@@ -325,18 +324,16 @@ def of_the_larger(points: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("gradients", "point", "radius", "expected"),
+    ("gradient", "point", "radius", "expected"),
     [
         (np.sign, [0.3], 0.5, 0.0), (np.sign, [-0.49], 0.5, 0.0), (np.sign, [0.51], 0.5, 1.0),
         (np.sign, [-2.0], 0.5, 1.0), (of_the_larger, [0.1, 0.0], 0.2, math.sqrt(0.5)),
         (of_the_larger, [1.0, 0.0], 0.2, 1.0),
     ],
 )  # fmt: skip
-def test_the_measure_of_a_kink_is_known(
-    gradients: Any, point: list[float], radius: float, expected: float
-) -> None:
+def test_the_measure_of_a_kink_is_known(gradient: Any, point: list[float], radius: float, expected: float) -> None:
     """|x| within 1/2 of its kink has gradients of both signs, hence 0; elsewhere the measure is the slope."""
-    measured = goldstein_measure(gradients, np.array(point), radius, 400, seed=1)
+    measured = goldstein_measure(gradient, np.array(point), radius, 400, seed=1)
     assert measured == pytest.approx(expected, abs=1e-12)
 
 
@@ -350,9 +347,7 @@ def test_quadratic(radius: float) -> None:
 
 def test_more_points_never_raise_the_measure() -> None:
     point = np.array([0.5, 0.1, -0.3])
-    measured = [
-        goldstein_measure(lambda points: points**3, point, 0.3, count, seed=4) for count in (4, 16, 64, 256)
-    ]
+    measured = [goldstein_measure(lambda points: points**3, point, 0.3, n, seed=4) for n in (4, 16, 64, 256)]
     assert measured == sorted(measured, reverse=True)
     assert measured[0] > measured[-1]
     assert measured[0] == goldstein_measure(lambda points: points**3, point, 0.3, 4, seed=4)

@@ -115,15 +115,13 @@ def test_the_score_does_not_depend_on_censoring() -> None:
     coins = draw.random((40_000, K)) < hazards
     events, died = coins.argmax(axis=1), coins.any(axis=1)
     lost = draw.integers(0, 2 * K, 40_000)  # censored in that bin, an event there comes first
-    outputs = torch.from_numpy(np.log(hazards / (1.0 - hazards)))
+    logits = torch.from_numpy(np.log(hazards / (1.0 - hazards)))
     last = np.where(died, events, K)
     whole = torch.from_numpy(last + (K + 1) * died)
     seen = died & (events <= lost)
     cut = torch.from_numpy(np.where(seen, events + K + 1, np.minimum(np.where(died, events, K), lost)))
-    assert float(integrated_brier(outputs, cut)) == pytest.approx(
-        float(integrated_brier(outputs, whole)), abs=0.01
-    )
-    assert float(concordance(outputs, cut)) == pytest.approx(float(concordance(outputs, whole)), abs=0.02)
+    assert float(integrated_brier(logits, cut)) == pytest.approx(float(integrated_brier(logits, whole)), abs=0.01)
+    assert float(concordance(logits, cut)) == pytest.approx(float(concordance(logits, whole)), abs=0.02)
 
 
 @pytest.mark.parametrize("label", [0, 4, 5, 8, -1, 10**6])

@@ -35,10 +35,8 @@ def test_a_weight_has_what_is_left_of_53_bits() -> None:
 
 
 def test_exp_is_that_of_a_hundred_digits_to_two_units() -> None:
-    generator = np.random.default_rng(1)
-    values = np.concatenate(
-        [-generator.random(2000) * 40, -(2.0 ** generator.uniform(-60, 9.2, 2000)), [0.0, -0.0]]
-    )
+    draw = np.random.default_rng(1)
+    values = np.concatenate([-draw.random(2000) * 40, -(2.0 ** draw.uniform(-60, 9.2, 2000)), [0.0, -0.0]])
     found = exp_nonpositive(values)
     with mpmath.workdps(100):
         for value, exp in zip(values.tolist(), found.tolist(), strict=True):
