@@ -41,6 +41,19 @@ class Net(nn.Module):
         return self.call(self, values)
 
 
+def measure_calls(patch: Patch, owner: Any, name: str, measure: Callable[..., Any]) -> list[Any]:
+    """Measures of each call of a function from now on, by its result and its arguments."""
+    measures, function = list[Any](), getattr(owner, name)
+
+    def call(*given: Any) -> Any:
+        result = function(*given)
+        measures.append(measure(result, *given))
+        return result
+
+    patch.setattr(owner, name, call)
+    return measures
+
+
 def first_rows(t: int, silos: Sequence[tuple[int, int]]) -> BatchLayout:
     """The slots of round t for rows 0, 1, … of each silo; `silos` has (number, records)."""
     rows = [np.arange(count, dtype=np.int64) for _, count in silos]

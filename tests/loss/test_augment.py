@@ -34,6 +34,7 @@ from tests.loss.builders import (
     all_but,
     first_rows,
     list_increments,
+    measure_calls,
     ones,
     pick,
     random_records,
@@ -177,20 +178,14 @@ def test_copies_of_a_record_are_the_same_whoever_else_is_read() -> None:
 
 
 def test_a_round_in_which_nobody_is_drawn_computes_as_much_as_any_other(monkeypatch: Patch) -> None:
-    objective, records, counted = augmented().for_batch(ONE_SILO), pictures(), []
-    whole = AugmentedView._make_copies
-
-    def counting(self: AugmentedView, batch: Batch, coins: NDArray[np.int64]) -> Batch:
-        counted.append(len(coins))
-        return whole(self, batch, coins)
-
-    monkeypatch.setattr(AugmentedView, "_make_copies", counting)
+    objective, records = augmented().for_batch(ONE_SILO), pictures()
+    counts = measure_calls(monkeypatch, AugmentedView, "_make_copies", lambda _, view, batch, coins: len(coins))
     for few in (0, 1, COUNT):
-        counted.clear()
+        counts.clear()
         rows = np.arange(few, dtype=np.int64)
         drawn = objective.for_batch(BatchLayout(5, ((0, few),), rows))
         integers(drawn, pick(records, rows), min_calls=COUNT, row_indices=rows)
-        assert counted == [1] * COUNT
+        assert counts == [1] * COUNT
 
 
 @pytest.mark.parametrize(

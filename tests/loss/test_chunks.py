@@ -1,4 +1,4 @@
-"""How many records are computed of at a time, records of several rounds gathered, and factors without company."""
+"""How many records are computed at a time, in rounds and in evaluations, and factors without company."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from fedpriv.core.replicates import max_values_at_once
 from fedpriv.loss import layered, module
-from fedpriv.loss.alone import map_records
 from fedpriv.loss.clipping import compute_clipping, never_above, upper_norm, vector_bounds
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.layers import extract_patches_by_view
@@ -22,25 +21,24 @@ from fedpriv.loss.losses import CrossEntropy, Loss, SquaredError
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.scores import ScoreView, make_summed_scores
-from tests.loss.builders import F64, Net, Patch, pick, random_records, sum_increments
+from tests.loss.builders import F64, Net, Patch, measure_calls, pick, random_records, sum_increments
 
 COUNT = 300
 
 
+def layered_objective(net: nn.Module, features: int, loss: Loss | None = None) -> LayeredObjective:
+    objective = LayeredObjective.from_module(net, features, loss or CrossEntropy(), 0, F64)
+    assert objective is not None
+    return objective
+
+
 def test_chunks_of_many_parameters_have_many_records(monkeypatch: Patch) -> None:
     """Every chunk's sum is as long as the model: one of few records would be a pass over memory for little."""
-    net = nn.Sequential(nn.Linear(200, 100), nn.Tanh(), nn.Linear(100, 3))
-    objective = LayeredObjective.from_module(net, 200, CrossEntropy(), 0, F64)
-    assert objective is not None
+    objective = layered_objective(nn.Sequential(nn.Linear(200, 100), nn.Tanh(), nn.Linear(100, 3)), 200)
     point, records = objective.initial(), random_records(COUNT, 200)
-    sizes: list[int] = []
-    terms = LayeredObjective._make_terms
-
-    def noted(self: LayeredObjective, query: Query, chunk: Records) -> Any:
-        sizes.append(len(chunk.labels))
-        return terms(self, query, chunk)
-
-    monkeypatch.setattr(LayeredObjective, "_make_terms", noted)
+    sizes = measure_calls(
+        monkeypatch, LayeredObjective, "_make_terms", lambda _, view, query, chunk: len(chunk.labels)
+    )
     whole = sum_increments(objective, point, records, 1.0)
     monkeypatch.setattr(layered, "_CHUNK_VALUES", 1)
     in_chunks = sum_increments(objective, point, records, 1.0)
@@ -55,23 +53,17 @@ def test_models_side_by_side_have_the_gradients_of_each_by_itself(
     leading: tuple[int, ...], monkeypatch: Patch
 ) -> None:
     """Taken a few at a time along the last of the leading axes, two of three here."""
-    objective = LayeredObjective.from_module(nn.Sequential(nn.Linear(5, 3)), 5, CrossEntropy(), 0, F64)
-    assert objective is not None
+    objective = layered_objective(nn.Sequential(nn.Linear(5, 3)), 5)
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(*leading, objective.dimension, generator=generator, dtype=F64)
     features = torch.randn(*leading, 4, 5, generator=generator, dtype=F64)
     records = Records(features, torch.randint(0, 3, (*leading, 4), generator=generator))
     weights = torch.rand(*leading, 4, generator=generator, dtype=F64)
-    counts: list[int] = []
-    one_part = LayeredObjective._sum_gradients
-
-    def noted(self: LayeredObjective, point: torch.Tensor, batch: Batch) -> torch.Tensor:
-        counts.append(point.shape[:-1].numel())
-        return one_part(self, point, batch)
-
     rows = 4 * int(np.prod(leading[:-1]))
     monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * rows * objective.values_per_record)
-    monkeypatch.setattr(LayeredObjective, "_sum_gradients", noted)
+    counts = measure_calls(
+        monkeypatch, LayeredObjective, "_sum_gradients", lambda _, view, point, batch: point.shape[:-1].numel()
+    )
     together = objective.gradient(points, Batch(records, weights))
     assert counts == [2 * rows // 4, rows // 4]
     for place in np.ndindex(leading):
@@ -183,14 +175,24 @@ def test_patches_by_a_view_are_those_of_torch(
 # Evaluations in blocks of test records
 
 TESTED, ROWS = 50, 8
-MakeBlocks = Callable[[Patch], tuple[Objective, list[int]]]
 
 
-def layered_objective(outputs: int, loss: Loss) -> LayeredObjective:
-    net = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, outputs))
-    objective = LayeredObjective.from_module(net, FEATURES, loss, 0, F64)
-    assert objective is not None
-    return objective
+def network(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+GENERAL = Net(lambda net, values: net.inner(values).sigmoid(), inner=nn.Linear(FEATURES, 3)).double()
+BLOCKS: dict[str, tuple[Objective, Any, str, Callable[..., int]]] = {
+    "layers": (
+        layered_objective(network(3), FEATURES), LayeredObjective, "_forward",
+        lambda _, view, point, first: first.shape[-2],
+    ),
+    "module": (
+        ModuleObjective(GENERAL, CrossEntropy(), 0, F64), module, "map_records",
+        lambda _, call, features: len(features),
+    ),
+}  # fmt: skip
+"""An objective, and the function that is shown a block of so many records."""
 
 
 def holdout() -> Records:
@@ -210,34 +212,10 @@ def evaluate(objective: Objective) -> dict[str, Tensor]:
     return {**scored, "summed": summed}
 
 
-def layered_blocks(monkeypatch: Patch) -> tuple[Objective, list[int]]:
-    objective = layered_objective(3, CrossEntropy())
-    shown: list[int] = []
-    forward = LayeredObjective._forward
-
-    def noted(self: LayeredObjective, point: dict[str, Tensor], first: Tensor) -> object:
-        shown.append(first.shape[-2])
-        return forward(self, point, first)
-
-    monkeypatch.setattr(LayeredObjective, "_forward", noted)
-    return objective, shown
-
-
-def module_blocks(monkeypatch: Patch) -> tuple[Objective, list[int]]:
-    shown: list[int] = []
-
-    def noted(call: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
-        shown.append(len(features))
-        return map_records(call, features)
-
-    monkeypatch.setattr(module, "map_records", noted)
-    general = Net(lambda net, values: net.inner(values).sigmoid(), inner=nn.Linear(FEATURES, 3))
-    return ModuleObjective(general.double(), CrossEntropy(), 0, F64), shown
-
-
-@pytest.mark.parametrize("made", [layered_blocks, module_blocks])
-def test_metrics_in_blocks_are_those_of_all_records_at_once(made: MakeBlocks, monkeypatch: Patch) -> None:
-    objective, shown = made(monkeypatch)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_metrics_in_blocks_are_those_of_all_records_at_once(name: str, monkeypatch: Patch) -> None:
+    objective, *function = BLOCKS[name]
+    shown = measure_calls(monkeypatch, *function)
     whole = evaluate(objective)
     assert max(shown) == TESTED
     values = 2 * objective.values_per_record if isinstance(objective, LayeredObjective) else FEATURES
@@ -247,21 +225,21 @@ def test_metrics_in_blocks_are_those_of_all_records_at_once(made: MakeBlocks, mo
     in_blocks = evaluate(objective)
     assert max(shown) == ROWS
     assert whole.keys() == in_blocks.keys()
-    for name, expected in whole.items():
-        torch.testing.assert_close(in_blocks[name], expected, rtol=1e-12, atol=1e-14)
+    for metric, expected in whole.items():
+        torch.testing.assert_close(in_blocks[metric], expected, rtol=1e-12, atol=1e-14)
 
 
 def test_losses_of_a_regression_in_blocks_are_those_of_all_records(
     monkeypatch: Patch,
 ) -> None:
-    objective, records = layered_objective(1, SquaredError()), holdout()
+    objective, records = layered_objective(network(1), FEATURES, SquaredError()), holdout()
     own = Records(records.features, records.labels.double())
     whole = objective.losses(models(objective), own)
     monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * ROWS * objective.values_per_record)
     torch.testing.assert_close(objective.losses(models(objective), own), whole, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("made", [layered_blocks, module_blocks])
-def test_no_records_have_no_outputs(made: MakeBlocks, monkeypatch: Patch) -> None:
-    objective, _ = made(monkeypatch)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_no_records_have_no_outputs(name: str) -> None:
+    objective = BLOCKS[name][0]
     assert objective.outputs(models(objective), pick(holdout(), slice(0))).shape == (2, 0, 3)

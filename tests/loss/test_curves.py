@@ -1,4 +1,4 @@
-"""AUC and its companions of test records: distances of increments, groups, and what intervals cover."""
+"""Cells of tables and of test records: distances of increments, figures, and what intervals cover."""
 
 import itertools
 import math

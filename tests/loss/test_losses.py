@@ -1,4 +1,4 @@
-"""Every loss of the table: its slope is its derivative, its value torch's own where torch has it."""
+"""Every loss of the table has its derivative and torch's values; scores are as they are defined."""
 
 import math
 from typing import Any

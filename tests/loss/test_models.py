@@ -1,4 +1,4 @@
-"""The table of models: features, constants, and what is refused."""
+"""The table of models: features, constants, what they learn, and the networks of shipped scenarios."""
 
 import math
 from pathlib import Path

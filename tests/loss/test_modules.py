@@ -19,9 +19,10 @@ from fedpriv.loss import layered, module
 from fedpriv.loss.layered import LayeredObjective, make_module_objective
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.loss.module import ModuleObjective, draw_initial_point, unflatten_parameters
-from fedpriv.loss.objective import Query, Records
+from fedpriv.loss.objective import Objective, Query, Records
 from fedpriv.loss.unrolled import make_vmap_module
-from tests.loss.builders import F64, Patch, autograd_increments, ones, pick, sum_increments
+from tests.loss.builders import F32, F64, Patch, autograd_increments, ones, pick, sum_increments
+from tests.loss.test_ghost import objective as ghost_objective
 
 
 def dense() -> nn.Module:
@@ -87,12 +88,15 @@ def test_one_record_moves_the_sum_by_at_most_the_clip(name: str) -> None:
         assert clip < max(distances[some] for some in rows if 4 in some) <= 2.0 * clip * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_clip_holds_in_float32_late_in_a_run(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "seed"), [*(("dense", seed) for seed in range(8)), *(("attention", seed) for seed in range(4))]
+)
+def test_clip_holds_in_float32_late_in_a_run(name: str, seed: int) -> None:
     """c = (t, -(t-1)) at points 1/t apart: products of the full gradients would leave no digit of the norm."""
-    net = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
-    objective, t, clip = make_module_objective(net, 6, CrossEntropy(), 0), 60_000, 0.02
-    (at, shift), records = sample(6, 1, objective.dimension, 2, seed)
+    net = nn.Sequential(nn.Linear(12, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
+    dense: Objective = make_module_objective(net, 12, CrossEntropy(), 0)
+    objective, t, clip = dense if name == "dense" else ghost_objective(name, F32), 60_000, 0.02
+    (at, shift), records = sample(12, 1, objective.dimension, 2, seed)
     points = [(0.3 * at).float(), (0.3 * at + shift / t).float()]
     records = Records(records.features.float(), records.labels)
     increment = sum_increments(objective, Query(points, [float(t), -float(t - 1)]), records, clip, torch.ones(1))
@@ -143,10 +147,10 @@ def test_chunks_change_nothing(name: str, monkeypatch: Patch) -> None:
         torch.testing.assert_close(before, after, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_record_that_is_not_finite_adds_nothing(name: str) -> None:
-    for objective in both_routes(name):
-        at, records = sample(MODULES[name][1], 3, objective.dimension, 2, 1)
+@pytest.mark.parametrize(("name", "features"), [("dense", 6), ("convolutional", 36), ("attention", 12)])
+def test_a_record_that_is_not_finite_adds_nothing(name: str, features: int) -> None:
+    for objective in both_routes(name) if name in MODULES else (ghost_objective(name),):
+        at, records = sample(features, 3, objective.dimension, 2, 1)
         query = Query(at, [2.0, -1.0])
         expected = sum_increments(objective, query, pick(records, slice(1, None)), 1.0)
         records.features[0, 0] = torch.nan

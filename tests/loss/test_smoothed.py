@@ -1,4 +1,4 @@
-"""Random smoothing: unbiased, keyed by row, and no farther than the clip from a neighbour."""
+"""Random smoothing: unbiased, keyed by row, within the clip of a neighbour; and the Goldstein measure."""
 
 import math
 from typing import Any
@@ -23,7 +23,17 @@ from fedpriv.loss.goldstein import (
 from fedpriv.loss.linear import PhaseRetrieval, SoftmaxRegression
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
-from tests.loss.builders import F32, F64, Patch, first_rows, list_increments, ones, pick, sum_increments
+from tests.loss.builders import (
+    F32,
+    F64,
+    Patch,
+    first_rows,
+    list_increments,
+    measure_calls,
+    ones,
+    pick,
+    sum_increments,
+)
 from tests.papers.goldstein_golden import ExactlySmoothed
 
 DIMENSION, ALPHA = 5, 0.3
@@ -221,20 +231,12 @@ def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
 
 def test_a_record_has_few_directions_at_a_time(monkeypatch: Patch) -> None:
     """Memory of a guard does not grow with the number of directions in a scenario."""
-    drawn: list[torch.Tensor] = []
-    sphere = SeededDirections.sphere
-
-    def counted(*given: Any) -> torch.Tensor:
-        drawn.append(sphere(*given))
-        return drawn[-1]
-
-    monkeypatch.setattr(SeededDirections, "sphere", counted)
+    sizes = measure_calls(monkeypatch, SeededDirections, "sphere", lambda drawn, *_: drawn.numel())
     monkeypatch.setattr("fedpriv.loss.goldstein._CHUNK_VALUES", 2 * DIMENSION)
     objective = smoothed("zeroth", 6, shared=True).for_batch(first_rows(3, ((1, 4),)))
     query = Query(near(0.0, 1.0), (1.0, -1.0))
     objective.per_record(query, Batch(record(0.1), ones(1)), torch.tensor([2]), 0.7)
-    assert drawn
-    assert {part.numel() for part in drawn} == {2 * DIMENSION}
+    assert set(sizes) == {2 * DIMENSION}
 
 
 @pytest.mark.parametrize(("order", "shared"), ORDERS)

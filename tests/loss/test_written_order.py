@@ -1,4 +1,4 @@
-"""Scores in integers and softmax in written order: right, and the same whatever order a processor adds in."""
+"""Numbers in written order are right and the same on every processor; a glance says what each record says."""
 
 import math
 from fractions import Fraction

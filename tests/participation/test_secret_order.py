@@ -1,4 +1,4 @@
-"""Who takes part when, drawn in secret: against the definitions, written out record by record."""
+"""Who takes part when, drawn in secret: against definitions, and what is charged against samples."""
 
 import itertools
 import json
