@@ -21,15 +21,10 @@ class Case(NamedTuple):
     words: bool = False
 
 
-class Then(nn.Module):
-    """`layer`, of whose outputs `pick` makes one value a feature, and a Linear layer to the classes."""
-
-    def __init__(self, layer: nn.Module, width: int, pick: Callable[[Any], Tensor] = lambda given: given) -> None:
-        super().__init__()
-        self.layer, self.pick, self.head = layer, pick, nn.Linear(width, OUTPUTS)
-
-    def forward(self, values: Tensor) -> Any:
-        return self.head(self.pick(self.layer(values)).flatten(1))
+def classify(layer: nn.Module, width: int, choose: Callable[[Any], Tensor] = lambda outputs: outputs) -> Net:
+    """`layer`, of whose outputs `choose` makes one value a feature, and a Linear layer to the classes."""
+    head = nn.Linear(width, OUTPUTS)
+    return Net(lambda net, values: net.head(choose(net.layer(values)).flatten(1)), layer=layer, head=head)
 
 
 def of_words(rest: nn.Module) -> nn.Module:
@@ -47,23 +42,18 @@ def tied() -> nn.Module:
     return net
 
 
-class Positions(nn.Module):
+def positions() -> nn.Module:
     """Sines by position, as a buffer, and a mask that looks back only."""
 
-    table: Tensor
-    mask: Tensor
+    def call(net: Any, values: Tensor) -> Any:
+        placed = values + net.table
+        mixed, _ = net.attention(placed, placed, placed, attn_mask=net.mask, need_weights=False)
+        return net.head(mixed.mean(1))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.sin(torch.arange(LONG * WIDE, dtype=torch.float32)).view(LONG, WIDE))
-        self.register_buffer("mask", torch.full((LONG, LONG), -torch.inf).triu(1), persistent=False)
-        self.look = nn.MultiheadAttention(WIDE, 2, batch_first=True)
-        self.head = nn.Linear(WIDE, OUTPUTS)
-
-    def forward(self, values: Tensor) -> Any:
-        placed = values + self.table
-        seen, _ = self.look(placed, placed, placed, attn_mask=self.mask, need_weights=False)
-        return self.head(seen.mean(1))
+    net = Net(call, attention=nn.MultiheadAttention(WIDE, 2, batch_first=True), head=nn.Linear(WIDE, OUTPUTS))
+    net.register_buffer("table", torch.sin(torch.arange(LONG * WIDE, dtype=torch.float32)).view(LONG, WIDE))
+    net.register_buffer("mask", torch.full((LONG, LONG), -torch.inf).triu(1), persistent=False)
+    return net
 
 
 def steps(net: Any, values: Tensor) -> Tensor:
@@ -138,48 +128,48 @@ def reused(layer: nn.Module) -> nn.Module:
 IMAGE, SEQUENCE, TEXT = (2, 6, 6), (LONG, WIDE), (LONG,)
 
 RUNS: dict[str, Case] = {
-    "Linear, activations, branches": Case(lambda: Then(nn.Sequential(nn.Linear(WIDE, 8), nn.GELU()), 8)),
+    "Linear, activations, branches": Case(lambda: classify(nn.Sequential(nn.Linear(WIDE, 8), nn.GELU()), 8)),
     "a layer that is used twice": Case(
         lambda: Net(twice, layer=nn.Linear(WIDE, WIDE), head=nn.Linear(WIDE, OUTPUTS))),
-    "Conv1d, Conv2d, Conv3d, also grouped, dilated, transposed": Case(lambda: Then(
+    "Conv1d, Conv2d, Conv3d, also grouped, dilated, transposed": Case(lambda: classify(
         nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, dilation=2), nn.ReLU(), nn.ConvTranspose2d(4, 2, 2)), 18
     ), IMAGE),
     "pooling, Flatten, Unflatten, Upsample": Case(
-        lambda: Then(nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.Upsample(scale_factor=2)), 48), IMAGE),
-    "LayerNorm, RMSNorm": Case(lambda: Then(nn.Sequential(nn.LayerNorm(WIDE), nn.RMSNorm(WIDE)), WIDE)),
-    "GroupNorm, InstanceNorm": Case(lambda: Then(
+        lambda: classify(nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.Upsample(None, 2)), 48), IMAGE),
+    "LayerNorm, RMSNorm": Case(lambda: classify(nn.Sequential(nn.LayerNorm(WIDE), nn.RMSNorm(WIDE)), WIDE)),
+    "GroupNorm, InstanceNorm": Case(lambda: classify(
         nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True)), 64
     ), IMAGE),
     "BatchNorm in evaluation mode, as freeze leaves it": Case(lambda: fedpriv.freeze(backbone(), except_=("3",))),
-    "Dropout with p = 0": Case(lambda: Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Dropout(0.0), nn.Tanh()), 8)),
-    "MultiheadAttention": Case(Positions, SEQUENCE),
+    "Dropout with p = 0": Case(lambda: classify(nn.Sequential(nn.Linear(WIDE, 8), nn.Dropout(0.0), nn.Tanh()), 8)),
+    "MultiheadAttention": Case(positions, SEQUENCE),
     "TransformerEncoderLayer, TransformerEncoder with dropout = 0": Case(
-        lambda: Then(encoder(), LONG * WIDE), SEQUENCE),
+        lambda: classify(encoder(), LONG * WIDE), SEQUENCE),
     "requires_grad = False": Case(lambda: fedpriv.freeze(
-        Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8), except_=("head", "layer.0.bias"))),
-    "buffers that stay as they are": Case(Positions, SEQUENCE),
-    "LoRA on Linear layers": Case(lambda: with_lora(Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8))),
+        classify(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8), except_=("head", "layer.0.bias"))),
+    "buffers that stay as they are": Case(positions, SEQUENCE),
+    "LoRA on Linear layers": Case(lambda: with_lora(classify(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8))),
     "LoRA in a TransformerEncoderLayer": Case(
-        lambda: with_lora(Then(encoder().eval(), LONG * WIDE)), SEQUENCE),
-    "tied weights": Case(tied, TEXT, words=True),
+        lambda: with_lora(classify(encoder().eval(), LONG * WIDE)), SEQUENCE),
+    "tied weights": Case(tied, TEXT, True),
     "weight_norm, parametrizations": Case(
-        lambda: Then(nn.utils.parametrizations.weight_norm(nn.Linear(WIDE, 4)), 4)),
+        lambda: classify(nn.utils.parametrizations.weight_norm(nn.Linear(WIDE, 4)), 4)),
     "GRU, also several layers, both directions": Case(
-        lambda: Then(nn.GRU(WIDE, 4, 2, bidirectional=True, batch_first=True), LONG * 8, first), SEQUENCE),
+        lambda: classify(nn.GRU(WIDE, 4, 2, bidirectional=True, batch_first=True), LONG * 8, first), SEQUENCE),
     "RNN, with tanh or relu": Case(
-        lambda: Then(nn.RNN(WIDE, 4, nonlinearity="relu", batch_first=True), LONG * 4, first), SEQUENCE),
+        lambda: classify(nn.RNN(WIDE, 4, nonlinearity="relu", batch_first=True), LONG * 4, first), SEQUENCE),
     "LSTM, also with proj_size": Case(
-        lambda: Then(nn.LSTM(WIDE, 4, 2, proj_size=2, batch_first=True), LONG * 2, first), SEQUENCE),
-    "GRUCell": Case(lambda: Then(Net(steps, cell=nn.GRUCell(WIDE, 4)), 4), SEQUENCE),
-    "RNNCell": Case(lambda: Then(Net(steps, cell=nn.RNNCell(WIDE, 4)), 4), SEQUENCE),
-    "LSTMCell": Case(lambda: Then(Net(steps, cell=nn.LSTMCell(WIDE, 4)), 4), SEQUENCE),
+        lambda: classify(nn.LSTM(WIDE, 4, 2, proj_size=2, batch_first=True), LONG * 2, first), SEQUENCE),
+    "GRUCell": Case(lambda: classify(Net(steps, cell=nn.GRUCell(WIDE, 4)), 4), SEQUENCE),
+    "RNNCell": Case(lambda: classify(Net(steps, cell=nn.RNNCell(WIDE, 4)), 4), SEQUENCE),
+    "LSTMCell": Case(lambda: classify(Net(steps, cell=nn.LSTMCell(WIDE, 4)), 4), SEQUENCE),
     "Embedding with sparse = True": Case(
-        lambda: of_words(Then(nn.Embedding(WORDS, 4, padding_idx=0, sparse=True), LONG * 4)), TEXT, words=True),
+        lambda: of_words(classify(nn.Embedding(WORDS, 4, padding_idx=0, sparse=True), LONG * 4)), TEXT, True),
     "EmbeddingBag of (records, words)": Case(
-        lambda: of_words(Then(nn.EmbeddingBag(WORDS, 4, mode="mean", padding_idx=1), 4)), TEXT, words=True),
-    "a module that vmap cannot run": Case(lambda: Then(Net(until, layer=nn.Linear(WIDE, WIDE)), WIDE)),
+        lambda: of_words(classify(nn.EmbeddingBag(WORDS, 4, mode="mean", padding_idx=1), 4)), TEXT, True),
+    "a module that vmap cannot run": Case(lambda: classify(Net(until, layer=nn.Linear(WIDE, WIDE)), WIDE)),
     "Embedding, with padding_idx": Case(
-        lambda: of_words(Then(nn.Embedding(WORDS, 4, padding_idx=0), LONG * 4)), TEXT, words=True),
+        lambda: of_words(classify(nn.Embedding(WORDS, 4, padding_idx=0), LONG * 4)), TEXT, True),
 }  # fmt: skip
 """By row of the page's first table."""
 
@@ -189,12 +179,11 @@ BESIDE: dict[str, Case] = {
         nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Linear(3, OUTPUTS)
     ), IMAGE),
     "Conv1d": Case(
-        lambda: Then(nn.Sequential(nn.Conv1d(LONG, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 2, 2)), 10), SEQUENCE
-    ),
+        lambda: classify(nn.Sequential(nn.Conv1d(LONG, 4, 3, 1, 1), nn.ReLU(), nn.Conv1d(4, 2, 2)), 10), SEQUENCE),
     "a layer at two places of a Sequential": Case(lambda: reused(nn.Linear(WIDE, WIDE))),
-    "LSTM of two layers": Case(lambda: Then(nn.LSTM(WIDE, 4, 2, batch_first=True), LONG * 4, first), SEQUENCE),
+    "LSTM of two layers": Case(lambda: classify(nn.LSTM(WIDE, 4, 2, batch_first=True), LONG * 4, first), SEQUENCE),
     "transformer of words": Case(
-        lambda: of_words(Transformer(LONG, OUTPUTS, WORDS, width=4, heads=2)), TEXT, words=True),
+        lambda: of_words(Transformer(LONG, OUTPUTS, WORDS, width=4, heads=2)), TEXT, True),
 }  # fmt: skip
 """Modules that are no rows of their own."""
 
@@ -208,22 +197,22 @@ REVIEWED = (
 REFUSED: dict[str, Case] = {
     "BatchNorm, SyncBatchNorm": Case(backbone),
     "InstanceNorm with track_running_stats": Case(
-        lambda: Then(nn.InstanceNorm2d(2, track_running_stats=True), 72), IMAGE
+        lambda: classify(nn.InstanceNorm2d(2, track_running_stats=True), 72), IMAGE
     ),
-    "Dropout with p above 0": Case(lambda: Then(nn.Dropout(0.5), WIDE)),
-    "RReLU": Case(lambda: Then(nn.RReLU(), WIDE)),
-    "FractionalMaxPool": Case(lambda: Then(nn.FractionalMaxPool2d(2, output_size=2), 8), IMAGE),
+    "Dropout with p above 0": Case(lambda: classify(nn.Dropout(0.5), WIDE)),
+    "RReLU": Case(lambda: classify(nn.RReLU(), WIDE)),
+    "FractionalMaxPool": Case(lambda: classify(nn.FractionalMaxPool2d(2, output_size=2), 8), IMAGE),
     "Embedding with max_norm": Case(
-        lambda: of_words(Then(nn.Embedding(WORDS, 4, max_norm=1.0), LONG * 4)), TEXT, words=True
+        lambda: of_words(classify(nn.Embedding(WORDS, 4, max_norm=1.0), LONG * 4)), TEXT, True
     ),
     "Embedding with scale_grad_by_freq": Case(
-        lambda: of_words(Then(nn.Embedding(WORDS, 4, scale_grad_by_freq=True), LONG * 4)), TEXT, words=True
+        lambda: of_words(classify(nn.Embedding(WORDS, 4, scale_grad_by_freq=True), LONG * 4)), TEXT, True
     ),
     "a buffer that the forward pass changes": Case(Counting),
-    "spectral_norm": Case(lambda: Then(nn.utils.parametrizations.spectral_norm(nn.Linear(WIDE, 4)), 4)),
+    "spectral_norm": Case(lambda: classify(nn.utils.parametrizations.spectral_norm(nn.Linear(WIDE, 4)), 4)),
     "packed sequences": Case(
         lambda: Net(packing, rnn=nn.GRU(WIDE, 4, batch_first=True), head=nn.Linear(4, OUTPUTS)), SEQUENCE
     ),
-    "LazyLinear and others before their first record": Case(lambda: Then(nn.LazyLinear(4), 4)),
+    "LazyLinear and others before their first record": Case(lambda: classify(nn.LazyLinear(4), 4)),
 }  # fmt: skip
 """By row of the page's second table."""

@@ -28,21 +28,13 @@ from fedpriv.loss.scores import check_scores
 from fedpriv.loss.views import LocalSteps
 from tests.engines.test_engines import run
 from tests.loss import zoo
-from tests.loss.bring import WIDE, Then, backbone
+from tests.loss.bring import WIDE, backbone, classify
 from tests.loss.builders import F32, F64, Net, list_increments, make_imported, sum_increments
 from tests.loss.test_augment import THREE
 from tests.loss.test_passes import OBJECTIVES, cell, pictures, point_of
 from tests.loss.test_per_unit import batch, softmax
 
 GIVEN = f"{GIVEN_PREFIX}0123"
-
-
-def divided(net: Any, values: Tensor) -> Any:
-    return net.layer(values) / 0.0
-
-
-def mixing(net: Any, values: Tensor) -> Any:
-    return net.layer(values - values.mean(0))
 
 
 def check_net(call: Callable[[Any, Tensor], Tensor]) -> None:
@@ -64,7 +56,7 @@ def imported(name: str, **settings: Any) -> None:
 
 
 def adapt(**settings: Any) -> None:
-    fedpriv.lora(Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh(), nn.Linear(8, 8)), 8), **settings)
+    fedpriv.lora(classify(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh(), nn.Linear(8, 8)), 8), **settings)
 
 
 def in_bfloat16(module: nn.Module | None = None, words: Tensor | None = None) -> None:
@@ -114,9 +106,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     # Modules
     "Centred.*: a record's outputs change with the other records of its batch": lambda: imported("Centred"),
     "Remembering.*: a record's outputs change with the other records": lambda: imported("Remembering"),
-    "^model: the module: a record's outputs change": lambda: check_net(mixing),
+    "^model: the module: a record's outputs change": lambda: check_net(lambda net, x: net.layer(x - x.mean(0))),
     r"^model: the module takes records of shape \(2, 4\)": lambda: check_record_shape((2, 4), (6,), GIVEN),
-    "outputs or gradients that are not finite": lambda: check_net(divided),
+    "outputs or gradients that are not finite": lambda: check_net(lambda net, x: net.layer(x) / 0.0),
     "nowhere.* cannot be imported here": lambda: make_imported("tests.loss.nowhere:Net"),
     "Nothing.* cannot be imported here": lambda: imported("Nothing"),
     "gives a int, not a torch module": lambda: imported("three"),

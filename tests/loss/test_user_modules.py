@@ -31,7 +31,7 @@ from tests.api.test_own import TREE, network, records
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.loss import zoo
-from tests.loss.bring import LONG, OUTPUTS, SEQUENCE, WIDE, Counting, Then, backbone, first, tied, with_lora
+from tests.loss.bring import LONG, OUTPUTS, SEQUENCE, WIDE, Counting, backbone, classify, first, tied, with_lora
 from tests.loss.builders import F64, Patch, all_but, make_imported, pick, pick_one, save_weights, sum_increments
 from tests.silo.guarded import cell_json as silo_cell_json
 from tests.silo.guarded import guard_of, write_silo
@@ -131,7 +131,7 @@ def test_recurrent_layers_run_and_come_back_as_they_are(tmp_path: Path) -> None:
     train, test = records((4, 2))
     for kind in (nn.GRU, nn.LSTM):
         torch.manual_seed(0)
-        model = Then(kind(2, 4, batch_first=True), 16, first)
+        model = classify(kind(2, 4, batch_first=True), 16, first)
         model.head = nn.Linear(16, 2)
         (cell,) = fedpriv.run(TREE, train=train, test=test, model=model, out=tmp_path / kind.__name__)
         module = cell.to_module()
@@ -213,7 +213,7 @@ def test_x1_of_a_seed_has_zeros_for_b() -> None:
 
 
 def test_layers_are_chosen_by_name() -> None:
-    model = Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh(), nn.Linear(8, 8)), 8)
+    model = classify(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh(), nn.Linear(8, 8)), 8)
     some = fedpriv.lora(model, layers=("layer",), train=("head", "layer.0.bias"))
     trained = [name for name, values in some.named_parameters() if values.requires_grad]
     assert trained == [
@@ -227,7 +227,7 @@ def test_no_fast_path_of_torchs_leaves_it_out() -> None:
     """An encoder's takes the weight of a layer: what was trained would be in no output, and without a gradient."""
     torch.manual_seed(0)
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDE, 2, 8, dropout=0.0, batch_first=True), 2)
-    model = with_lora(Then(encoder, LONG * WIDE)).eval()
+    model = with_lora(classify(encoder, LONG * WIDE)).eval()
     values = torch.randn(3, *SEQUENCE)
     with torch.no_grad():
         fast = model(values)

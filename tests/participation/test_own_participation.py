@@ -55,9 +55,6 @@ def cell_of(trust: str = "untrusted", **overrides: Any) -> Any:
     return resolve_cell(small_tree(**{**sections, **overrides}), "test")
 
 
-# A name
-
-
 def named(name: str, **members: Any) -> Any:
     return type("Other", (WithoutReplacement,), {"name": name, **members})
 
@@ -104,9 +101,6 @@ def test_a_name_that_nobody_added_names_those_there_are() -> None:
         participation_from_data(WithoutReplacement(8, 2, 1, 4).to_data())
 
 
-# Rounds, and their price
-
-
 def test_every_record_is_in_k_rounds_and_a_round_has_its_batch_in_the_mean() -> None:
     """300 records in 4 of 12 rounds each, uniformly: 100 a round, with a deviation of 8.2 (5 of them)."""
     table = tabulate(WithoutReplacement(12, 4, 1, 3), 100, seed=3)
@@ -146,9 +140,6 @@ def test_rounds_that_are_not_charged_are_not_read(rounds: list[int], monkeypatch
     line = r'"careless": the rounds it draws .* at most 2 of 1 … 8 .*, 3 or more apart'
     with pytest.raises(RunError, match=line):
         Careless(8, 2, 3, 4).select_rows(4, 5, 0, lambda: coins(3))
-
-
-# Runs
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
@@ -191,9 +182,6 @@ def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         assert (result.returncode == 0) == reads, result.stderr
         assert ("FEDPRIV_IMPORT" in result.stderr) != reads
-
-
-# A guard
 
 
 def test_a_guard_answers_with_permission_only(tmp_path: Path) -> None:
