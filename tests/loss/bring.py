@@ -38,7 +38,7 @@ def tied() -> nn.Module:
         lambda net, values: net.head(torch.tanh(net.words(values.long() % OUTPUTS)).mean(1)),
         words=nn.Embedding(OUTPUTS, 4), head=nn.Linear(4, OUTPUTS, bias=False),
     )  # fmt: skip
-    net.head.weight = net.words.weight  # type: ignore[assignment, union-attr]
+    net.head.weight = net.words.weight  # type: ignore[union-attr]
     return net
 
 
@@ -69,7 +69,7 @@ def twice(net: Any, values: Tensor) -> Any:
     return net.head(torch.tanh(net.layer(torch.tanh(net.layer(values)))))
 
 
-def until(net: Any, values: Tensor) -> Tensor:
+def until(net: Any, values: Tensor) -> Any:
     """As many steps as the record says."""
     for _ in range(1 + int(values.abs().max().nan_to_num(0.0, 0.0).clamp(max=3))):
         values = torch.tanh(net.layer(values))

@@ -51,7 +51,7 @@ def retrieval(power: Any) -> Kind:
 
 
 def binary(generator: np.random.Generator, shape: Any) -> np.ndarray[Any, Any]:
-    return generator.integers(0, 2, shape).astype(float)
+    return np.asarray(generator.integers(0, 2, shape), float)
 
 
 KINDS = {

@@ -34,19 +34,19 @@ from tests.loss.builders import F32, F64, UNCLIPPED, Net, Patch, all_but, autogr
 FEATURES, CLASSES, RECORDS = 12, 3, 5
 
 
-def words(values: Tensor) -> Tensor:
+def words(values: Tensor) -> Any:
     """Six numbers of words, 0 to 4, some of them the same."""
     return (values[..., :6] * 3.0).long().abs() % 5
 
 
-def attention(net: Any, values: Tensor) -> Tensor:
+def attention(net: Any, values: Tensor) -> Any:
     seen = net.norm(net.wide(values.unflatten(-1, (6, 2))) + net.places)
     parts = [layer(seen).unflatten(-1, (2, 2)).transpose(-3, -2) for layer in (net.query, net.key, net.value)]
     mixed = functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(-3, -2).flatten(-2)
     return net.out((seen + mixed).mean(-2))
 
 
-def recurrent(net: Any, values: Tensor) -> Tensor:
+def recurrent(net: Any, values: Tensor) -> Any:
     steps = values.unflatten(-1, (4, 3))
     state = steps.new_zeros(len(values), 4), steps.new_zeros(len(values), 4)
     for step in range(4):
@@ -55,23 +55,21 @@ def recurrent(net: Any, values: Tensor) -> Tensor:
 
 
 def layer_of(make: Callable[..., nn.Module], **settings: Any) -> nn.Module:
-    def call(net: Any, values: Tensor) -> Tensor:
-        out: Tensor = net.out(net.cells(values.unflatten(-1, (4, 3)))[0].sum(1))
-        return out
+    def call(net: Any, values: Tensor) -> Any:
+        return net.out(net.cells(values.unflatten(-1, (4, 3)))[0].sum(1))
 
     width = 2 * (1 + settings.get("bidirectional", False))
     return Net(call, cells=make(3, 2, batch_first=True, **settings), out=nn.Linear(width, 3))
 
 
-def changed(net: Any, values: Tensor) -> Tensor:
+def changed(net: Any, values: Tensor) -> Any:
     inner = net.one(values)
     before = inner * 2.0
     inner[..., :2].mul_(3.0)
-    out: Tensor = net.out(before + inner)
-    return out
+    return net.out(before + inner)
 
 
-def by_keywords(net: Any, values: Tensor) -> Tensor:
+def by_keywords(net: Any, values: Tensor) -> Any:
     inner = functional.conv1d(input=values.unflatten(-1, (2, 6)), weight=net.conv.weight, bias=net.conv.bias)
     return functional.linear(input=inner.flatten(-2), weight=net.out.weight, bias=net.out.bias)
 
@@ -294,10 +292,9 @@ class Turning(nn.Module):
         super().__init__()
         self.inner, self.calls = nn.Linear(FEATURES, CLASSES), 0
 
-    def forward(self, values: Tensor) -> Tensor:
+    def forward(self, values: Tensor) -> Any:
         self.calls += 1
-        out: Tensor = self.inner(values) + (self.inner.weight.sum(-1) if self.calls > 1 else 0.0)
-        return out
+        return self.inner(values) + (self.inner.weight.sum(-1) if self.calls > 1 else 0.0)
 
 
 def test_another_use_than_planned_takes_the_general_way() -> None:

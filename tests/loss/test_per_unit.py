@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ STEP, STEPS, STEPS_CLIP = 0.4, 5, 0.7
 
 
 def softmax() -> Objective:
-    return SoftmaxRegression(FEATURES, CLASSES, F64)
+    return SoftmaxRegression(FEATURES, CLASSES, 1.0, F64)
 
 
 def network() -> Objective:
@@ -43,7 +44,7 @@ def random_point(objective: Objective, seed: int = 3) -> Tensor:
 
 def means(objective: Objective, query: Query | Tensor, records: Records) -> list[Tensor]:
     """The mean increment of each unit's own records, each computed alone."""
-    sums = []
+    sums: list[Any] = []
     for unit in range(UNITS):
         rows = [pick_one(pick(records, unit), row) for row in range(MOST) if int(records.labels[unit, row]) >= 0]
         sums.append(sum(sum_increments(objective, query, row).total for row in rows) / len(rows))

@@ -90,6 +90,10 @@ def score(name: Any, labels: Tensor, *silos: tuple[str, int], regression: bool =
     check_scores((name,), labels, silos, regression=regression)
 
 
+ODD_LOSSES: list[Any] = [
+    {"name": "cross-entropy", "class_weights": ["a", "b"]}, {"name": "cross-entropy", "class_weights": 3},
+    {"name": "cross-entropy", "label_smoothing": "much"}, {"name": "cross-entropy", "function": len}, 3,
+]  # fmt: skip
 REFUSED: dict[str, Callable[[], object]] = {
     # Records and features
     r"of shape \(36,\)": lambda: augment((36,)),
@@ -140,10 +144,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     **{
         f"^loss = {re.escape(repr(loss))}: accepted keys are name, class_weights and label_smoothing":
         functools.partial(make_loss_choice, loss, real=False)
-        for loss in (
-            {"name": "cross-entropy", "class_weights": ["a", "b"]}, {"name": "cross-entropy", "class_weights": 3},
-            {"name": "cross-entropy", "label_smoothing": "much"}, {"name": "cross-entropy", "function": len}, 3,
-        )},
+        for loss in ODD_LOSSES
+    },
     "accepted are 'cross-entropy', 'binary'": lambda: choose("cubic", 2),
     "is for labels that are numbers .floats., and they are classes 0 … 2": lambda: choose("huber", 3),
     "is for labels that are classes, and they are numbers": lambda: choose("cross-entropy", 0),

@@ -243,7 +243,8 @@ def test_no_fast_path_of_torchs_leaves_it_out() -> None:
 
 ZOO = "tests.loss.zoo"
 SGD = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
-MakeFeatures, MakeGuard = Callable[..., torch.Tensor], Callable[..., Guard]
+MakeFeatures = Callable[..., torch.Tensor]
+MakeGuard = Callable[..., Guard]
 PRIVACY = {"relation": "replace-one", "mu": 1.0}
 DRAW = np.random.default_rng(5)
 
@@ -275,7 +276,7 @@ def test_a_module_of_one_record_passes_the_probe() -> None:
 
 
 def test_group_norm_stands_in_for_batch_norm() -> None:
-    shape = {"shape": [1, 4, 4], "features": 16}
+    shape: dict[str, Any] = {"shape": [1, 4, 4], "features": 16}
     with pytest.raises(InputError, match="mixes the records of a batch; GroupNorm or LayerNorm does not"):
         make_imported(f"{ZOO}:normalized", **shape)
     objective = make_imported(f"{ZOO}:normalized", group_norm=True, **shape)
