@@ -105,11 +105,11 @@ def backbone() -> nn.Module:
 
 def with_lora(module: nn.Module) -> nn.Module:
     """With a B that is not zero, as it is after a round."""
-    found = fedpriv.lora(module, rank=2, alpha=3.0)
-    for name, values in found.named_parameters():
+    result = fedpriv.lora(module, rank=2, alpha=3.0)
+    for name, values in result.named_parameters():
         if name.endswith("lora_b"):
             nn.init.normal_(values)
-    return found
+    return result
 
 
 def first(outputs: tuple[Any, ...]) -> Any:

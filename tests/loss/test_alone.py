@@ -228,11 +228,11 @@ def test_whatever_a_record_makes_code_do_stays_with_it() -> None:
         drawn.append(torch.rand(1))
         return row + drawn[-1]
 
-    found = list(evaluate_per_record(evaluate, (column,), torch.full((1, 3), -1.0)))
-    assert [row.tolist() for row in found[:4]] == [[[-1.0] * 3]] * 4
+    result = list(evaluate_per_record(evaluate, (column,), torch.full((1, 3), -1.0)))
+    assert [row.tolist() for row in result[:4]] == [[[-1.0] * 3]] * 4
     for place in (4, 5, 6):
-        assert torch.equal(found[place], 2.0 * column[place : place + 1] + drawn[0])
-        assert found[place].data_ptr() % 64 == 0
+        assert torch.equal(result[place], 2.0 * column[place : place + 1] + drawn[0])
+        assert result[place].data_ptr() % 64 == 0
     assert drawn == [drawn[0]] * 3
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(column, torch.arange(28.0).view(4, 7).mT[:, 1:])
@@ -261,10 +261,10 @@ def test_how_often_code_is_called_says_no_more_than_how_many_records_there_are_o
         return row
 
     column = torch.arange(1.0, count + 1.0).view(-1, 1)
-    found = list(evaluate_per_record(evaluate, (column,), torch.zeros(1, 1), (torch.full((1, 1), 9.0),), 5))
+    result = list(evaluate_per_record(evaluate, (column,), torch.zeros(1, 1), (torch.full((1, 1), 9.0),), 5))
     assert values == [*column.flatten().tolist(), *[9.0] * (5 - count)]
     given = [0.0] * count if failing else column.flatten().tolist()
-    assert [float(row) for row in found] == [*given, *[0.0] * (5 - count)]
+    assert [float(row) for row in result] == [*given, *[0.0] * (5 - count)]
 
 
 def test_rows_apart_look_at_no_other_row() -> None:

@@ -231,8 +231,8 @@ def test_engines_agree(small_cell: MakeCell) -> None:
         algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.5, "output": "last"},
         privacy={"relation": "zero-out", "mu": 1.0},
     )  # fmt: skip
-    found = [run(engine, cell)[1].evaluations for engine in ("vectorized", "inprocess")]
-    assert np.array(found[0]) == pytest.approx(np.array(found[1]), rel=1e-9)
+    result = [run(engine, cell)[1].evaluations for engine in ("vectorized", "inprocess")]
+    assert np.array(result[0]) == pytest.approx(np.array(result[1]), rel=1e-9)
 
 
 def test_several_labels_a_record_are_its_copies_labels() -> None:

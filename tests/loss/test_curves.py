@@ -131,13 +131,13 @@ def drawn(
 def test_without_noise_the_figures_are_those_of_the_records() -> None:
     draw = np.random.default_rng(1)
     logits, labels = drawn(2000, draw)
-    found = table(logits, labels, math.inf, draw, threshold=0.4).figures()
+    result = table(logits, labels, math.inf, draw, threshold=0.4).figures()
     area = float(auc(torch.from_numpy(logits)[:, None], torch.from_numpy(labels).long()))
-    assert abs(found["auc"].value - area) < 0.002
-    assert found["auc"].low < area < found["auc"].high
+    assert abs(result["auc"].value - area) < 0.002
+    assert result["auc"].low < area < result["auc"].high
     positive = logits >= math.log(0.4 / 0.6)
-    assert found["sensitivity"].value == pytest.approx(float(positive[labels].mean()), abs=1e-9)
-    assert found["specificity"].value == pytest.approx(float((~positive)[~labels].mean()), abs=1e-9)
+    assert result["sensitivity"].value == pytest.approx(float(positive[labels].mean()), abs=1e-9)
+    assert result["specificity"].value == pytest.approx(float((~positive)[~labels].mean()), abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,9 @@ def objective(name: str, dtype: torch.dtype = F64) -> GhostObjective:
     torch.manual_seed(3)
     net = CASES[name]()
     net(torch.randn(2, FEATURES))
-    found = make_module_objective(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
-    assert isinstance(found, GhostObjective)
-    return found
+    result = make_module_objective(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
+    assert isinstance(result, GhostObjective)
+    return result
 
 
 def sample(dimension: int, points: int, dtype: torch.dtype = F64, seed: int = 0) -> tuple[list[Tensor], Records]:

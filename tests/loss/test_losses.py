@@ -58,7 +58,7 @@ def test_slopes_are_derivatives_of_each_record_alone(choice: LossChoice, label: 
 
 def test_values_are_those_of_torch() -> None:
     outputs, numbers = torch.randn(5, 4, dtype=F64), torch.rand(5, 4, dtype=F64)
-    found = {
+    result = {
         name: LossChoice(name).make_loss((4,), 0)[0].value(outputs, numbers)
         for name, kind in LOSSES.items()
         if kind.has_single_output
@@ -70,9 +70,9 @@ def test_values_are_those_of_torch() -> None:
         "poisson": functional.poisson_nll_loss,
     }  # fmt: skip
     expected = {name: function(outputs, numbers, reduction="none") for name, function in of_torch.items()}
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     for name, each in expected.items():
-        assert torch.allclose(found[name], each.mean(-1)), name
+        assert torch.allclose(result[name], each.mean(-1)), name
 
 
 def test_the_cross_entropy_is_that_of_torch_with_weights_smoothing_and_ignored_labels() -> None:
@@ -152,10 +152,10 @@ def test_calibration_error_is_the_gap_in_each_bin_by_its_share() -> None:
 
 def test_r2_and_mae() -> None:
     outputs, labels = MANY[..., :1], MANY[0, :, 2]
-    for row, found, error in zip(outputs[..., 0], r2(outputs, labels), mae(outputs, labels), strict=True):
+    for row, result, error in zip(outputs[..., 0], r2(outputs, labels), mae(outputs, labels), strict=True):
         residual = sum((a - b) ** 2 for a, b in zip(row.tolist(), labels.tolist(), strict=True))
         spread = sum((b - labels.mean().item()) ** 2 for b in labels.tolist())
-        assert found.item() == pytest.approx(1 - residual / spread)
+        assert result.item() == pytest.approx(1 - residual / spread)
         assert error.item() == pytest.approx((row - labels).abs().mean().item())
     assert r2(labels.unsqueeze(-1), labels).item() == 1.0
 

@@ -215,8 +215,8 @@ def test_a_glance_changes_no_bit_of_scaled_features(dtype: torch.dtype, width: i
     near = drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True) * lengths
     ends = torch.tensor([0.0, -0.0, 1e-45, 1e-30, 1e38, math.inf, -math.inf, math.nan], dtype=dtype).view(-1, 1)
     rows = torch.cat([near, drawn * 0.01, ends.expand(-1, width)])
-    found, tiny = scale_to_norm(rows, 1.0, exactly=False), torch.finfo(dtype).tiny
-    for row, values in zip(rows, found, strict=True):
+    result, tiny = scale_to_norm(rows, 1.0, exactly=False), torch.finfo(dtype).tiny
+    for row, values in zip(rows, result, strict=True):
         alone = row.clone().unsqueeze(0)
         length = torch.linalg.vector_norm(alone, dim=1, keepdim=True)
         expected = alone * (1.0 / length.clamp(min=tiny)).clamp(max=1.0)

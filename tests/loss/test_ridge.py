@@ -102,8 +102,8 @@ def test_intervals_cover_the_weights_of_the_population(classes: bool, std: float
     for _ in range(400):
         point = mean_of(asked, drawn(1000, draw, classes=classes))
         noise = torch.from_numpy(std * draw.normal(size=asked.dimension))
-        found = asked.coefficients(point + noise, MeanStatistics(std, 1000, 1.0, 1))
-        hits += [each.low <= value <= each.high for each, value in zip(found, true, strict=True)]
+        result = asked.coefficients(point + noise, MeanStatistics(std, 1000, 1.0, 1))
+        hits += [each.low <= value <= each.high for each, value in zip(result, true, strict=True)]
     print(f"covered: {100 * float(np.mean(hits)):.1f} %")
     assert 0.95 - 4.5 * math.sqrt(0.0475 / 400) < float(np.mean(hits)) < 0.99
 

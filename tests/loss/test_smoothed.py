@@ -117,13 +117,13 @@ def test_one_record_moves_a_period_by_its_clip_at_most_and_nothing_else(order: s
     weights = ones(batch) / batch
 
     def sums(sizes: Tensor) -> list[Tensor]:
-        state, found = initial_running_sum(path[0]), []
+        state, result = initial_running_sum(path[0]), []
         for t in range(1, rounds + 1):
             looked_at = objective.for_batch(first_rows(t, ((0, batch),)))
             records = Records(features[t - 1], sizes[t - 1])
             state, _ = update_running_sum(state, estimator.round(t), path[t - 1], looked_at, records, weights, 2)
-            found.append(state.total)
-        return found
+            result.append(state.total)
+        return result
 
     before = sums(labels)
     for changed in range(1, rounds + 1):
@@ -184,13 +184,13 @@ def test_any_model_can_be_smoothed_and_replicates_are_alone(order: str) -> None:
     weights, clip = ones(4) / 4, torch.tensor([[0.2], [0.5]], dtype=F64)
     slots, coefficients = first_rows(1, ((0, 1), (1, 3))), [1.0, -1.0]
     together = smoothed(order, 2, base=base, seeds=(1, 2), anchor=2).for_batch(slots)
-    found = sum_increments(together, Query(points, coefficients), records, clip, weights)
+    result = sum_increments(together, Query(points, coefficients), records, clip, weights)
     for place, seed in enumerate((1, 2)):
         single, query = smoothed(order, 2, base=base, seeds=(seed,)).for_batch(slots), [p[place] for p in points]
         own = pick(records, place)
         alone = sum_increments(single, Query(query, coefficients), own, float(clip[place]), weights)
-        torch.testing.assert_close(found.total[place], alone.total, rtol=1e-10, atol=1e-12)
-        assert found.clipped_count[place] == alone.clipped_count
+        torch.testing.assert_close(result.total[place], alone.total, rtol=1e-10, atol=1e-12)
+        assert result.clipped_count[place] == alone.clipped_count
 
 
 def test_it_needs_the_slots_of_a_batch() -> None:
@@ -312,12 +312,12 @@ def test_the_certificate_closes_the_gap(seed: int, count: int, dimension: int, s
     """Also for degenerate sets of ±1 vectors, where other solvers go wrong."""
     points = np.random.default_rng(seed).standard_normal((count, dimension))
     points = np.sign(points) if signs else points + shift
-    found = find_min_norm_point(points)
+    result = find_min_norm_point(points)
     scale = float(np.max(np.linalg.norm(points, axis=1)))
-    assert found.certificate <= found.norm * (1 + 1e-9) + 1e-12
-    assert found.norm - found.certificate < 1e-5 * scale or found.norm < 1e-5 * scale
+    assert result.certificate <= result.norm * (1 + 1e-9) + 1e-12
+    assert result.norm - result.certificate < 1e-5 * scale or result.norm < 1e-5 * scale
     random = np.random.default_rng(seed).dirichlet(np.ones(count), size=20) @ points
-    assert np.min(np.linalg.norm(random, axis=1)) >= found.norm - 1e-9
+    assert np.min(np.linalg.norm(random, axis=1)) >= result.norm - 1e-9
 
 
 def of_the_larger(points: Any) -> Any:
@@ -369,5 +369,5 @@ def test_the_measure_of_an_objective_is_that_of_its_mean_loss() -> None:
     point = (hidden + 1.0).requires_grad_()
     loss = ((features @ point).abs() - records.labels).abs().mean()
     (expected,) = torch.autograd.grad(loss, point)
-    found = compute_mean_gradients(objective, point.detach().unsqueeze(0), records)
-    torch.testing.assert_close(found.squeeze(0), expected, rtol=1e-10, atol=1e-12)
+    result = compute_mean_gradients(objective, point.detach().unsqueeze(0), records)
+    torch.testing.assert_close(result.squeeze(0), expected, rtol=1e-10, atol=1e-12)

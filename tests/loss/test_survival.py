@@ -57,8 +57,8 @@ def test_the_loss_is_the_likelihood_of_the_persons_periods() -> None:
             survived, seen = label % (K + 1), label > K
             likelihood = math.prod(1.0 - float(hazards[model, place, each]) for each in range(survived))
             likelihood *= float(hazards[model, place, survived]) if seen else 1.0
-            found = float(HazardLoss().value(OUTPUTS[model, place], LABELS[place]))
-            assert found == pytest.approx(-math.log(likelihood), rel=1e-9, abs=1e-12)
+            result = float(HazardLoss().value(OUTPUTS[model, place], LABELS[place]))
+            assert result == pytest.approx(-math.log(likelihood), rel=1e-9, abs=1e-12)
     outputs = OUTPUTS.clone().requires_grad_()
     (expected,) = torch.autograd.grad(HazardLoss().value(outputs, LABELS).sum(), outputs)
     torch.testing.assert_close(HazardLoss().output_gradient(OUTPUTS, LABELS), expected)
@@ -75,8 +75,8 @@ def pairs_in_order(alive: Tensor) -> float:
 
 
 def test_concordance_counts_the_pairs_in_order() -> None:
-    found = concordance(OUTPUTS, LABELS).tolist()
-    assert found == pytest.approx([pairs_in_order(survival_curve(each)) for each in OUTPUTS], rel=1e-12)
+    result = concordance(OUTPUTS, LABELS).tolist()
+    assert result == pytest.approx([pairs_in_order(survival_curve(each)) for each in OUTPUTS], rel=1e-12)
     perfect = 20.0 * (1.0 - 2.0 * torch.arange(60)[:, None] / 60.0) + torch.zeros(60, K)
     last = (torch.arange(60) // 12).clamp(max=K - 1)
     assert float(concordance(perfect.double(), last + K + 1)) == 1.0
@@ -104,8 +104,8 @@ def brier(alive: Tensor) -> float:
 
 
 def test_the_integrated_brier_score_weighs_against_censoring() -> None:
-    found = integrated_brier(OUTPUTS, LABELS).tolist()
-    assert found == pytest.approx([brier(survival_curve(each)) for each in OUTPUTS], rel=1e-9)
+    result = integrated_brier(OUTPUTS, LABELS).tolist()
+    assert result == pytest.approx([brier(survival_curve(each)) for each in OUTPUTS], rel=1e-9)
 
 
 def test_the_score_does_not_depend_on_censoring() -> None:

@@ -37,9 +37,9 @@ def test_a_weight_has_what_is_left_of_53_bits() -> None:
 def test_exp_is_that_of_a_hundred_digits_to_two_units() -> None:
     draw = np.random.default_rng(1)
     values = np.concatenate([-draw.random(2000) * 40, -(2.0 ** draw.uniform(-60, 9.2, 2000)), [0.0, -0.0]])
-    found = exp_nonpositive(values)
+    result = exp_nonpositive(values)
     with mpmath.workdps(100):
-        for value, exp in zip(values.tolist(), found.tolist(), strict=True):
+        for value, exp in zip(values.tolist(), result.tolist(), strict=True):
             assert abs(mpmath.mpf(exp) / mpmath.exp(mpmath.mpf(value)) - 1) < 2 * 2.0**-52
     assert exp_nonpositive(np.array([-np.inf, -600.1, -1e300])).tolist() == [0.0, 0.0, 0.0]
     assert exp_nonpositive(np.array([0.0])).tolist() == [1.0]
@@ -71,30 +71,32 @@ def some_query(seed: int, cancelling: bool) -> tuple[np.ndarray, np.ndarray]:
 def test_scores_are_whole_and_no_order_of_additions_changes_them(cancelling: bool) -> None:
     """Guarantee: the same on every processor and in any order of additions, for weights that cancel too."""
     x, point = some_query(2, cancelling)
-    found = integer_scores(point, CLASSES, x, LEVELS, BITS)
-    assert np.abs(found.numerators).max() <= 2.0**52
-    assert (found.numerators == np.rint(found.numerators)).all()
+    result = integer_scores(point, CLASSES, x, LEVELS, BITS)
+    assert np.abs(result.numerators).max() <= 2.0**52
+    assert (result.numerators == np.rint(result.numerators)).all()
     generator = np.random.default_rng(3)
     for _ in range(5):
         order = generator.permutation(FEATURES)
         moved = point.reshape(CLASSES, FEATURES)[:, order].ravel()
         again = integer_scores(moved, CLASSES, x[:, order], LEVELS, BITS)
-        assert np.array_equal(again.numerators, found.numerators)
+        assert np.array_equal(again.numerators, result.numerators)
     rows = generator.permutation(len(x))[:7]
-    assert np.array_equal(integer_scores(point, CLASSES, x[rows], LEVELS, BITS).numerators, found.numerators[rows])
-    grid = np.rint(point.reshape(CLASSES, FEATURES) * 2.0**-found.exponent)
+    assert np.array_equal(
+        integer_scores(point, CLASSES, x[rows], LEVELS, BITS).numerators, result.numerators[rows]
+    )
+    grid = np.rint(point.reshape(CLASSES, FEATURES) * 2.0**-result.exponent)
     exact = [sum(int(a) * int(b) for a, b in zip(x[5], row, strict=True)) for row in grid]
-    assert found.numerators[5].tolist() == exact
+    assert result.numerators[5].tolist() == exact
 
 
 def test_slopes_are_the_softmax_less_the_label() -> None:
     x, point = some_query(4, False)
     labels = np.arange(40) % CLASSES
-    found = softmax_residuals(integer_scores(point, CLASSES, x, LEVELS, BITS), labels)
+    result = softmax_residuals(integer_scores(point, CLASSES, x, LEVELS, BITS), labels)
     logits = torch.from_numpy(x / LEVELS) @ torch.from_numpy(point.reshape(CLASSES, FEATURES)).T
     expected = logits.softmax(-1).numpy() - np.eye(CLASSES)[labels]
-    assert np.abs(found - expected).max() < FEATURES * 2.0**-BITS  # what rounding the weights moves
-    assert np.abs(found.sum(axis=1)).max() < 1e-14
+    assert np.abs(result - expected).max() < FEATURES * 2.0**-BITS  # what rounding the weights moves
+    assert np.abs(result.sum(axis=1)).max() < 1e-14
 
 
 def test_slopes_do_not_follow_from_a_processors_order() -> None:
@@ -136,8 +138,8 @@ def test_rounded_weights_move_a_record_by_less_than_a_millionth() -> None:
     records = Records(torch.from_numpy(x / LEVELS), labels)
     batch = Batch(records, torch.ones(40, dtype=torch.float64))
     gradient = objective.gradient(torch.from_numpy(point), batch).numpy()
-    found = (slopes.T @ (x / LEVELS)).ravel()
-    assert np.linalg.norm(found - gradient) < 1e-6 * np.linalg.norm(gradient)
+    result = (slopes.T @ (x / LEVELS)).ravel()
+    assert np.linalg.norm(result - gradient) < 1e-6 * np.linalg.norm(gradient)
 
 
 # A glance
@@ -168,21 +170,21 @@ def test_a_glance_says_what_the_clip_of_each_record_says(
     summed = torch.float64 if wide or summed_wide else torch.float32
     columns = torch.tensor(slopes, dtype=kind).view(2, 3).to(summed)
     norms, weight = torch.tensor(seen, dtype=torch.float64), torch.tensor(weights, dtype=summed)
-    found = clipping_if_certain(columns, lambda: norms.max().item(), weight, clip)
-    if found is None:
+    result = clipping_if_certain(columns, lambda: norms.max().item(), weight, clip)
+    if result is None:
         return
     each = compute_clipping(rank_one_bounds(upper_norm(columns, -2), norms), weight, clip)
-    assert found.representable is each.representable is None
-    assert found.is_clipped is each.is_clipped is None
-    assert torch.equal(found.factor, each.factor)
-    assert torch.equal(found.clipped_count, each.clipped_count)
+    assert result.representable is each.representable is None
+    assert result.is_clipped is each.is_clipped is None
+    assert torch.equal(result.factor, each.factor)
+    assert torch.equal(result.clipped_count, each.clipped_count)
 
 
 @pytest.mark.parametrize("clip", [0.999, 1.001])
 def test_it_knows_a_clip_that_is_just_long_enough(clip: float) -> None:
     slopes = torch.tensor([[0.6], [0.8]])
-    found = clipping_if_certain(slopes, lambda: 1.0, torch.ones(1), clip)
-    assert (found is not None) == (clip > 1.0)
+    result = clipping_if_certain(slopes, lambda: 1.0, torch.ones(1), clip)
+    assert (result is not None) == (clip > 1.0)
 
 
 def test_it_does_not_look_where_each_replicate_has_a_clip_of_its_own_or_records_are_many() -> None:
