@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import fedpriv
 from fedpriv.loss.presets import Transformer
+from tests.loss.builders import Net
 
 OUTPUTS, WORDS, LONG, WIDE = 3, 11, 5, 6
 
@@ -20,100 +21,59 @@ class Case(NamedTuple):
     words: bool = False
 
 
-class Then(nn.Module):
-    """`layer`, of whose outputs `pick` makes one value a feature, and a Linear layer to the classes."""
-
-    def __init__(self, layer: nn.Module, width: int, pick: Callable[[Any], Tensor] = lambda given: given) -> None:
-        super().__init__()
-        self.layer, self.pick, self.head = layer, pick, nn.Linear(width, OUTPUTS)
-
-    def forward(self, values: Tensor) -> Tensor:
-        outputs: Tensor = self.head(self.pick(self.layer(values)).flatten(1))
-        return outputs
+def classify(layer: nn.Module, width: int, choose: Callable[[Any], Tensor] = lambda outputs: outputs) -> Net:
+    """`layer`, of whose outputs `choose` makes one value a feature, and a Linear layer to the classes."""
+    head = nn.Linear(width, OUTPUTS)
+    return Net(lambda net, values: net.head(choose(net.layer(values)).flatten(1)), layer=layer, head=head)
 
 
-class Words(nn.Module):
+def of_words(rest: nn.Module) -> nn.Module:
     """Whole numbers first, whatever type they come in."""
-
-    def __init__(self, rest: nn.Module) -> None:
-        super().__init__()
-        self.rest = rest
-
-    def forward(self, values: Tensor) -> Tensor:
-        outputs: Tensor = self.rest(values.long())
-        return outputs
+    return Net(lambda net, values: net.rest(values.long()), rest=rest)
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """One table of words, on the way in and on the way out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.head = nn.Embedding(OUTPUTS, 4), nn.Linear(4, OUTPUTS, bias=False)
-        self.head.weight = self.words.weight
-
-    def forward(self, values: Tensor) -> Tensor:
-        outputs: Tensor = self.head(torch.tanh(self.words(values.long() % OUTPUTS)).mean(1))
-        return outputs
+    net = Net(
+        lambda net, values: net.head(torch.tanh(net.words(values.long() % OUTPUTS)).mean(1)),
+        words=nn.Embedding(OUTPUTS, 4), head=nn.Linear(4, OUTPUTS, bias=False),
+    )  # fmt: skip
+    net.head.weight = net.words.weight  # type: ignore[union-attr]
+    return net
 
 
-class Positions(nn.Module):
+def positions() -> nn.Module:
     """Sines by position, as a buffer, and a mask that looks back only."""
 
-    table: Tensor
-    mask: Tensor
+    def call(net: Any, values: Tensor) -> Any:
+        placed = values + net.table
+        mixed, _ = net.attention(placed, placed, placed, attn_mask=net.mask, need_weights=False)
+        return net.head(mixed.mean(1))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.sin(torch.arange(LONG * WIDE, dtype=torch.float32)).view(LONG, WIDE))
-        self.register_buffer("mask", torch.full((LONG, LONG), -torch.inf).triu(1), persistent=False)
-        self.look = nn.MultiheadAttention(WIDE, 2, batch_first=True)
-        self.head = nn.Linear(WIDE, OUTPUTS)
-
-    def forward(self, values: Tensor) -> Tensor:
-        placed = values + self.table
-        seen, _ = self.look(placed, placed, placed, attn_mask=self.mask, need_weights=False)
-        outputs: Tensor = self.head(seen.mean(1))
-        return outputs
+    net = Net(call, attention=nn.MultiheadAttention(WIDE, 2, batch_first=True), head=nn.Linear(WIDE, OUTPUTS))
+    net.register_buffer("table", torch.sin(torch.arange(LONG * WIDE, dtype=torch.float32)).view(LONG, WIDE))
+    net.register_buffer("mask", torch.full((LONG, LONG), -torch.inf).triu(1), persistent=False)
+    return net
 
 
-class Steps(nn.Module):
-    """A cell, step by step."""
-
-    def __init__(self, cell: nn.Module) -> None:
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, values: Tensor) -> Tensor:
-        state: Any = None
-        for step in range(values.shape[1]):
-            state = self.cell(values[:, step], state)
-        return state[0] if isinstance(state, tuple) else state
+def steps(net: Any, values: Tensor) -> Tensor:
+    """A cell's state, step by step."""
+    state: Any = None
+    for step in range(values.shape[1]):
+        state = net.cell(values[:, step], state)
+    return first(state) if isinstance(state, tuple) else state
 
 
-class Twice(nn.Module):
+def twice(net: Any, values: Tensor) -> Any:
     """One layer that is used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, OUTPUTS)
-
-    def forward(self, values: Tensor) -> Tensor:
-        outputs: Tensor = self.head(torch.tanh(self.layer(torch.tanh(self.layer(values)))))
-        return outputs
+    return net.head(torch.tanh(net.layer(torch.tanh(net.layer(values)))))
 
 
-class Until(nn.Module):
+def until(net: Any, values: Tensor) -> Any:
     """As many steps as the record says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDE, WIDE)
-
-    def forward(self, values: Tensor) -> Tensor:
-        for _ in range(1 + int(values.abs().max().nan_to_num(0.0, 0.0).clamp(max=3))):
-            values = torch.tanh(self.layer(values))
-        return values
+    for _ in range(1 + int(values.abs().max().nan_to_num(0.0, 0.0).clamp(max=3))):
+        values = torch.tanh(net.layer(values))
+    return values
 
 
 class Counting(nn.Module):
@@ -132,18 +92,11 @@ class Counting(nn.Module):
         return outputs
 
 
-class Packing(nn.Module):
+def packing(net: Any, values: Tensor) -> Any:
     """Packs its sequences."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.head = nn.GRU(WIDE, 4, batch_first=True), nn.Linear(4, OUTPUTS)
-
-    def forward(self, values: Tensor) -> Tensor:
-        lengths = torch.full((len(values),), values.shape[1])
-        packed = nn.utils.rnn.pack_padded_sequence(values, lengths, batch_first=True)
-        outputs: Tensor = self.head(self.rnn(packed)[1][-1])
-        return outputs
+    lengths = torch.full((len(values),), values.shape[1])
+    packed = nn.utils.rnn.pack_padded_sequence(values, lengths, batch_first=True)
+    return net.head(net.rnn(packed)[1][-1])
 
 
 def backbone() -> nn.Module:
@@ -152,17 +105,20 @@ def backbone() -> nn.Module:
 
 def with_lora(module: nn.Module) -> nn.Module:
     """With a B that is not zero, as it is after a round."""
-    found = fedpriv.lora(module, rank=2, alpha=3.0)
-    for name, values in found.named_parameters():
+    result = fedpriv.lora(module, rank=2, alpha=3.0)
+    for name, values in result.named_parameters():
         if name.endswith("lora_b"):
             nn.init.normal_(values)
-    return found
+    return result
 
 
-def first(given: Any) -> Tensor:
+def first(outputs: tuple[Any, ...]) -> Any:
     """The outputs of a recurrent layer or of attention, less its state."""
-    outputs: Tensor = given[0]
-    return outputs
+    return outputs[0]
+
+
+def encoder() -> nn.TransformerEncoderLayer:
+    return nn.TransformerEncoderLayer(WIDE, 2, 8, dropout=0.0, batch_first=True)
 
 
 def reused(layer: nn.Module) -> nn.Module:
@@ -172,88 +128,63 @@ def reused(layer: nn.Module) -> nn.Module:
 IMAGE, SEQUENCE, TEXT = (2, 6, 6), (LONG, WIDE), (LONG,)
 
 RUNS: dict[str, Case] = {
-    "Linear, activations, branches": Case(lambda: Then(nn.Sequential(nn.Linear(WIDE, 8), nn.GELU()), 8)),
-    "a layer that is used twice": Case(Twice),
-    "Conv1d, Conv2d, Conv3d, also grouped, dilated, transposed": Case(
-        lambda: Then(
-            nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, dilation=2), nn.ReLU(), nn.ConvTranspose2d(4, 2, 2)), 18
-        ),
-        IMAGE,
-    ),
+    "Linear, activations, branches": Case(lambda: classify(nn.Sequential(nn.Linear(WIDE, 8), nn.GELU()), 8)),
+    "a layer that is used twice": Case(
+        lambda: Net(twice, layer=nn.Linear(WIDE, WIDE), head=nn.Linear(WIDE, OUTPUTS))),
+    "Conv1d, Conv2d, Conv3d, also grouped, dilated, transposed": Case(lambda: classify(
+        nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, dilation=2), nn.ReLU(), nn.ConvTranspose2d(4, 2, 2)), 18
+    ), IMAGE),
     "pooling, Flatten, Unflatten, Upsample": Case(
-        lambda: Then(nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.Upsample(scale_factor=2)), 48), IMAGE
-    ),
-    "LayerNorm, RMSNorm": Case(lambda: Then(nn.Sequential(nn.LayerNorm(WIDE), nn.RMSNorm(WIDE)), WIDE)),
-    "GroupNorm, InstanceNorm": Case(
-        lambda: Then(nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True)), 64),
-        IMAGE,
-    ),
+        lambda: classify(nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.Upsample(None, 2)), 48), IMAGE),
+    "LayerNorm, RMSNorm": Case(lambda: classify(nn.Sequential(nn.LayerNorm(WIDE), nn.RMSNorm(WIDE)), WIDE)),
+    "GroupNorm, InstanceNorm": Case(lambda: classify(
+        nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True)), 64
+    ), IMAGE),
     "BatchNorm in evaluation mode, as freeze leaves it": Case(lambda: fedpriv.freeze(backbone(), except_=("3",))),
-    "Dropout with p = 0": Case(lambda: Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Dropout(0.0), nn.Tanh()), 8)),
-    "MultiheadAttention": Case(Positions, SEQUENCE),
+    "Dropout with p = 0": Case(lambda: classify(nn.Sequential(nn.Linear(WIDE, 8), nn.Dropout(0.0), nn.Tanh()), 8)),
+    "MultiheadAttention": Case(positions, SEQUENCE),
     "TransformerEncoderLayer, TransformerEncoder with dropout = 0": Case(
-        lambda: Then(nn.TransformerEncoderLayer(WIDE, 2, 8, dropout=0.0, batch_first=True), LONG * WIDE), SEQUENCE
-    ),
-    "requires_grad = False": Case(
-        lambda: fedpriv.freeze(
-            Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8), except_=("head", "layer.0.bias")
-        )
-    ),
-    "buffers that stay as they are": Case(Positions, SEQUENCE),
-    "LoRA on Linear layers": Case(lambda: with_lora(Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8))),
+        lambda: classify(encoder(), LONG * WIDE), SEQUENCE),
+    "requires_grad = False": Case(lambda: fedpriv.freeze(
+        classify(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8), except_=("head", "layer.0.bias"))),
+    "buffers that stay as they are": Case(positions, SEQUENCE),
+    "LoRA on Linear layers": Case(lambda: with_lora(classify(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8))),
     "LoRA in a TransformerEncoderLayer": Case(
-        lambda: with_lora(
-            Then(nn.TransformerEncoderLayer(WIDE, 2, 8, dropout=0.0, batch_first=True).eval(), LONG * WIDE)
-        ),
-        SEQUENCE,
-    ),
-    "tied weights": Case(Tied, TEXT, words=True),
+        lambda: with_lora(classify(encoder().eval(), LONG * WIDE)), SEQUENCE),
+    "tied weights": Case(tied, TEXT, True),
     "weight_norm, parametrizations": Case(
-        lambda: Then(nn.utils.parametrizations.weight_norm(nn.Linear(WIDE, 4)), 4)
-    ),
+        lambda: classify(nn.utils.parametrizations.weight_norm(nn.Linear(WIDE, 4)), 4)),
     "GRU, also several layers, both directions": Case(
-        lambda: Then(nn.GRU(WIDE, 4, num_layers=2, bidirectional=True, batch_first=True), LONG * 8, first),
-        SEQUENCE,
-    ),
+        lambda: classify(nn.GRU(WIDE, 4, 2, bidirectional=True, batch_first=True), LONG * 8, first), SEQUENCE),
     "RNN, with tanh or relu": Case(
-        lambda: Then(nn.RNN(WIDE, 4, nonlinearity="relu", batch_first=True), LONG * 4, first), SEQUENCE
-    ),
+        lambda: classify(nn.RNN(WIDE, 4, nonlinearity="relu", batch_first=True), LONG * 4, first), SEQUENCE),
     "LSTM, also with proj_size": Case(
-        lambda: Then(nn.LSTM(WIDE, 4, num_layers=2, proj_size=2, batch_first=True), LONG * 2, first), SEQUENCE
-    ),
-    "GRUCell": Case(lambda: Then(Steps(nn.GRUCell(WIDE, 4)), 4), SEQUENCE),
-    "RNNCell": Case(lambda: Then(Steps(nn.RNNCell(WIDE, 4)), 4), SEQUENCE),
-    "LSTMCell": Case(lambda: Then(Steps(nn.LSTMCell(WIDE, 4)), 4), SEQUENCE),
+        lambda: classify(nn.LSTM(WIDE, 4, 2, proj_size=2, batch_first=True), LONG * 2, first), SEQUENCE),
+    "GRUCell": Case(lambda: classify(Net(steps, cell=nn.GRUCell(WIDE, 4)), 4), SEQUENCE),
+    "RNNCell": Case(lambda: classify(Net(steps, cell=nn.RNNCell(WIDE, 4)), 4), SEQUENCE),
+    "LSTMCell": Case(lambda: classify(Net(steps, cell=nn.LSTMCell(WIDE, 4)), 4), SEQUENCE),
     "Embedding with sparse = True": Case(
-        lambda: Words(Then(nn.Embedding(WORDS, 4, padding_idx=0, sparse=True), LONG * 4)), TEXT, words=True
-    ),
+        lambda: of_words(classify(nn.Embedding(WORDS, 4, padding_idx=0, sparse=True), LONG * 4)), TEXT, True),
     "EmbeddingBag of (records, words)": Case(
-        lambda: Words(Then(nn.EmbeddingBag(WORDS, 4, mode="mean", padding_idx=1), 4)), TEXT, words=True
-    ),
-    "a module that vmap cannot run": Case(lambda: Then(Until(), WIDE)),
+        lambda: of_words(classify(nn.EmbeddingBag(WORDS, 4, mode="mean", padding_idx=1), 4)), TEXT, True),
+    "a module that vmap cannot run": Case(lambda: classify(Net(until, layer=nn.Linear(WIDE, WIDE)), WIDE)),
     "Embedding, with padding_idx": Case(
-        lambda: Words(Then(nn.Embedding(WORDS, 4, padding_idx=0), LONG * 4)), TEXT, words=True
-    ),
-}
+        lambda: of_words(classify(nn.Embedding(WORDS, 4, padding_idx=0), LONG * 4)), TEXT, True),
+}  # fmt: skip
 """By row of the page's first table."""
 
 BESIDE: dict[str, Case] = {
     "MLP": Case(lambda: nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh(), nn.Linear(8, OUTPUTS))),
-    "CNN": Case(
-        lambda: nn.Sequential(
-            nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Linear(3, OUTPUTS)
-        ),
-        IMAGE,
-    ),
+    "CNN": Case(lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Linear(3, OUTPUTS)
+    ), IMAGE),
     "Conv1d": Case(
-        lambda: Then(nn.Sequential(nn.Conv1d(LONG, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 2, 2)), 10), SEQUENCE
-    ),
+        lambda: classify(nn.Sequential(nn.Conv1d(LONG, 4, 3, 1, 1), nn.ReLU(), nn.Conv1d(4, 2, 2)), 10), SEQUENCE),
     "a layer at two places of a Sequential": Case(lambda: reused(nn.Linear(WIDE, WIDE))),
-    "LSTM of two layers": Case(
-        lambda: Then(nn.LSTM(WIDE, 4, num_layers=2, batch_first=True), LONG * 4, first), SEQUENCE
-    ),
-    "transformer of words": Case(lambda: Words(Transformer(LONG, OUTPUTS, WORDS, width=4, heads=2)), TEXT, True),
-}
+    "LSTM of two layers": Case(lambda: classify(nn.LSTM(WIDE, 4, 2, batch_first=True), LONG * 4, first), SEQUENCE),
+    "transformer of words": Case(
+        lambda: of_words(Transformer(LONG, OUTPUTS, WORDS, width=4, heads=2)), TEXT, True),
+}  # fmt: skip
 """Modules that are no rows of their own."""
 
 REVIEWED = (
@@ -266,20 +197,22 @@ REVIEWED = (
 REFUSED: dict[str, Case] = {
     "BatchNorm, SyncBatchNorm": Case(backbone),
     "InstanceNorm with track_running_stats": Case(
-        lambda: Then(nn.InstanceNorm2d(2, track_running_stats=True), 72), IMAGE
+        lambda: classify(nn.InstanceNorm2d(2, track_running_stats=True), 72), IMAGE
     ),
-    "Dropout with p above 0": Case(lambda: Then(nn.Dropout(0.5), WIDE)),
-    "RReLU": Case(lambda: Then(nn.RReLU(), WIDE)),
-    "FractionalMaxPool": Case(lambda: Then(nn.FractionalMaxPool2d(2, output_size=2), 8), IMAGE),
+    "Dropout with p above 0": Case(lambda: classify(nn.Dropout(0.5), WIDE)),
+    "RReLU": Case(lambda: classify(nn.RReLU(), WIDE)),
+    "FractionalMaxPool": Case(lambda: classify(nn.FractionalMaxPool2d(2, output_size=2), 8), IMAGE),
     "Embedding with max_norm": Case(
-        lambda: Words(Then(nn.Embedding(WORDS, 4, max_norm=1.0), LONG * 4)), TEXT, words=True
+        lambda: of_words(classify(nn.Embedding(WORDS, 4, max_norm=1.0), LONG * 4)), TEXT, True
     ),
     "Embedding with scale_grad_by_freq": Case(
-        lambda: Words(Then(nn.Embedding(WORDS, 4, scale_grad_by_freq=True), LONG * 4)), TEXT, words=True
+        lambda: of_words(classify(nn.Embedding(WORDS, 4, scale_grad_by_freq=True), LONG * 4)), TEXT, True
     ),
     "a buffer that the forward pass changes": Case(Counting),
-    "spectral_norm": Case(lambda: Then(nn.utils.parametrizations.spectral_norm(nn.Linear(WIDE, 4)), 4)),
-    "packed sequences": Case(Packing, SEQUENCE),
-    "LazyLinear and others before their first record": Case(lambda: Then(nn.LazyLinear(4), 4)),
-}
+    "spectral_norm": Case(lambda: classify(nn.utils.parametrizations.spectral_norm(nn.Linear(WIDE, 4)), 4)),
+    "packed sequences": Case(
+        lambda: Net(packing, rnn=nn.GRU(WIDE, 4, batch_first=True), head=nn.Linear(4, OUTPUTS)), SEQUENCE
+    ),
+    "LazyLinear and others before their first record": Case(lambda: classify(nn.LazyLinear(4), 4)),
+}  # fmt: skip
 """By row of the page's second table."""

@@ -6,11 +6,12 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpriv.loss import features as backbone
 from fedpriv.loss.alone import evaluate_per_record, map_records
-from fedpriv.loss.features import compute_frozen_features, orientation_histograms, scale_to_norm
+from fedpriv.loss.features import compute_frozen_features, orientation_histograms, pixel_features, scale_to_norm
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.losses import CrossEntropy
@@ -27,10 +28,11 @@ from fedpriv.silo.silo import Silo
 from tests.conftest import small_tree
 from tests.disordered import disordered
 from tests.loss import zoo
+from tests.loss.builders import F32, NORM, Patch
 
 COUNT, WIDE, LAST = 11, 6, 13
-NORM = 2**36
-F32 = torch.float32
+LABELS = torch.arange(COUNT) % 2
+Sums = Callable[[Tensor, Tensor], Tensor]
 
 
 def hostile(seed: int = 3) -> Tensor:
@@ -41,46 +43,35 @@ def hostile(seed: int = 3) -> Tensor:
     return features
 
 
-def labels() -> Tensor:
-    return torch.arange(COUNT) % 2
-
-
-def sums(objective: Objective, large: float) -> Callable[[Tensor, Tensor], Tensor]:
+def sums(objective: Objective, large: float) -> Sums:
     """Sums of integers at a point whose last values, those of the last layer, are up to `large`."""
-    point = objective.initial()
-    if isinstance(objective, View):
-        point = objective.base.initial()
+    point = objective.base.initial() if isinstance(objective, View) else objective.initial()
     point[-LAST:] += large * torch.linspace(-1.0, 1.0, len(point))[-LAST:]
-
-    def of(features: Tensor, own: Tensor) -> Tensor:
-        return torch.from_numpy(
-            sum_integer_increments(objective, Query([point]), 1.0, Records(features, own), NORM, 2.0**36)
-        )
-
-    return of
-
-
-def persons(large: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Each row is a person's two records, itself and a public one."""
-    of = sums(PerUnit(ModuleObjective(zoo.Fragile(WIDE, 2), CrossEntropy(), 0), 2), large)
-    return lambda features, own: of(
-        torch.stack([features, torch.ones_like(features)], 1), torch.stack([own, own.clamp(max=0)], 1)
+    return lambda features, labels: torch.from_numpy(
+        sum_integer_increments(objective, Query([point]), 1.0, Records(features, labels), NORM, float(NORM))
     )
 
 
-def unclipped(objective: Objective) -> Callable[[Tensor, Tensor], Tensor]:
+def persons(large: float) -> Sums:
+    """Each row is a person's two records, itself and a public one."""
+    compute = sums(PerUnit(fragile(), 2), large)
+    return lambda features, labels: compute(
+        torch.stack([features, torch.ones_like(features)], 1), torch.stack([labels, labels.clamp(max=0)], 1)
+    )
+
+
+def unclipped(objective: Objective) -> Sums:
     """Of increments that keep the last bits of their slopes: a clip takes them away."""
-    of = sums(objective, 1.0)
-    return lambda features, own: of(0.1 * features, own)
+    compute = sums(objective, 1.0)
+    return lambda features, labels: compute(0.1 * features, labels)
 
 
-def moments_sums(features: Tensor, own: Tensor) -> Tensor:
-    settings = MomentSettings(columns=(0, 1, 2, 3))
-    seen = moment_features(features.numpy(), torch.float64, settings)
-    return sums(ColumnMoments(8, 1.0), 0.0)(seen, own)
+def moments_sums(features: Tensor, labels: Tensor) -> Tensor:
+    moments = moment_features(features.numpy(), torch.float64, MomentSettings(columns=(0, 1, 2, 3)))
+    return sums(ColumnMoments(8, 1.0), 0.0)(moments, labels)
 
 
-def scores(made: Callable[[], Objective], large: float) -> Callable[[Tensor, Tensor], Tensor]:
+def scores(made: Callable[[], Objective], large: float) -> Sums:
     return sums(make_summed_scores(made(), 4.0, classes=True), large)
 
 
@@ -89,9 +80,8 @@ def fragile() -> ModuleObjective:
 
 
 def dense() -> Objective:
-    return make_module_objective(
-        nn.Sequential(nn.Linear(WIDE, 5), nn.Tanh(), nn.Linear(5, 2)), WIDE, CrossEntropy(), 0
-    )
+    module = nn.Sequential(nn.Linear(WIDE, 5), nn.Tanh(), nn.Linear(5, 2))
+    return make_module_objective(module, WIDE, CrossEntropy(), 0)
 
 
 ADDED = {
@@ -109,19 +99,19 @@ ADDED = {
 
 
 def frozen(features: Tensor) -> Tensor:
-    return compute_frozen_features(
-        features, f"{zoo.__name__}:Fragile", {"features": WIDE, "outputs": 4}, "kept", ()
-    )
+    arguments = {"features": WIDE, "outputs": 4}
+    return compute_frozen_features(features, f"{zoo.__name__}:Fragile", arguments, "kept", ())
 
 
-def images(features: Tensor) -> Tensor:
+def images(features: Tensor) -> NDArray[np.uint8]:
     drawn = [np.resize(np.frombuffer(row.tobytes(), np.uint8), (12, 12)) for row in features.numpy()]
-    return orientation_histograms(np.array(drawn, np.uint8).reshape(-1, 12, 12), F32)
+    return np.array(drawn, np.uint8).reshape(-1, 12, 12)
 
 
 MAPPED: dict[str, Callable[[Tensor], Tensor]] = {
     "frozen features": frozen,
-    "orientations": images,
+    "pixels": lambda features: pixel_features(images(features), F32),
+    "orientations": lambda features: orientation_histograms(images(features), F32),
     "scaled": lambda features: scale_to_norm(features, 1.0, exactly=True),
     "scaled to at most a norm": lambda features: scale_to_norm(features, 1.0, exactly=False),
     "features and a bias": lambda features: compute_features_and_bias(
@@ -132,7 +122,7 @@ MAPPED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.fixture(autouse=True)
-def weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def weights(monkeypatch: Patch) -> None:
     """Any frozen module, as if its weights were on this disk."""
     torch.manual_seed(0)
     module = zoo.Fragile(WIDE, 4)
@@ -161,12 +151,12 @@ def companies() -> Iterator[list[int]]:
 @pytest.mark.parametrize("way", ADDED)
 def test_a_records_integers_do_not_depend_on_its_company(way: str) -> None:
     """Guarantee of `sum_integer_increments`: any company's sum is that of its members alone, to the last unit."""
-    features, own, of = hostile(), labels(), ADDED[way]
-    alone = [of(features[row : row + 1], own[row : row + 1]) for row in range(COUNT)]
-    assert sum(int(each.any()) for each in alone) >= 3
+    features, compute = hostile(), ADDED[way]
+    alone = [compute(features[row : row + 1], LABELS[row : row + 1]) for row in range(COUNT)]
+    assert sum(int(vector.any()) for vector in alone) >= 3
     for company in list(companies())[:: 4 if "persons" in way else 1]:
         expected = sum((alone[row] for row in company), torch.zeros_like(alone[0]))
-        assert torch.equal(of(features[company], own[company]), expected)
+        assert torch.equal(compute(features[company], LABELS[company]), expected)
 
 
 @pytest.mark.slow
@@ -185,7 +175,7 @@ def test_a_silos_record_moves_its_answer_by_the_same_in_any_company() -> None:
     query[-LAST:] *= 2.0**20
 
     def answer(features: Tensor) -> Tensor:
-        silo = Silo.for_release(0, plan, Records(features, labels()), bytes(31) + b"8", b"")
+        silo = Silo.for_release(0, plan, Records(features, LABELS), bytes(31) + b"8", b"")
         release, _ = silo.answer(silo.initial_state(), 1, query)
         return release.vector
 
@@ -195,19 +185,18 @@ def test_a_silos_record_moves_its_answer_by_the_same_in_any_company() -> None:
         before[7], after[7] = hostile()[2], hostile()[0]  # raises, or does not
         moved.append(answer(after) - answer(before))
     assert moved[0].any()
-    assert torch.equal(moved[0], moved[1])
-    assert torch.equal(moved[0], moved[2])
+    assert all(torch.equal(moved[0], other) for other in moved)
 
 
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("way", MAPPED)
 def test_a_records_features_do_not_depend_on_its_company(way: str) -> None:
     """Guarantee of the maps: a row has the same bits wherever it stands, and whoever raises beside it."""
-    features, of = hostile(), MAPPED[way]
-    alone = torch.cat([of(features[row : row + 1]) for row in range(COUNT)])
+    features, compute = hostile(), MAPPED[way]
+    alone = torch.cat([compute(features[row : row + 1]) for row in range(COUNT)])
     assert sum(int(row.isfinite().all() and row.any()) for row in alone) >= 5
     for company in companies():
-        assert not company or same_bits(of(features[company]), alone[company])
+        assert not company or same_bits(compute(features[company]), alone[company])
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -219,7 +208,7 @@ def test_whatever_a_record_makes_code_do_stays_with_it() -> None:
     column = torch.arange(28.0).view(4, 7).mT[:, 1:]  # (7, 3), neither contiguous nor aligned
     before, drawn = torch.get_rng_state(), []
 
-    def of_one(row: Tensor) -> Tensor:
+    def evaluate(row: Tensor) -> Tensor:
         assert row.shape == (1, 3)
         assert row.is_contiguous()
         assert row.data_ptr() % 64 == 0
@@ -239,11 +228,11 @@ def test_whatever_a_record_makes_code_do_stays_with_it() -> None:
         drawn.append(torch.rand(1))
         return row + drawn[-1]
 
-    found = list(evaluate_per_record(of_one, (column,), torch.full((1, 3), -1.0)))
-    assert [row.tolist() for row in found[:4]] == [[[-1.0] * 3]] * 4
+    result = list(evaluate_per_record(evaluate, (column,), torch.full((1, 3), -1.0)))
+    assert [row.tolist() for row in result[:4]] == [[[-1.0] * 3]] * 4
     for place in (4, 5, 6):
-        assert torch.equal(found[place], 2.0 * column[place : place + 1] + drawn[0])
-        assert found[place].data_ptr() % 64 == 0
+        assert torch.equal(result[place], 2.0 * column[place : place + 1] + drawn[0])
+        assert result[place].data_ptr() % 64 == 0
     assert drawn == [drawn[0]] * 3
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(column, torch.arange(28.0).view(4, 7).mT[:, 1:])
@@ -262,22 +251,20 @@ def test_an_interrupt_is_not_a_failing_record() -> None:
 def test_how_often_code_is_called_says_no_more_than_how_many_records_there_are_or_are_expected(
     count: int, failing: bool
 ) -> None:
-    """Guarantee of `evaluate_per_record`: where fewer were drawn than `least`, dummies take their turn and add
-    nothing.
-    """
-    seen = []
+    """Guarantee of `evaluate_per_record`: below `least` records, dummies take their turn and add nothing."""
+    values = []
 
-    def of_one(row: Tensor) -> Tensor:
-        seen.append(float(row))
+    def evaluate(row: Tensor) -> Tensor:
+        values.append(float(row))
         if failing:
             raise FloatingPointError
         return row
 
     column = torch.arange(1.0, count + 1.0).view(-1, 1)
-    found = list(evaluate_per_record(of_one, (column,), torch.zeros(1, 1), (torch.full((1, 1), 9.0),), 5))
-    assert seen == [*column.flatten().tolist(), *[9.0] * (5 - count)]
+    result = list(evaluate_per_record(evaluate, (column,), torch.zeros(1, 1), (torch.full((1, 1), 9.0),), 5))
+    assert values == [*column.flatten().tolist(), *[9.0] * (5 - count)]
     given = [0.0] * count if failing else column.flatten().tolist()
-    assert [float(row) for row in found] == [*given, *[0.0] * (5 - count)]
+    assert [float(row) for row in result] == [*given, *[0.0] * (5 - count)]
 
 
 def test_rows_apart_look_at_no_other_row() -> None:

@@ -1,5 +1,6 @@
-"""How many records are computed of at a time, records of several rounds gathered, and factors without company."""
+"""How many records are computed at a time, in rounds and in evaluations, and factors without company."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,41 +8,40 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.core.replicates import max_values_at_once
-from fedpriv.loss import layered
+from fedpriv.loss import layered, module
 from fedpriv.loss.clipping import compute_clipping, never_above, upper_norm, vector_bounds
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.layers import extract_patches_by_view
 from fedpriv.loss.linear import BlockRecords, RecordBlock, SoftmaxRegression, compute_per_block, shared_records
-from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.losses import CrossEntropy, Loss, SquaredError
+from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.objective import Batch, Objective, Query, Records
+from fedpriv.loss.scores import ScoreView, make_summed_scores
+from tests.loss.builders import F64, Net, Patch, measure_calls, pick, random_records, sum_increments
 
 COUNT = 300
 
 
-def test_chunks_of_many_parameters_have_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every chunk's sum is as long as the model: one of few records would be a pass over memory for little."""
-    net = nn.Sequential(nn.Linear(200, 100), nn.Tanh(), nn.Linear(100, 3))
-    objective = LayeredObjective.from_module(net, 200, CrossEntropy(), 0, torch.float64)
+def layered_objective(net: nn.Module, features: int, loss: Loss | None = None) -> LayeredObjective:
+    objective = LayeredObjective.from_module(net, features, loss or CrossEntropy(), 0, F64)
     assert objective is not None
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(COUNT, 200, generator=generator, dtype=torch.float64)
-    records = Records(features, torch.randint(0, 3, (COUNT,), generator=generator))
-    point, weights = objective.initial(), torch.full((COUNT,), 1.0 / COUNT, dtype=torch.float64)
-    sizes: list[int] = []
-    terms = LayeredObjective._make_terms
+    return objective
 
-    def noted(self: LayeredObjective, query: Query, chunk: Records) -> Any:
-        sizes.append(len(chunk.labels))
-        return terms(self, query, chunk)
 
-    monkeypatch.setattr(LayeredObjective, "_make_terms", noted)
-    whole = objective.increment(Query([point]), Batch(records, weights), 1.0)
+def test_chunks_of_many_parameters_have_many_records(monkeypatch: Patch) -> None:
+    """Every chunk's sum is as long as the model: one of few records would be a pass over memory for little."""
+    objective = layered_objective(nn.Sequential(nn.Linear(200, 100), nn.Tanh(), nn.Linear(100, 3)), 200)
+    point, records = objective.initial(), random_records(COUNT, 200)
+    sizes = measure_calls(
+        monkeypatch, LayeredObjective, "_make_terms", lambda _, view, query, chunk: len(chunk.labels)
+    )
+    whole = sum_increments(objective, point, records, 1.0)
     monkeypatch.setattr(layered, "_CHUNK_VALUES", 1)
-    in_chunks = objective.increment(Query([point]), Batch(records, weights), 1.0)
+    in_chunks = sum_increments(objective, point, records, 1.0)
     least = layered._VALUES_PER_PARAMETER * objective.dimension // objective.values_per_record
     assert COUNT / 2 > least > 10
     assert sizes == [COUNT, least, least, COUNT - 2 * least]
@@ -50,74 +50,70 @@ def test_chunks_of_many_parameters_have_many_records(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("leading", [(3,), (2, 3)])
 def test_models_side_by_side_have_the_gradients_of_each_by_itself(
-    leading: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    leading: tuple[int, ...], monkeypatch: Patch
 ) -> None:
     """Taken a few at a time along the last of the leading axes, two of three here."""
-    objective = LayeredObjective.from_module(nn.Sequential(nn.Linear(5, 3)), 5, CrossEntropy(), 0, torch.float64)
-    assert objective is not None
+    objective = layered_objective(nn.Sequential(nn.Linear(5, 3)), 5)
     generator = torch.Generator().manual_seed(0)
-    points = torch.randn(*leading, objective.dimension, generator=generator, dtype=torch.float64)
-    features = torch.randn(*leading, 4, 5, generator=generator, dtype=torch.float64)
-    labels = torch.randint(0, 3, (*leading, 4), generator=generator)
-    weights = torch.rand(*leading, 4, generator=generator, dtype=torch.float64)
-    counts: list[int] = []
-    one_part = LayeredObjective._sum_gradients
-
-    def noted(self: LayeredObjective, point: torch.Tensor, batch: Batch) -> torch.Tensor:
-        counts.append(point.shape[:-1].numel())
-        return one_part(self, point, batch)
-
+    points = torch.randn(*leading, objective.dimension, generator=generator, dtype=F64)
+    features = torch.randn(*leading, 4, 5, generator=generator, dtype=F64)
+    records = Records(features, torch.randint(0, 3, (*leading, 4), generator=generator))
+    weights = torch.rand(*leading, 4, generator=generator, dtype=F64)
     rows = 4 * int(np.prod(leading[:-1]))
     monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * rows * objective.values_per_record)
-    monkeypatch.setattr(LayeredObjective, "_sum_gradients", noted)
-    together = objective.gradient(points, Batch(Records(features, labels), weights))
+    counts = measure_calls(
+        monkeypatch, LayeredObjective, "_sum_gradients", lambda _, view, point, batch: point.shape[:-1].numel()
+    )
+    together = objective.gradient(points, Batch(records, weights))
     assert counts == [2 * rows // 4, rows // 4]
     for place in np.ndindex(leading):
-        alone = objective.gradient(points[place], Batch(Records(features[place], labels[place]), weights[place]))
+        alone = objective.gradient(points[place], Batch(pick(records, place), weights[place]))
         torch.testing.assert_close(together[place], alone, rtol=1e-12, atol=1e-15)
 
 
 ROUNDS, REPLICATES, BATCH, FEATURES, CLASSES = 3, 2, 5, 7, 4
-OBJECTIVE = SoftmaxRegression(FEATURES, CLASSES, feature_norm=10.0, dtype=torch.float64)
+OBJECTIVE = SoftmaxRegression(FEATURES, CLASSES, feature_norm=10.0, dtype=F64)
 
 
 def gathered() -> Records:
     generator = torch.Generator().manual_seed(3)
-    features = torch.randn(ROUNDS, BATCH, FEATURES, generator=generator, dtype=torch.float64)
+    features = torch.randn(ROUNDS, BATCH, FEATURES, generator=generator, dtype=F64)
     return Records(features, torch.randint(CLASSES, (ROUNDS, BATCH), generator=generator))
 
 
 def test_a_round_of_a_block_is_its_records_once_for_all_replicates() -> None:
     whole = gathered()
     for t, records in enumerate(RecordBlock(whole, REPLICATES).split_rounds()):
-        for column, single, own in zip(records, shared_records(records), whole, strict=True):
-            assert torch.equal(single, own[t])
-            assert torch.equal(column, own[t].expand(REPLICATES, *own[t].shape))
-            assert column.data_ptr() == own[t].data_ptr()
+        for column, single, own in zip(records, shared_records(records), pick(whole, t), strict=True):
+            assert torch.equal(single, own)
+            assert torch.equal(column, own.expand(REPLICATES, *own.shape))
+            assert column.data_ptr() == own.data_ptr()
 
 
 @pytest.mark.parametrize("clip", [0.05, 1.0, 1e6])
 def test_increments_are_those_of_plain_records(clip: float) -> None:
     generator = torch.Generator().manual_seed(4)
-    points = torch.randn(2, REPLICATES, OBJECTIVE.dimension, generator=generator, dtype=torch.float64).unbind()
-    weights = torch.rand(BATCH, generator=generator, dtype=torch.float64)
+    points = torch.randn(2, REPLICATES, OBJECTIVE.dimension, generator=generator, dtype=F64).unbind()
+    weights = torch.rand(BATCH, generator=generator, dtype=F64)
     for records in RecordBlock(gathered(), REPLICATES).split_rounds():
-        ours = OBJECTIVE.increment(Query(points, (3.0, -2.0)), Batch(records, weights), clip)
-        plain = OBJECTIVE.increment(Query(points, (3.0, -2.0)), Batch(Records(*records), weights), clip)
+        ours, plain = (
+            sum_increments(OBJECTIVE, Query(points, (3.0, -2.0)), given, clip, weights)
+            for given in (records, Records(*records))
+        )
         torch.testing.assert_close(ours.total, plain.total, rtol=1e-12, atol=1e-14)
         assert torch.equal(ours.clipped_count, plain.clipped_count)
 
 
 def test_a_quantity_of_records_is_computed_once_a_block() -> None:
-    asked = []
+    shapes = []
 
     def sums(records: Records) -> torch.Tensor:
-        asked.append(records.labels.shape)
+        shapes.append(records.labels.shape)
         return records.features.sum(-1)
 
     for t, records in enumerate(RecordBlock(gathered(), REPLICATES).split_rounds()):
         assert torch.equal(compute_per_block(records, "sums", sums), gathered().features[t].sum(-1))
-    assert asked == [(ROUNDS, BATCH)]
+    assert shapes == [(ROUNDS, BATCH)]
 
 
 def test_a_part_of_a_round_has_nothing_of_its_block() -> None:
@@ -128,7 +124,7 @@ def test_a_part_of_a_round_has_nothing_of_its_block() -> None:
     assert compute_per_block(part, "sums", lambda some: some.features.sum(-1)).shape == (REPLICATES, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_a_factor_is_the_same_beside_records_that_are_clipped(dtype: torch.dtype) -> None:
     """A batch in which nothing is clipped takes a shortcut: it must not show in any record's factor."""
     generator = torch.Generator().manual_seed(5)
@@ -136,9 +132,8 @@ def test_a_factor_is_the_same_beside_records_that_are_clipped(dtype: torch.dtype
     weights = torch.rand(1001, generator=generator, dtype=dtype)
     clip = float(torch.linalg.vector_norm(vectors, dim=-1).max()) * 1.001
     alone = compute_clipping(vector_bounds(upper_norm(vectors)), weights[:-1], clip)
-    beside = compute_clipping(
-        vector_bounds(upper_norm(torch.cat([vectors, 5.0 * vectors[:1] + 5.0]))), weights, clip
-    )
+    more = torch.cat([vectors, 5.0 * vectors[:1] + 5.0])
+    beside = compute_clipping(vector_bounds(upper_norm(more)), weights, clip)
     assert torch.equal(alone.factor, weights[:-1])
     assert torch.equal(beside.factor[:-1], alone.factor)
     assert (int(alone.clipped_count), int(beside.clipped_count)) == (0, 1)
@@ -157,9 +152,7 @@ def test_nothing_is_known_of_values_that_are_no_numbers() -> None:
 
 def test_a_device_is_given_larger_pieces_than_a_processor() -> None:
     assert max_values_at_once(2**20, torch.device("cpu")) == 2**20
-    assert (
-        max_values_at_once(2**20, torch.device("meta")) == max_values_at_once(2**28, torch.device("meta")) == 2**28
-    )
+    assert {max_values_at_once(size, torch.device("meta")) for size in (2**20, 2**28)} == {2**28}
 
 
 @given(
@@ -177,3 +170,76 @@ def test_patches_by_a_view_are_those_of_torch(
     pictures = torch.randn(shape).mT if strided else torch.randn(shape)
     wanted = functional.unfold(pictures, kernel, dilation, padding, stride)
     assert torch.equal(extract_patches_by_view(pictures, kernel, dilation, padding, stride), wanted)
+
+
+# Evaluations in blocks of test records
+
+TESTED, ROWS = 50, 8
+
+
+def network(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+GENERAL = Net(lambda net, values: net.inner(values).sigmoid(), inner=nn.Linear(FEATURES, 3)).double()
+BLOCKS: dict[str, tuple[Objective, Any, str, Callable[..., int]]] = {
+    "layers": (
+        layered_objective(network(3), FEATURES), LayeredObjective, "_forward",
+        lambda _, view, point, first: first.shape[-2],
+    ),
+    "module": (
+        ModuleObjective(GENERAL, CrossEntropy(), 0, F64), module, "map_records",
+        lambda _, call, features: len(features),
+    ),
+}  # fmt: skip
+"""An objective, and the function that is shown a block of so many records."""
+
+
+def holdout() -> Records:
+    return random_records(TESTED, FEATURES)
+
+
+def models(objective: Objective) -> Tensor:
+    """Two, side by side."""
+    return torch.randn(2, objective.dimension, generator=torch.Generator().manual_seed(5), dtype=F64)
+
+
+def evaluate(objective: Objective) -> dict[str, Tensor]:
+    """Everything that the server's and the silos' evaluations measure."""
+    view = ScoreView(objective, ("auc", "balanced_accuracy"), (("north", 20), ("south", 30)))
+    scored = view.evaluate(models(objective), holdout()).to_metrics()
+    summed = make_summed_scores(objective, 4.0, classes=True).contributions(models(objective), holdout())
+    return {**scored, "summed": summed}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_metrics_in_blocks_are_those_of_all_records_at_once(name: str, monkeypatch: Patch) -> None:
+    objective, *function = BLOCKS[name]
+    shown = measure_calls(monkeypatch, *function)
+    whole = evaluate(objective)
+    assert max(shown) == TESTED
+    values = 2 * objective.values_per_record if isinstance(objective, LayeredObjective) else FEATURES
+    monkeypatch.setattr(layered, "_CHUNK_VALUES", ROWS * values)
+    monkeypatch.setattr(module, "_EVALUATION_VALUES", ROWS * values)
+    shown.clear()
+    in_blocks = evaluate(objective)
+    assert max(shown) == ROWS
+    assert whole.keys() == in_blocks.keys()
+    for metric, expected in whole.items():
+        torch.testing.assert_close(in_blocks[metric], expected, rtol=1e-12, atol=1e-14)
+
+
+def test_losses_of_a_regression_in_blocks_are_those_of_all_records(
+    monkeypatch: Patch,
+) -> None:
+    objective, records = layered_objective(network(1), FEATURES, SquaredError()), holdout()
+    own = Records(records.features, records.labels.double())
+    whole = objective.losses(models(objective), own)
+    monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * ROWS * objective.values_per_record)
+    torch.testing.assert_close(objective.losses(models(objective), own), whole, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_no_records_have_no_outputs(name: str) -> None:
+    objective = BLOCKS[name][0]
+    assert objective.outputs(models(objective), pick(holdout(), slice(0))).shape == (2, 0, 3)

@@ -1,5 +1,6 @@
 """Closed forms of any module's increments, against automatic differentiation record by record."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,82 +8,70 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn import functional
 
 from fedpriv.loss import functions, ghost
 from fedpriv.loss.clipping import compute_clipping
-from fedpriv.loss.functions import EmbeddingTerms, LinearFunction, ParameterUse, PositionTerms, make_weight_terms
+from fedpriv.loss.functions import (
+    EmbeddingTerms,
+    LinearFunction,
+    ParameterUse,
+    PositionTerms,
+    long_upper_norm,
+    make_weight_terms,
+)
 from fedpriv.loss.ghost import GhostObjective
+from fedpriv.loss.imported import check_outputs
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.module import ModuleObjective, unflatten_parameters
-from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.objective import Increment, Query, Records
 from tests.loss import test_hostile_queries as hostile
 from tests.loss import zoo
+from tests.loss.builders import F32, F64, UNCLIPPED, Net, Patch, all_but, autograd_increments, sum_increments
 
-F32, F64 = torch.float32, torch.float64
 FEATURES, CLASSES, RECORDS = 12, 3, 5
 
 
-class Of(nn.Module):
-    """A module by a function of its layers and one input (B, 12)."""
-
-    def __init__(self, call: Callable[..., Tensor], **layers: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        self.call = call
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return self.call(self, values)
-
-
-def words(values: Tensor) -> Tensor:
+def words(values: Tensor) -> Any:
     """Six numbers of words, 0 to 4, some of them the same."""
     return (values[..., :6] * 3.0).long().abs() % 5
 
 
-def attention(own: Any, values: Tensor) -> Tensor:
-    seen = own.norm(own.wide(values.unflatten(-1, (6, 2))) + own.places)
-    parts = [layer(seen).unflatten(-1, (2, 2)).transpose(-3, -2) for layer in (own.query, own.key, own.value)]
+def attention(net: Any, values: Tensor) -> Any:
+    seen = net.norm(net.wide(values.unflatten(-1, (6, 2))) + net.places)
+    parts = [layer(seen).unflatten(-1, (2, 2)).transpose(-3, -2) for layer in (net.query, net.key, net.value)]
     mixed = functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(-3, -2).flatten(-2)
-    return own.out((seen + mixed).mean(-2))
+    return net.out((seen + mixed).mean(-2))
 
 
-def recurrent(own: Any, values: Tensor) -> Tensor:
+def recurrent(net: Any, values: Tensor) -> Any:
     steps = values.unflatten(-1, (4, 3))
     state = steps.new_zeros(len(values), 4), steps.new_zeros(len(values), 4)
     for step in range(4):
-        state = own.cell(steps[:, step], state)
-    return own.out(state[0])
+        state = net.cell(steps[:, step], state)
+    return net.out(state[0])
 
 
 def layer_of(make: Callable[..., nn.Module], **settings: Any) -> nn.Module:
-    def call(own: Any, values: Tensor) -> Tensor:
-        out: Tensor = own.out(own.cells(values.unflatten(-1, (4, 3)))[0].sum(1))
-        return out
+    def call(net: Any, values: Tensor) -> Any:
+        return net.out(net.cells(values.unflatten(-1, (4, 3)))[0].sum(1))
 
     width = 2 * (1 + settings.get("bidirectional", False))
-    return Of(call, cells=make(3, 2, batch_first=True, **settings), out=nn.Linear(width, 3))
+    return Net(call, cells=make(3, 2, batch_first=True, **settings), out=nn.Linear(width, 3))
 
 
-def changed(own: Any, values: Tensor) -> Tensor:
-    inner = own.one(values)
+def changed(net: Any, values: Tensor) -> Any:
+    inner = net.one(values)
     before = inner * 2.0
     inner[..., :2].mul_(3.0)
-    out: Tensor = own.out(before + inner)
-    return out
+    return net.out(before + inner)
 
 
-def transformer() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
-    return Of(
-        lambda own, x: own.out(own.mixed(own.wide(x.unflatten(-1, (6, 2)))).mean(1)),
-        wide=nn.Linear(2, 4),
-        mixed=layer,
-        out=nn.Linear(4, 3),
-    )
+def by_keywords(net: Any, values: Tensor) -> Any:
+    inner = functional.conv1d(input=values.unflatten(-1, (2, 6)), weight=net.conv.weight, bias=net.conv.bias)
+    return functional.linear(input=inner.flatten(-2), weight=net.out.weight, bias=net.out.bias)
 
 
 def pictures(*layers: nn.Module) -> nn.Module:
@@ -90,99 +79,64 @@ def pictures(*layers: nn.Module) -> nn.Module:
 
 
 CASES: dict[str, Callable[[], nn.Module]] = {
-    "attention": lambda: Of(
-        attention,
-        wide=nn.Linear(2, 4),
-        norm=nn.LayerNorm(4),
-        query=nn.Linear(4, 4),
-        key=nn.Linear(4, 4, bias=False),
-        value=nn.Linear(4, 4),
-        out=nn.Linear(4, 3),
-        places=nn.Parameter(torch.randn(6, 4)),
-    ),
-    "torch's transformer": transformer,
-    "words": lambda: Of(
-        lambda own, x: own.out(own.norm(own.table(words(x))).flatten(1)),
-        table=nn.Embedding(5, 3, padding_idx=1),
-        norm=nn.LayerNorm((6, 3)),
-        out=nn.Linear(18, 3),
-    ),
-    "tied": lambda: Of(
-        lambda own, x: own.out((own.table(words(x)) @ own.table.weight.T).mean(1)),
-        table=nn.Embedding(5, 3),
-        out=nn.Linear(5, 3),
-    ),
-    "tied by linear": lambda: Of(
-        lambda own, x: functional.linear(own.table(words(x)), own.table.weight).mean(1)[:, :3],
-        table=nn.Embedding(5, 3),
-    ),
-    "used twice": lambda: Of(
-        lambda own, x: own.out(own.one(own.one(x).tanh())), one=nn.Linear(12, 12), out=nn.Linear(12, 3)
-    ),
-    "used outside": lambda: Of(
-        lambda own, x: own.out(own.one(x).tanh()) * own.one.weight[0, :3],
-        one=nn.Linear(12, 4),
-        out=nn.Linear(4, 3),
-    ),
-    "a bias used outside": lambda: Of(
-        lambda own, x: own.out(own.one(x).tanh() + own.one.bias), one=nn.Linear(12, 4), out=nn.Linear(4, 3)
-    ),
+    "attention": lambda: Net(
+        attention, wide=nn.Linear(2, 4), norm=nn.LayerNorm(4), query=nn.Linear(4, 4),
+        key=nn.Linear(4, 4, bias=False), value=nn.Linear(4, 4), out=nn.Linear(4, 3),
+        places=nn.Parameter(torch.randn(6, 4))),
+    "torch's transformer": lambda: Net(
+        lambda net, x: net.out(net.mixed(net.wide(x.unflatten(-1, (6, 2)))).mean(1)), wide=nn.Linear(2, 4),
+        mixed=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), out=nn.Linear(4, 3)),
+    "words": lambda: Net(
+        lambda net, x: net.out(net.norm(net.table(words(x))).flatten(1)),
+        table=nn.Embedding(5, 3, padding_idx=1), norm=nn.LayerNorm((6, 3)), out=nn.Linear(18, 3)),
+    "tied": lambda: Net(
+        lambda net, x: net.out((net.table(words(x)) @ net.table.weight.T).mean(1)),
+        table=nn.Embedding(5, 3), out=nn.Linear(5, 3)),
+    "tied by linear": lambda: Net(
+        lambda net, x: functional.linear(net.table(words(x)), net.table.weight).mean(1)[:, :3],
+        table=nn.Embedding(5, 3)),
+    "used twice": lambda: Net(
+        lambda net, x: net.out(net.one(net.one(x).tanh())), one=nn.Linear(12, 12), out=nn.Linear(12, 3)),
+    "twice in a Sequential": lambda: nn.Sequential(
+        nn.Linear(12, 12), shared := nn.Linear(12, 12), nn.Tanh(), shared, nn.Linear(12, 3)),
+    "a dropout of nothing": lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout(0.0), nn.Linear(4, 3)),
+    "used outside": lambda: Net(
+        lambda net, x: net.out(net.one(x).tanh()) * net.one.weight[0, :3], one=nn.Linear(12, 4),
+        out=nn.Linear(4, 3)),
+    "a bias used outside": lambda: Net(
+        lambda net, x: net.out(net.one(x).tanh() + net.one.bias), one=nn.Linear(12, 4), out=nn.Linear(4, 3)),
     "in place": lambda: nn.Sequential(
-        nn.Linear(12, 6),
-        nn.LayerNorm(6),
-        nn.ReLU(inplace=True),
-        nn.Linear(6, 4),
-        nn.ELU(inplace=True),
-        nn.Linear(4, 3),
-    ),
-    "in place, and before": lambda: Of(changed, one=nn.Linear(12, 4), out=nn.Linear(4, 3)),
-    "unused": lambda: Of(lambda own, x: own.out(x.tanh()), out=nn.Linear(12, 3), other=nn.Linear(3, 3)),
+        nn.Linear(12, 6), nn.LayerNorm(6), nn.ReLU(inplace=True), nn.Linear(6, 4), nn.ELU(inplace=True),
+        nn.Linear(4, 3)),
+    "in place, and before": lambda: Net(changed, one=nn.Linear(12, 4), out=nn.Linear(4, 3)),
+    "unused": lambda: Net(lambda net, x: net.out(x.tanh()), out=nn.Linear(12, 3), other=nn.Linear(3, 3)),
     "conv1d": lambda: pictures(nn.Conv1d(2, 4, 3, stride=2, padding=1, groups=2), nn.GroupNorm(2, 4), nn.ReLU()),
     "conv1d, same": lambda: pictures(
-        nn.Conv1d(2, 4, 3, padding="same"), nn.GroupNorm(2, 4, affine=False), nn.ReLU()
-    ),
+        nn.Conv1d(2, 4, 3, padding="same"), nn.GroupNorm(2, 4, affine=False), nn.ReLU()),
     "conv2d": lambda: nn.Sequential(
-        nn.Unflatten(1, (2, 2, 3)),
-        nn.Conv2d(2, 4, (2, 3), padding=(1, 2), dilation=(2, 1), groups=2),
-        nn.GroupNorm(2, 4),
-        nn.Tanh(),
-        nn.Conv2d(4, 2, 1, bias=False, padding_mode="circular", padding=1),
-        nn.Flatten(),
-        nn.LazyLinear(3),
-    ),
-    "by keywords": lambda: Of(
-        lambda own, x: functional.linear(
-            input=functional.conv1d(
-                input=x.unflatten(-1, (2, 6)), weight=own.conv.weight, bias=own.conv.bias
-            ).flatten(-2),
-            weight=own.out.weight,
-            bias=own.out.bias,
-        ),
-        conv=nn.Conv1d(2, 2, 3),
-        out=nn.Linear(8, 3),
-    ),
-    "steps of one's own": lambda: Of(recurrent, cell=nn.LSTMCell(3, 4), out=nn.Linear(4, 3)),
+        nn.Unflatten(1, (2, 2, 3)), nn.Conv2d(2, 4, (2, 3), padding=(1, 2), dilation=(2, 1), groups=2),
+        nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 2, 1, bias=False, padding_mode="circular", padding=1),
+        nn.Flatten(), nn.LazyLinear(3)),
+    "by keywords": lambda: Net(by_keywords, conv=nn.Conv1d(2, 2, 3), out=nn.Linear(8, 3)),
+    "steps of one's own": lambda: Net(recurrent, cell=nn.LSTMCell(3, 4), out=nn.Linear(4, 3)),
     "lstm": lambda: layer_of(nn.LSTM, num_layers=2, bidirectional=True),
     "gru": lambda: layer_of(nn.GRU),
     "rnn": lambda: layer_of(nn.RNN, bias=False, nonlinearity="relu"),
-    "places of words": lambda: Of(
-        lambda own, x: own.out((own.table(words(x)) + own.places(torch.arange(6))).flatten(1).tanh()),
-        table=nn.Embedding(5, 3),
-        places=nn.Embedding(6, 3),
-        out=nn.Linear(18, 3),
-    ),
+    "places of words": lambda: Net(
+        lambda net, x: net.out((net.table(words(x)) + net.places(torch.arange(6))).flatten(1).tanh()),
+        table=nn.Embedding(5, 3), places=nn.Embedding(6, 3), out=nn.Linear(18, 3)),
     "looks at others": lambda: zoo.Centred(FEATURES, CLASSES),
     "asks all": lambda: zoo.Finite(FEATURES, CLASSES),
-}
+}  # fmt: skip
 
 
 def objective(name: str, dtype: torch.dtype = F64) -> GhostObjective:
     torch.manual_seed(3)
     net = CASES[name]()
     net(torch.randn(2, FEATURES))
-    found = make_module_objective(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
-    assert isinstance(found, GhostObjective)
-    return found
+    result = make_module_objective(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
+    assert isinstance(result, GhostObjective)
+    return result
 
 
 def sample(dimension: int, points: int, dtype: torch.dtype = F64, seed: int = 0) -> tuple[list[Tensor], Records]:
@@ -192,79 +146,72 @@ def sample(dimension: int, points: int, dtype: torch.dtype = F64, seed: int = 0)
     return at, Records(features, torch.randint(0, CLASSES, (RECORDS,), generator=generator))
 
 
-def by_autograd(net: nn.Module, query: Query, records: Records) -> Tensor:
-    """The unclipped increments, (B, d)."""
-    increments = []
-    for feature, label in zip(*records, strict=True):
-        increment = torch.zeros_like(query.points[0])
-        for point, coefficient in zip(query.points, query.coefficients, strict=True):
-            leaf = point.clone().requires_grad_()
-            outputs = functional_call(net, unflatten_parameters(net, leaf), (feature.unsqueeze(0),))
-            loss = functional.cross_entropy(outputs, label.unsqueeze(0))
-            increment += coefficient * torch.autograd.grad(loss, leaf)[0]
-        increments.append(increment)
-    return torch.stack(increments)
-
-
-def closed(measured: GhostObjective, query: Query, batch: Batch, clip: float) -> Any:
+def closed(
+    measured: GhostObjective, query: Query | Tensor, records: Records, clip: float = UNCLIPPED, weights: Any = None
+) -> Increment:
     """An increment, and that no record of it took the way of ModuleObjective."""
-    taken: list[Any] = []
+    general: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModuleObjective, "_increment_of_replicate", lambda *args: taken.append(args))
-        found = measured.increment(query, batch, clip)
-    assert not taken
-    return found
+        patch.setattr(ModuleObjective, "_increment_of_replicate", lambda *args: general.append(args))
+        result = sum_increments(measured, query, records, clip, weights)
+    assert not general
+    return result
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["a dropout of nothing", "torch's transformer"])
+def test_dropout_that_drops_nothing_is_let_in(name: str) -> None:
+    check_outputs(objective(name).module, FEATURES, CLASSES, "test")
+
+
+def prefer(monkeypatch: Patch, share: float | None) -> None:
+    """Form products of places up to this share of a gradient, or as the code decides."""
+    if share is not None:
+        monkeypatch.setattr(functions, "_MAX_PRODUCT_SHARE", share)
+        monkeypatch.setattr(functions, "_MAX_GRADIENT_SHARE", 0.0)
+
+
+SHARES = [*((name, None) for name in CASES), *itertools.product(("attention", "used twice"), (0.0, 100.0))]
+
+
+@pytest.mark.parametrize(("name", "share"), SHARES)
 @pytest.mark.parametrize(("points", "clip"), [(1, 0.3), (1, 1e9), (2, 1.0), (3, 2.0)])
-@pytest.mark.parametrize("fewer", [0.0, 0.2, 100.0])
 def test_increments_equal_autograd(
-    name: str, points: int, clip: float, fewer: float, monkeypatch: pytest.MonkeyPatch
+    name: str, share: float | None, points: int, clip: float, monkeypatch: Patch
 ) -> None:
     """With gradients formed, with products of places, and with whichever is smaller."""
-    if fewer != 0.2 and name not in ("attention", "used twice"):
-        return
-    if fewer != 0.2:
-        monkeypatch.setattr(functions, "_MAX_PRODUCT_SHARE", fewer)
-        monkeypatch.setattr(functions, "_MAX_GRADIENT_SHARE", 0.0)
+    prefer(monkeypatch, share)
     measured = objective(name)
     at, records = sample(measured.dimension, points)
     query, weights = Query(at, [3.0, -2.0, 0.5][:points]), torch.linspace(0.1, 1.0, RECORDS, dtype=F64)
-    increments = by_autograd(measured.module, query, records)
+    increments = autograd_increments(measured.module, query, records)
     norms = increments.norm(dim=1)
     expected = (weights * (clip / norms).clamp(max=1.0)) @ increments
-    found = closed(measured, query, Batch(records, weights), clip)
-    torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-10)
-    assert int(found.clipped_count) == int((norms > clip).sum())
+    result = closed(measured, query, records, clip, weights)
+    torch.testing.assert_close(result.total, expected, rtol=1e-9, atol=1e-10)
+    assert int(result.clipped_count) == int((norms > clip).sum())
 
 
-WORDS = Of(
-    lambda own, x: own.out(own.norm(own.wide(own.table(words(x))) + own.places).tanh().mean(1)),
-    table=nn.Embedding(5, 3),
-    wide=nn.Linear(3, 4),
-    places=nn.Parameter(torch.randn(6, 4)),
-    norm=nn.LayerNorm(4),
+WORDS = Net(
+    lambda net, x: net.out(net.norm(net.wide(net.table(words(x))) + net.places).tanh().mean(1)),
+    table=nn.Embedding(5, 3), wide=nn.Linear(3, 4), places=nn.Parameter(torch.randn(6, 4)), norm=nn.LayerNorm(4),
     out=nn.Linear(4, 3),
-)
+)  # fmt: skip
 PICTURES = nn.Sequential(
     nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3)
 )
 
 
 @pytest.mark.parametrize(
-    ("net", "fewer"),
+    ("net", "share"),
     [(WORDS, 0.0), (WORDS, 100.0), (PICTURES, 0.0)],
     ids=["words, formed", "words, products of places", "pictures"],
 )
 @pytest.mark.parametrize("dtype", [F32, pytest.param(F64, marks=pytest.mark.slow)], ids=["float32", "float64"])
 def test_no_contribution_is_beyond_its_clip(
-    net: nn.Module, dtype: torch.dtype, fewer: float, monkeypatch: pytest.MonkeyPatch
+    net: nn.Module, dtype: torch.dtype, share: float, monkeypatch: Patch
 ) -> None:
     """What a sum loses with a record's weight, for points, records and coefficients of every size."""
-    if fewer != 0.2:
-        monkeypatch.setattr(functions, "_MAX_PRODUCT_SHARE", fewer)
-        monkeypatch.setattr(functions, "_MAX_GRADIENT_SHARE", 0.0)
+    prefer(monkeypatch, share)
     measured = make_module_objective(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
     for seed, pattern in enumerate(hostile.POINTS):
         generator = np.random.default_rng(seed)
@@ -273,82 +220,48 @@ def test_no_contribution_is_beyond_its_clip(
         records = hostile.records_of(hostile.Case(lambda _: measured, FEATURES), kinds, dtype, seed)
         late = float(generator.integers(2, 10**5))
         query = (Query(at, (late, 1.0 - late)), Query(at, (1.0, -1.0)), Query(at[:1]))[seed % 3]
-        clip, weights = 2.0 ** generator.uniform(-40.0, 40.0), torch.ones(hostile.BATCH, dtype=F64)
-        whole = measured.increment(query, Batch(records, weights), clip).total
+        clip = 2.0 ** generator.uniform(-40.0, 40.0)
+        whole = sum_increments(measured, query, records, clip).total
         assert bool(whole.isfinite().all())
         for place, kind in enumerate(kinds):
-            weights[place] = 0.0
-            moved = whole - measured.increment(query, Batch(records, weights), clip).total
-            weights[place] = 1.0
+            moved = whole - sum_increments(measured, query, records, clip, all_but(hostile.BATCH, place)).total
             assert float(moved.norm()) <= clip * hostile.SLACK, (pattern, kinds)
             assert kind != "not finite" or not moved.any() or net is WORDS
 
 
-@pytest.mark.parametrize("fewer", [0.0, 100.0], ids=["formed", "products of places"])
+@pytest.mark.parametrize("share", [0.0, 100.0], ids=["formed", "products of places"])
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 def test_places_that_cancel_stay_below_the_clip_with_their_rounding(
-    dtype: torch.dtype, fewer: float, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, share: float, monkeypatch: Patch
 ) -> None:
-    if fewer != 0.2:
-        monkeypatch.setattr(functions, "_MAX_PRODUCT_SHARE", fewer)
-        monkeypatch.setattr(functions, "_MAX_GRADIENT_SHARE", 0.0)
+    prefer(monkeypatch, share)
     generator = np.random.default_rng(0)
     for _ in range(300):
         scale, apart = 10.0 ** generator.uniform(-3, 9), 10.0 ** generator.uniform(-16, 0)
         slope, seen, moved, shifted = (torch.from_numpy(generator.standard_normal((1, 3, n))) for n in (6, 9) * 2)
         slopes = scale * torch.cat([slope, -slope - apart * moved], 1)
-        uses = [
-            ParameterUse(
-                LinearFunction(), torch.cat([seen, seen + apart * shifted], 1).to(dtype), slopes.to(dtype)
-            )
-        ]
-        terms = make_weight_terms(uses, (6, 9))
+        values = torch.cat([seen, seen + apart * shifted], 1)
+        terms = make_weight_terms([ParameterUse(LinearFunction(), values.to(dtype), slopes.to(dtype))], (6, 9))
         assert isinstance(terms, PositionTerms)
         factor = compute_clipping(terms.norm_bounds(), torch.ones(1, dtype=dtype), 1e-3).factor
         assert float(terms.weighted_sum(factor)[0].double().norm()) <= 1e-3
         assert float(terms.per_record(factor)[0].double().norm()) <= 1e-3
 
 
-def test_a_record_that_is_not_finite_adds_nothing() -> None:
-    measured = objective("attention")
-    at, records = sample(measured.dimension, 2)
-    records.features[1, 3] = torch.nan
-    query, weights = Query(at, (2.0, -1.0)), torch.ones(RECORDS, dtype=F64)
-    found = closed(measured, query, Batch(records, weights), 1.0)
-    kept = [0, 2, 3, 4]
-    rest = Batch(Records(*(column[kept] for column in records)), weights[kept])
-    expected = measured.increment(query, rest, 1.0)
-    torch.testing.assert_close(found.total, expected.total)
-    assert int(found.clipped_count) == int(expected.clipped_count) + 1
-
-
-def test_a_record_on_which_the_module_raises_adds_nothing() -> None:
-    net = Of(
-        lambda own, x: own.out(own.table((x[..., 0] > 3.0).long())), table=nn.Embedding(1, 4), out=nn.Linear(4, 3)
-    )
-    measured = make_module_objective(net.double(), FEATURES, CrossEntropy(), 0, F64)
-    at, records = sample(measured.dimension, 1)
-    records.features[2, 0] = 9.0
-    weights = torch.ones(RECORDS, dtype=F64)
-    found = measured.increment(Query(at), Batch(records, weights), 0.5)
-    kept = [0, 1, 3, 4]
-    expected = measured.increment(
-        Query(at), Batch(Records(*(column[kept] for column in records)), weights[kept]), 0.5
-    )
-    torch.testing.assert_close(found.total, expected.total)
-    assert (int(found.clipped_count), int(expected.clipped_count)) == (5, 4)
-
-
+@pytest.mark.parametrize("kind", [GhostObjective, ModuleObjective])
 @pytest.mark.parametrize("name", ["looks at others", "asks all"])
-def test_a_record_does_not_see_its_company(name: str) -> None:
+def test_a_record_does_not_see_its_company(name: str, kind: type[ModuleObjective]) -> None:
     """Modules that the probe refuses are run: the way of the records rests on no probe."""
-    measured = objective(name)
-    at, records = sample(measured.dimension, 1)
-    weights = torch.zeros(RECORDS, dtype=F64)
-    weights[0] = 1.0
-    found = closed(measured, Query(at), Batch(records, weights), 1e9).total
-    records.features[1:] = torch.inf
-    torch.testing.assert_close(closed(measured, Query(at), Batch(records, weights), 1e9).total, found)
+    measured = kind(objective(name).module, CrossEntropy(), 0, F64)
+    add_up: Any = closed if kind is GhostObjective else sum_increments
+    (at,), records = sample(measured.dimension, 1)
+    for clip in (1.0, UNCLIPPED):
+        before = add_up(measured, at, records, clip, 1.0 - all_but(RECORDS, 0)).total
+        for value in (100.0, torch.inf):
+            loud = Records(records.features.clone(), records.labels)
+            loud.features[1:] = value
+            after = add_up(measured, at, loud, clip, 1.0 - all_but(RECORDS, 0)).total
+            torch.testing.assert_close(after, before, rtol=0.0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -365,8 +278,8 @@ def test_a_record_does_not_see_its_company(name: str) -> None:
 )
 def test_parameters_that_go_elsewhere_are_found(name: str, formed: set[str]) -> None:
     measured = objective(name)
-    at, records = sample(measured.dimension, 1)
-    measured.increment(Query(at), Batch(records, torch.ones(RECORDS, dtype=F64)), 1.0)
+    (at,), records = sample(measured.dimension, 1)
+    sum_increments(measured, at, records, 1.0)
     (plan,) = measured.plans.values()
     assert plan is not None
     assert plan.materialized == formed
@@ -379,72 +292,54 @@ class Turning(nn.Module):
         super().__init__()
         self.inner, self.calls = nn.Linear(FEATURES, CLASSES), 0
 
-    def forward(self, values: Tensor) -> Tensor:
+    def forward(self, values: Tensor) -> Any:
         self.calls += 1
-        out: Tensor = self.inner(values) + (self.inner.weight.sum(-1) if self.calls > 1 else 0.0)
-        return out
+        return self.inner(values) + (self.inner.weight.sum(-1) if self.calls > 1 else 0.0)
 
 
 def test_another_use_than_planned_takes_the_general_way() -> None:
     """A gradient that lacks a part would be another one than is trained."""
     net = Turning().double()
     measured = GhostObjective(net, CrossEntropy(), 0, F64)
-    at, records = sample(measured.dimension, 1)
-    weights = torch.ones(RECORDS, dtype=F64)
-    found = measured.increment(Query(at), Batch(records, weights), 1e9).total
-    torch.testing.assert_close(found, by_autograd(net, Query(at), records).sum(0))
+    (at,), records = sample(measured.dimension, 1)
+    result = sum_increments(measured, at, records).total
+    torch.testing.assert_close(result, autograd_increments(net, at, records).sum(0))
 
 
 def test_what_a_function_saw_is_not_changed_behind_its_back() -> None:
-    def call(own: Any, values: Tensor) -> Tensor:
-        seen = values * 1.0
-        out = own.out(seen)
-        seen.zero_()
-        return out + seen[..., :3]
+    def call(net: Any, values: Tensor) -> Tensor:
+        inner = values * 1.0
+        outputs = net.out(inner)
+        inner.zero_()
+        return outputs + inner[..., :3]
 
     for kind in (GhostObjective, ModuleObjective):
-        measured = kind(Of(call, out=nn.Linear(FEATURES, 3)).double(), CrossEntropy(), 0, F64)
-        at, records = sample(measured.dimension, 1)
+        measured = kind(Net(call, out=nn.Linear(FEATURES, 3)).double(), CrossEntropy(), 0, F64)
+        (at,), records = sample(measured.dimension, 1)
         with pytest.raises(RuntimeError, match="inplace"):
-            measured.increment(Query(at), Batch(records, torch.ones(RECORDS, dtype=F64)), 1e9)
+            sum_increments(measured, at, records)
 
 
 def test_a_function_of_parameters_in_a_vmap_of_the_modules_own() -> None:
-    def call(own: Any, values: Tensor) -> Tensor:
-        return vmap(own.out)(values.unflatten(-1, (2, 6))).sum(1)
-
-    measured = make_module_objective(Of(call, out=nn.Linear(6, 3)).double(), FEATURES, CrossEntropy(), 0, F64)
-    at, records = sample(measured.dimension, 1)
-    found = measured.increment(Query(at), Batch(records, torch.ones(RECORDS, dtype=F64)), 1e9).total
-    torch.testing.assert_close(found, by_autograd(measured.module, Query(at), records).sum(0))
+    net = Net(lambda net, x: vmap(net.out)(x.unflatten(-1, (2, 6))).sum(1), out=nn.Linear(6, 3))
+    measured = make_module_objective(net.double(), FEATURES, CrossEntropy(), 0, F64)
+    (at,), records = sample(measured.dimension, 1)
+    result = sum_increments(measured, at, records).total
+    torch.testing.assert_close(result, autograd_increments(measured.module, at, records).sum(0))
 
 
 @pytest.mark.parametrize("name", ["attention", "words", "conv2d"])
-def test_chunks_and_modes_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_and_modes_change_nothing(name: str, monkeypatch: Patch) -> None:
     measured = objective(name)
     at, records = sample(measured.dimension, 2)
     query, weights = Query(at, (3.0, -2.0)), torch.linspace(0.1, 1.0, RECORDS, dtype=F64)
-    whole = measured.increment(query, Batch(records, weights), 0.7)
+    whole = sum_increments(measured, query, records, 0.7, weights)
     monkeypatch.setattr(ghost, "_CHUNK_VALUES", 5 * measured.dimension)
     with torch.inference_mode():
         inside = Query([point.clone() for point in at], query.coefficients)
-        parts = closed(measured, inside, Batch(Records(*(one.clone() for one in records)), weights), 0.7)
+        parts = closed(measured, inside, Records(*(column.clone() for column in records)), 0.7, weights)
     torch.testing.assert_close(parts.total, whole.total, rtol=1e-12, atol=1e-12)
     assert parts.clipped_count == whole.clipped_count
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_clip_holds_in_float32_late_in_a_run(seed: int) -> None:
-    """c = (t, -(t-1)) at points 1/t apart: products of the full gradients would leave no digit of the norm."""
-    measured, t, clip = objective("attention", F32), 60_000, 0.02
-    (at, shift), records = sample(measured.dimension, 2, seed=seed)
-    points = [(0.3 * at).float(), (0.3 * at + shift / t).float()]
-    one = Records(records.features.float(), records.labels)
-    weights = torch.zeros(RECORDS)
-    weights[seed] = 1.0
-    increment = closed(measured, Query(points, [float(t), -float(t - 1)]), Batch(one, weights), clip)
-    assert int(increment.clipped_count) == 1
-    assert float(increment.total.norm()) == pytest.approx(clip, rel=1e-3)
 
 
 def test_rows_of_an_embedding_are_added_up_before_their_norm() -> None:
@@ -459,3 +354,55 @@ def test_rows_of_an_embedding_are_added_up_before_their_norm() -> None:
     factor = torch.tensor([0.5, 2.0], dtype=F64)
     torch.testing.assert_close(terms.weighted_sum(factor)[0], factor @ dense.flatten(1))
     torch.testing.assert_close(terms.per_record(factor)[0], factor.unsqueeze(1) * dense.flatten(1))
+
+
+def test_a_call_that_autograd_does_not_come_to_is_told_as_such() -> None:
+    """Behind a leaf of the module's own nothing is asked for, so that no slope arrives there."""
+    leaf = torch.zeros(12, dtype=F64, requires_grad=True)
+    net = Net(lambda net, x: net.one(x) + net.two(x + leaf), one=nn.Linear(12, 3), two=nn.Linear(12, 3)).double()
+    measured = GhostObjective(net, CrossEntropy(), 0, F64)
+    at, records = sample(measured.dimension, 2)
+    for query in (Query(at, (2.0, -1.0)), Query(at[:1])):
+        result = sum_increments(measured, query, records).total
+        torch.testing.assert_close(result, autograd_increments(net, query, records).sum(0))
+
+
+def test_what_is_seen_is_kept_only_where_another_use_or_point_may_need_it() -> None:
+    measured = objective("conv2d")
+    (at, other), records = sample(measured.dimension, 2)
+    one = measured._run_pass(at, records, 1.0, frozenset(), is_only_point=True)
+    assert not one.call_gradients
+    assert one.terms.keys() == measured.shapes.keys()
+    assert len(measured._run_pass(other, records, 1.0, frozenset(), is_only_point=False).call_gradients) == 4
+    twice = objective("used twice")
+    (at,), records = sample(twice.dimension, 1)
+    both = twice._run_pass(at, records, 1.0, frozenset(), is_only_point=True)
+    assert [gradient.call.parameter_names[0] for gradient in both.call_gradients] == ["one.weight", "one.weight"]
+    assert both.terms.keys() == {"out.weight", "out.bias"}
+
+
+@pytest.mark.parametrize("count", [1, 127, 128, 129, 256, 1000, 1025])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_the_norm_of_a_long_gradient_has_all_of_it(count: int, dtype: torch.dtype) -> None:
+    """Wherever its values lie, and never too small."""
+    for place in {0, count // 2, count - 1}:
+        vector = torch.zeros(2, count, dtype=dtype)
+        vector[1, place] = -3.0
+        assert 3.0 <= float(long_upper_norm(vector)[1]) <= 3.0 * (1.0 + 1e-5)
+    vector = torch.rand(3, count, generator=torch.Generator().manual_seed(count), dtype=F64).to(dtype)
+    exact = vector.double().norm(dim=1)
+    assert bool((long_upper_norm(vector) >= exact).all())
+    torch.testing.assert_close(long_upper_norm(vector), exact, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf, 1e30])
+def test_attention_of_a_batch_takes_records_apart(wrong: float, dtype: torch.dtype) -> None:
+    """What one record leaves in the kernel's memory reaches no other, wherever it stands."""
+    measured = objective("attention", dtype)
+    (at,), records = sample(measured.dimension, 1, dtype)
+    for place in range(RECORDS):
+        weights, hostile_records = all_but(RECORDS, place), Records(records.features.clone(), records.labels)
+        hostile_records.features[place] = wrong
+        result, without = (closed(measured, at, some, 1.0, weights).total for some in (hostile_records, records))
+        torch.testing.assert_close(result, without, rtol=1e-6, atol=1e-7)

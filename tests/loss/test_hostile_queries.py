@@ -1,8 +1,4 @@
-"""One record adds at most its weight times the clip: whatever the query, the record, the clip and the type.
-
-A server chooses queries, coefficients and clips; what it gains from a contribution beyond its clip, or from one
-that is not finite, is a release that tells records apart at any noise.
-"""
+"""One record adds at most its weight times the clip: whatever the query, the record, the clip and the type."""
 
 import math
 from collections.abc import Callable
@@ -28,10 +24,9 @@ from fedpriv.loss.linear import (
 )
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss
 from fedpriv.loss.module import ModuleObjective
-from fedpriv.loss.objective import Batch, Objective, Query, Records, View
-from tests.loss.builders import first_rows
+from fedpriv.loss.objective import Objective, Query, Records, View
+from tests.loss.builders import F32, F64, all_but, first_rows, ones, pick, pick_one, sum_increments
 
-F32, F64 = torch.float32, torch.float64
 BATCH, CLASSES = 4, 3
 SLACK = 1.0 + 1e-6
 
@@ -50,14 +45,9 @@ def net(activation: type[nn.Module], outputs: int = CLASSES) -> nn.Sequential:
 
 def small_cnn() -> nn.Sequential:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 6, 6)),
-        nn.Conv2d(1, 2, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(2, 2, 2),
-        nn.Flatten(),
-        nn.Linear(2, CLASSES),
-    )
+        nn.Unflatten(1, (1, 6, 6)), nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(2, 2, 2),
+        nn.Flatten(), nn.Linear(2, CLASSES),
+    )  # fmt: skip
 
 
 def layered(module: nn.Module, features: int, loss: Loss) -> Callable[[torch.dtype], Objective]:
@@ -73,15 +63,17 @@ def softmax(dtype: torch.dtype) -> Objective:
     return SoftmaxRegression(5, CLASSES, feature_norm=2.0, dtype=dtype)
 
 
+def retrieval(dtype: torch.dtype) -> Objective:
+    return PhaseRetrieval(5, 2, 2.0, dtype=dtype)
+
+
 def smoothed(base: Callable[[torch.dtype], Objective], order: Any) -> Callable[[torch.dtype], Objective]:
-    def make(dtype: torch.dtype) -> Objective:
-        return RandomSmoothing(base(dtype), 0.1, order, 3, 2, True, SeededDirections((1,))).for_batch(
-            first_rows(1, ((0, BATCH),))
-        )
-
-    return make
+    row = first_rows(1, ((0, BATCH),))
+    directions = SeededDirections((1,))
+    return lambda dtype: RandomSmoothing(base(dtype), 0.1, order, 3, 2, True, directions).for_batch(row)
 
 
+perceptron = layered(net(nn.ReLU), 5, CrossEntropy())
 CASES = {
     "softmax regression": Case(softmax),
     "a view": Case(lambda dtype: View(softmax(dtype))),
@@ -89,18 +81,16 @@ CASES = {
     "logistic": Case(lambda dtype: LogisticRegression(5, 2.0, dtype=dtype), classes=False),
     "sigmoid": Case(lambda dtype: SigmoidRegression(5, 2.0, dtype=dtype), classes=False),
     "phase retrieval 1": Case(lambda dtype: PhaseRetrieval(5, 1, 2.0, dtype=dtype), classes=False),
-    "phase retrieval 2": Case(lambda dtype: PhaseRetrieval(5, 2, 2.0, dtype=dtype), classes=False),
-    "perceptron": Case(layered(net(nn.ReLU), 5, CrossEntropy())),
+    "phase retrieval 2": Case(retrieval, classes=False),
+    "perceptron": Case(perceptron),
     "perceptron, tanh": Case(layered(net(nn.Tanh), 5, CrossEntropy())),
     "relu-regression": Case(layered(net(nn.ReLU, 1), 5, AbsoluteError()), classes=False),
     "CNN": Case(layered(small_cnn(), 36, CrossEntropy()), features=36),
     "perceptron by torch.func": Case(lambda dtype: ModuleObjective(net(nn.ReLU), CrossEntropy(), 0, dtype)),
     "first order, softmax": Case(smoothed(softmax, "first")),
-    "first order, perceptron": Case(smoothed(layered(net(nn.ReLU), 5, CrossEntropy()), "first")),
+    "first order, perceptron": Case(smoothed(perceptron, "first")),
     "zeroth order, softmax": Case(smoothed(softmax, "zeroth")),
-    "zeroth order, phase retrieval": Case(
-        smoothed(lambda dtype: PhaseRetrieval(5, 2, 2.0, dtype=dtype), "zeroth"), classes=False
-    ),
+    "zeroth order, phase retrieval": Case(smoothed(retrieval, "zeroth"), classes=False),
 }
 
 POINTS = (
@@ -191,9 +181,8 @@ def records_of(case: Case, patterns: list[str], dtype: torch.dtype, seed: int) -
 
 def only(objective: Any, place: int) -> Any:
     """The objective of the batch that holds this one of the records alone; directions are keyed by the row."""
-    return (
-        objective.for_batch(first_rows(1, ((place, 1),))) if isinstance(objective, RandomSmoothing) else objective
-    )
+    row = first_rows(1, ((place, 1),))
+    return objective.for_batch(row) if isinstance(objective, RandomSmoothing) else objective
 
 
 @pytest.mark.every(35)
@@ -226,27 +215,20 @@ def test_no_contribution_is_beyond_its_clip(
     kinds: list[str],
     seed: int,
 ) -> None:
-    """A server would learn from one release what the noise was calibrated to hide.
-
-    Each record's contribution is measured in float64: alone, and, as what is really released is summed in float64,
-    as what such a sum loses with the record's weight.
-    """
+    """A server would learn from one release what the noise was calibrated to hide; alone, and within a sum."""
     case = CASES[name]
     objective: Any = case.make(dtype)
-    points = pair_of(pattern, objective, dtype, seed)[: len(coefficients)]
+    query = Query(pair_of(pattern, objective, dtype, seed)[: len(coefficients)], coefficients)
     records = records_of(case, kinds, dtype, seed)
-    weights = torch.from_numpy(np.random.default_rng(seed + 2).uniform(0.1, 1.0, BATCH)).to(
-        F64 if wider else dtype
-    )
-    together = objective.increment(Query(points, coefficients), Batch(records, weights), clip)
-    assert together.total.dtype == weights.dtype
-    assert bool(together.total.isfinite().all())
+    weights = torch.from_numpy(np.random.default_rng(seed + 2).uniform(0.1, 1.0, BATCH))
+    weights = weights.to(F64 if wider else dtype)
+    together = sum_increments(objective, query, records, clip, weights).total
+    assert together.dtype == weights.dtype
+    assert bool(together.isfinite().all())
     for place in range(BATCH):
         limit = float(weights[place]) * clip * SLACK
-        single = Records(records.features[place : place + 1], records.labels[place : place + 1])
-        alone = only(objective, place).increment(
-            Query(points, coefficients), Batch(single, weights[place : place + 1]), clip
-        )
+        own = weights[place : place + 1]
+        alone = sum_increments(only(objective, place), query, pick_one(records, place), clip, own)
         norm = float(alone.total.double().norm())
         assert norm <= limit, f"{norm / limit} times its clip, alone"
         if kinds[place] == "not finite":
@@ -254,10 +236,8 @@ def test_no_contribution_is_beyond_its_clip(
             assert int(alone.clipped_count) == 1
         if weights.dtype == F32:  # its sum is rounded by what else is in it: simulations only
             continue
-        left_out = weights.clone()
-        left_out[place] = 0.0
-        without = objective.increment(Query(points, coefficients), Batch(records, left_out), clip)
-        moved = float((together.total.double() - without.total.double()).norm())
+        without = sum_increments(objective, query, records, clip, weights * all_but(BATCH, place)).total
+        moved = float((together.double() - without.double()).norm())
         assert moved <= limit, f"{moved / limit} times its clip, in the batch"
 
 
@@ -266,33 +246,30 @@ def test_no_contribution_is_beyond_its_clip(
 def test_a_record_whose_logits_overflow_adds_nothing(dtype: torch.dtype, wider: bool) -> None:
     """A NaN in a release would say that a certain record is there, whatever the noise."""
     objective = softmax(dtype)
-    most = torch.finfo(dtype).max
     point = torch.zeros(objective.dimension, dtype=dtype)
-    point[:2] = most
-    bright, dark = torch.tensor([[1.0, 1.0, 0, 0, 0], [0, 0, 0, 0, 1.0]], dtype=dtype).split(1)
-    weights = torch.ones(2, dtype=F64 if wider else dtype)
-    found = objective.increment(
-        Query([point]), Batch(Records(torch.cat([bright, dark]), torch.tensor([0, 1])), weights), 1.0
-    )
-    alone = objective.increment(Query([point]), Batch(Records(dark, torch.tensor([1])), weights[:1]), 1.0)
-    assert torch.equal(found.total, alone.total)
-    assert (int(found.clipped_count), int(alone.clipped_count)) == (1, 0)
+    point[:2] = torch.finfo(dtype).max
+    rows = torch.tensor([[1.0, 1.0, 0, 0, 0], [0, 0, 0, 0, 1.0]], dtype=dtype)
+    records, weights = Records(rows, torch.tensor([0, 1])), ones(2, dtype=F64 if wider else dtype)
+    both = sum_increments(objective, point, records, 1.0, weights)
+    alone = sum_increments(objective, point, pick(records, [1]), 1.0, weights[:1])
+    assert torch.equal(both.total, alone.total)
+    assert (int(both.clipped_count), int(alone.clipped_count)) == (1, 0)
 
 
 def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
     """With activations of 1e9 the weight part of a norm swallows the bias part, which is added nonetheless."""
-    objective = make_module_objective(
-        nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), 2, CrossEntropy(), 0, F32
-    )
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    objective = make_module_objective(module, 2, CrossEntropy(), 0, F32)
     point = torch.zeros(objective.dimension)
     point[:4], point[-2:] = 1e9, torch.tensor([1.0, -1.0])
     other = point.clone()
     other[-2:] = torch.tensor([-1.0, 1.0])
     records = Records(torch.ones(1, 2), torch.tensor([0]))
-    for weights in (torch.ones(1), torch.ones(1, dtype=F64)):
-        found = objective.increment(Query([point, other], [1.0, -1.0]), Batch(records, weights), 0.01)
-        assert 0.0 < float(found.total.double().norm()) <= 0.01 * SLACK
-        assert int(found.clipped_count) == 1
+    for dtype in (F32, F64):
+        query, weights = Query([point, other], [1.0, -1.0]), ones(1, dtype=dtype)
+        result = sum_increments(objective, query, records, 0.01, weights)
+        assert 0.0 < float(result.total.double().norm()) <= 0.01 * SLACK
+        assert int(result.clipped_count) == 1
 
 
 @pytest.mark.slow
@@ -306,15 +283,11 @@ def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
 def test_terms_that_cancel_stay_below_the_clip_with_their_rounding(
     dtype: torch.dtype, apart: float, scale: float, seed: int
 ) -> None:
-    """u ⊗ v - u' ⊗ v' with u' near u and v' near v: what is added has rounding of the size of u ⊗ v in it.
-
-    A server that lets large terms cancel would have the rounding of its choice, unclipped.
-    """
+    """u ⊗ v - u' ⊗ v' with u' near u and v' near v: their rounding, of a server's choice, is not unclipped."""
     generator = np.random.default_rng(seed)
     u, v, du, dv = (torch.from_numpy(generator.standard_normal((1, size))) for size in (6, 9, 6, 9))
     slopes = [(scale * u).to(dtype), (-scale * (u + apart * du)).to(dtype)]
     terms = DenseTerms(slopes, [v.to(dtype), (v + apart * dv).to(dtype)], has_bias=True)
-    clip, one = 1e-3, torch.ones(1, dtype=dtype)
-    factor = compute_clipping(terms.norm_bounds(), one, clip).factor
+    factor = compute_clipping(terms.norm_bounds(), ones(1, dtype=dtype), 1e-3).factor
     added = torch.cat(terms.weighted_sum(factor), dim=-1)
-    assert float(added.double().norm()) <= clip
+    assert float(added.double().norm()) <= 1e-3

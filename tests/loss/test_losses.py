@@ -1,5 +1,6 @@
-"""Every loss of the table: its slope is its derivative, its value torch's own where torch has it."""
+"""Every loss of the table has its derivative and torch's values; scores are as they are defined."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,9 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.core.errors import InputError
 from fedpriv.data.layout import IGNORED_CLASS
+from fedpriv.loss.linear import LogisticRegression, SoftmaxRegression
 from fedpriv.loss.losses import LOSSES, LossChoice
+from fedpriv.loss.objective import Records
+from fedpriv.loss.scores import SCORES, ScoreView, auc, balanced_accuracy, calibration_error, mae, r2
+from tests.loss.builders import F64, pick
 
 CLASSES = 3
 CHOICES = [
@@ -26,7 +30,7 @@ def sample(choice: LossChoice, label: tuple[int, ...]) -> tuple[Any, Tensor, Ten
     kind = LOSSES.get(choice.name)
     classes = 0 if kind is None or kind.takes_classes is False else 2 if kind.takes_classes is None else CLASSES
     loss, needed = choice.make_loss(label, classes)
-    outputs = torch.randn(5, *(needed or (4,)), generator=generator, dtype=torch.float64)
+    outputs = torch.randn(5, *(needed or (4,)), generator=generator, dtype=F64)
     labels = torch.randint(0, max(classes, 2), (5, *label), generator=generator)
     return loss, outputs, labels if classes else labels.double() + 0.25, classes
 
@@ -53,33 +57,33 @@ def test_slopes_are_derivatives_of_each_record_alone(choice: LossChoice, label: 
 
 
 def test_values_are_those_of_torch() -> None:
-    outputs, numbers = torch.randn(5, 4, dtype=torch.float64), torch.rand(5, 4, dtype=torch.float64)
-    found = {
+    outputs, numbers = torch.randn(5, 4, dtype=F64), torch.rand(5, 4, dtype=F64)
+    result = {
         name: LossChoice(name).make_loss((4,), 0)[0].value(outputs, numbers)
         for name, kind in LOSSES.items()
         if kind.has_single_output
     }
-    expected = {
-        "binary": functional.binary_cross_entropy_with_logits(outputs, numbers, reduction="none"),
-        "squared-error": functional.mse_loss(outputs, numbers, reduction="none") / 2.0,
-        "absolute-error": functional.l1_loss(outputs, numbers, reduction="none"),
-        "huber": functional.huber_loss(outputs, numbers, reduction="none"),
-        "poisson": functional.poisson_nll_loss(outputs, numbers, reduction="none"),
-    }
-    assert found.keys() == expected.keys()
+    of_torch: dict[str, Any] = {
+        "binary": functional.binary_cross_entropy_with_logits,
+        "squared-error": lambda *given, **keys: functional.mse_loss(*given, **keys) / 2.0,
+        "absolute-error": functional.l1_loss, "huber": functional.huber_loss,
+        "poisson": functional.poisson_nll_loss,
+    }  # fmt: skip
+    expected = {name: function(outputs, numbers, reduction="none") for name, function in of_torch.items()}
+    assert result.keys() == expected.keys()
     for name, each in expected.items():
-        assert torch.allclose(found[name], each.mean(-1)), name
+        assert torch.allclose(result[name], each.mean(-1)), name
 
 
 def test_the_cross_entropy_is_that_of_torch_with_weights_smoothing_and_ignored_labels() -> None:
-    outputs, labels = torch.randn(5, 6, CLASSES, dtype=torch.float64), torch.randint(0, CLASSES, (5, 6))
+    outputs, labels = torch.randn(5, 6, CLASSES, dtype=F64), torch.randint(0, CLASSES, (5, 6))
     labels[:, 1::2] = IGNORED_CLASS
     weights = (0.5, 1.0, 2.0)
     for choice, given in (
-        (LossChoice("cross-entropy", None, weights), {"weight": torch.tensor(weights, dtype=torch.float64)}),
+        (LossChoice("cross-entropy", None, weights), {"weight": torch.tensor(weights, dtype=F64)}),
         (LossChoice("cross-entropy", None, (), 0.3), {"label_smoothing": 0.3}),
     ):
-        each = functional.cross_entropy(outputs.movedim(-1, 1), labels, reduction="none", **given)  # type: ignore[arg-type]
+        each = functional.cross_entropy(outputs.movedim(-1, 1), labels, reduction="none", **given)
         loss, needed = choice.make_loss((6,), CLASSES)
         assert needed == (6, CLASSES)
         assert torch.allclose(loss.value(outputs, labels), each.sum(-1) / 3.0)
@@ -95,20 +99,91 @@ def test_a_record_without_labels_has_no_loss_and_no_slope() -> None:
     assert not loss.output_gradient(outputs, labels).any()
 
 
+# Scores, against literal transcriptions of their definitions
+
+
+GENERATOR = torch.Generator().manual_seed(16)
+LABELS = torch.tensor([0, 1, 1, 0, 2, 2, 1, 0, 1, 2, 0, 1])
+BINARY = LABELS.clamp(max=1)
+MANY = torch.randn(4, 12, 3, generator=GENERATOR, dtype=F64).round(decimals=1)  # ties among them
+
+
+def wins(scores: Tensor, positive: Tensor) -> float:
+    """The share of pairs in which the positive record has the higher score; half for a tie."""
+    pairs = [(p, q) for p in scores[positive].tolist() for q in scores[~positive].tolist()]
+    return sum((p > q) + 0.5 * (p == q) for p, q in pairs) / len(pairs)
+
+
+def test_auc_of_two_classes_counts_the_pairs_that_are_in_order() -> None:
+    two = MANY[..., :2]
+    expected = [wins(row[:, 1] - row[:, 0], BINARY == 1) for row in two]
+    assert auc(two, BINARY).tolist() == pytest.approx(expected, abs=1e-12)
+    one = (two[..., 1] - two[..., 0]).unsqueeze(-1)
+    assert auc(one, BINARY).tolist() == pytest.approx(expected, abs=1e-12)
+    assert auc(torch.zeros(12, 2), BINARY).item() == 0.5
+
+
+def test_auc_of_several_classes_is_the_mean_of_each_against_the_rest() -> None:
+    expected = [sum(wins(row.softmax(-1)[:, each], each == LABELS) for each in range(3)) / 3 for row in MANY]
+    assert auc(MANY, LABELS).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_balanced_accuracy_is_the_mean_recall_of_the_classes_that_occur() -> None:
+    expected = []
+    for row in MANY:
+        right = row.argmax(-1) == LABELS
+        expected.append(sum(right[each == LABELS].double().mean().item() for each in (0, 1, 2)) / 3)
+    assert balanced_accuracy(MANY, LABELS).tolist() == pytest.approx(expected)
+    only = torch.zeros(5, dtype=torch.int64)
+    assert balanced_accuracy(torch.tensor([[1.0, 0.0]]).expand(5, 2), only).item() == 1.0
+
+
+def test_calibration_error_is_the_gap_in_each_bin_by_its_share() -> None:
+    expected = []
+    for row in MANY:
+        bins: dict[int, list[float]] = {}
+        for shares, label in zip(row.softmax(-1).tolist(), LABELS.tolist(), strict=True):
+            confidence = max(shares)
+            gap = (shares.index(confidence) == label) - confidence
+            bins.setdefault(math.ceil(confidence * 15), []).append(gap)
+        expected.append(sum(abs(sum(gaps)) for gaps in bins.values()) / 12)
+    assert calibration_error(MANY, LABELS).tolist() == pytest.approx(expected)
+
+
+def test_r2_and_mae() -> None:
+    outputs, labels = MANY[..., :1], MANY[0, :, 2]
+    for row, result, error in zip(outputs[..., 0], r2(outputs, labels), mae(outputs, labels), strict=True):
+        residual = sum((a - b) ** 2 for a, b in zip(row.tolist(), labels.tolist(), strict=True))
+        spread = sum((b - labels.mean().item()) ** 2 for b in labels.tolist())
+        assert result.item() == pytest.approx(1 - residual / spread)
+        assert error.item() == pytest.approx((row - labels).abs().mean().item())
+    assert r2(labels.unsqueeze(-1), labels).item() == 1.0
+
+
+RECORDS = Records(torch.randn(12, 4, generator=GENERATOR, dtype=F64), BINARY)
+
+
 @pytest.mark.parametrize(
-    ("choice", "classes", "line"),
-    [
-        (LossChoice("cubic"), 2, "accepted are 'cross-entropy', 'binary'"),
-        (LossChoice("huber"), 3, "is for labels that are numbers .floats., and they are classes 0 … 2"),
-        (LossChoice("cross-entropy"), 0, "is for labels that are classes, and they are numbers"),
-        (LossChoice("binary"), 3, "is for labels that are 0 or 1, not 0 … 2"),
-        (LossChoice("cross-entropy", None, (1.0,)), 3, "expected 3 numbers, one for each class, and there are 1"),
-        (LossChoice("cross-entropy", None, (1.0, -1.0)), 2, "finite numbers, 0 or more"),
-        (LossChoice("huber", None, (1.0, 1.0)), 0, "go with the losses .cross-entropy. and .binary. only"),
-        (LossChoice("binary", None, (), 0.1), 2, "label_smoothing: goes with the loss .cross-entropy. only"),
-        (LossChoice("cross-entropy", None, (), 1.0), 2, "0 or more, and less than 1"),
-    ],
+    "objective",
+    [SoftmaxRegression(4, 2, 1.0, F64), LogisticRegression(4, 1.0)],
+    ids=lambda each: type(each).__name__,
 )
-def test_labels_and_settings_that_do_not_fit_are_refused(choice: LossChoice, classes: int, line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        choice.make_loss((), classes)
+def test_every_silo_is_scored_on_its_own_records(objective: SoftmaxRegression | LogisticRegression) -> None:
+    silos = (("a", 5), ("b", 4), ("c", 3))
+    points = torch.randn(3, objective.dimension, generator=GENERATOR, dtype=F64)
+    names = ("auc", "calibration_error")
+    scored = ScoreView(objective, names, silos).evaluate(points, RECORDS).to_metrics()
+    metrics = []
+    for name, rows in zip("abc", (slice(0, 5), slice(5, 9), slice(9, 12)), strict=True):
+        metrics.append(ScoreView(objective, names).evaluate(points, pick(RECORDS, rows)).to_metrics())
+        for key, values in metrics[-1].items():
+            torch.testing.assert_close(scored[f"{key}_at_{name}"], values)
+    accuracies, losses = (torch.stack([silo[key] for silo in metrics]) for key in ("test_accuracy", "test_loss"))
+    torch.testing.assert_close(scored["test_accuracy_mean_of_silos"], accuracies.mean(0))
+    torch.testing.assert_close(scored["test_accuracy_worst_silo"], accuracies.amin(0))
+    torch.testing.assert_close(scored["test_loss_worst_silo"], losses.amax(0))
+
+
+def test_every_score_is_tested_here() -> None:
+    of_times = {"concordance", "integrated_brier"}  # in test_survival.py
+    assert set(SCORES) - of_times == {"auc", "balanced_accuracy", "calibration_error", "r2", "mae"}

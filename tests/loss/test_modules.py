@@ -1,5 +1,6 @@
 """Both routes of a module's increments against automatic differentiation, record by record, in float64."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +16,13 @@ from torch.func import functional_call
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.loss import layered, module
-from fedpriv.loss.imported import check_outputs
 from fedpriv.loss.layered import LayeredObjective, make_module_objective
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.loss.module import ModuleObjective, draw_initial_point, unflatten_parameters
-from fedpriv.loss.objective import Batch, Query, Records
-
-F64 = torch.float64
+from fedpriv.loss.objective import Objective, Query, Records
+from fedpriv.loss.unrolled import make_vmap_module
+from tests.loss.builders import F32, F64, Patch, autograd_increments, ones, pick, sum_increments
+from tests.loss.test_ghost import objective as ghost_objective
 
 
 def dense() -> nn.Module:
@@ -30,14 +31,9 @@ def dense() -> nn.Module:
 
 def convolutional() -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 6, 6)),
-        nn.Conv2d(1, 2, 3, stride=2, padding=1),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(2, 3, 2, bias=False),
-        nn.Sequential(nn.ReLU(), nn.Flatten()),
-        nn.Linear(3, 3),
-    )
+        nn.Unflatten(1, (1, 6, 6)), nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(2, 3, 2, bias=False), nn.Sequential(nn.ReLU(), nn.Flatten()), nn.Linear(3, 3),
+    )  # fmt: skip
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {
@@ -51,20 +47,6 @@ def sample(features: int, batch: int, dimension: int, points: int, seed: int) ->
     at = [torch.from_numpy(generator.standard_normal(dimension)) for _ in range(points)]
     values = torch.from_numpy(generator.standard_normal((batch, features)))
     return at, Records(values, torch.from_numpy(generator.integers(0, 3, batch)))
-
-
-def by_autograd(net: nn.Module, points: list[Tensor], coefficients: list[float], records: Records) -> list[Tensor]:
-    """The unclipped increment of each record."""
-    increments = []
-    for feature, label in zip(*records, strict=True):
-        increment = torch.zeros_like(points[0])
-        for point, coefficient in zip(points, coefficients, strict=True):
-            leaf = point.clone().requires_grad_()
-            outputs = functional_call(net, unflatten_parameters(net, leaf), (feature.unsqueeze(0),))
-            loss = nn.functional.cross_entropy(outputs, label.unsqueeze(0))
-            increment += coefficient * torch.autograd.grad(loss, leaf)[0]
-        increments.append(increment)
-    return increments
 
 
 def both_routes(name: str, loss: Loss | None = None) -> tuple[LayeredObjective, ModuleObjective]:
@@ -82,51 +64,42 @@ def test_increments_equal_autograd(name: str, batch: int, points: int, clip: flo
     fast, general = both_routes(name)
     at, records = sample(MODULES[name][1], batch, fast.dimension, points, seed)
     generator = np.random.default_rng(seed + 1)
-    coefficients = [float(value) for value in generator.standard_normal(points)]
+    query = Query(at, [float(value) for value in generator.standard_normal(points)])
     weights = torch.from_numpy(generator.uniform(0.1, 1.0, batch))
-    increments = by_autograd(fast.module, at, coefficients, records)
-    expected = sum(
-        weight * increment * min(1.0, clip / float(increment.norm()))
-        for weight, increment in zip(weights, increments, strict=True)
-    )
+    increments = autograd_increments(fast.module, query, records)
+    norms = increments.norm(dim=1)
+    expected = (weights * (clip / norms).clamp(max=1.0)) @ increments
     for objective in (fast, general):
-        measured = objective.increment(Query(at, coefficients), Batch(records, weights), clip)
+        measured = sum_increments(objective, query, records, clip, weights)
         torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-10)
-        assert int(measured.clipped_count) == sum(float(increment.norm()) > clip for increment in increments)
+        assert int(measured.clipped_count) == int((norms > clip).sum())
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_one_record_moves_the_sum_by_at_most_the_clip(name: str) -> None:
-    clip, weights = 0.05, torch.ones(4, dtype=F64)
+    clip = 0.05
     for objective in both_routes(name):
         at, records = sample(MODULES[name][1], 5, objective.dimension, 2, 3)
-        records = Records(30.0 * records.features, records.labels)
-
-        def total(chosen: list[int], objective: Any = objective, at: Any = at, records: Any = records) -> Tensor:
-            part = Records(records.features[chosen], records.labels[chosen])
-            result: Tensor = objective.increment(
-                Query(at, [7.0, -6.0]), Batch(part, weights[: len(chosen)]), clip
-            ).total
-            return result
-
-        together = total([0, 1, 2, 3])
-        moved_out = [float((together - total([k for k in range(4) if k != left])).norm()) for left in range(4)]
-        replaced = [
-            float((together - total([k if k != left else 4 for k in range(4)])).norm()) for left in range(4)
-        ]
-        assert max(moved_out) == pytest.approx(clip, rel=1e-9)
-        assert clip < max(replaced) <= 2.0 * clip * (1 + 1e-9)
+        records, query = Records(30.0 * records.features, records.labels), Query(at, [7.0, -6.0])
+        rows = [*itertools.combinations(range(5), 4), *itertools.combinations(range(4), 3)]
+        sums = {some: sum_increments(objective, query, pick(records, list(some)), clip).total for some in rows}
+        distances = {some: float((sums[0, 1, 2, 3] - total).norm()) for some, total in sums.items()}
+        assert max(distances[some] for some in rows if len(some) == 3) == pytest.approx(clip, rel=1e-9)
+        assert clip < max(distances[some] for some in rows if 4 in some) <= 2.0 * clip * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_clip_holds_in_float32_late_in_a_run(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "seed"), [*(("dense", seed) for seed in range(8)), *(("attention", seed) for seed in range(4))]
+)
+def test_clip_holds_in_float32_late_in_a_run(name: str, seed: int) -> None:
     """c = (t, -(t-1)) at points 1/t apart: products of the full gradients would leave no digit of the norm."""
-    net = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
-    objective, t, clip = make_module_objective(net, 6, CrossEntropy(), 0), 60_000, 0.02
-    (at, shift), records = sample(6, 1, objective.dimension, 2, seed)
+    net = nn.Sequential(nn.Linear(12, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
+    dense: Objective = make_module_objective(net, 12, CrossEntropy(), 0)
+    objective, t, clip = dense if name == "dense" else ghost_objective(name, F32), 60_000, 0.02
+    (at, shift), records = sample(12, 1, objective.dimension, 2, seed)
     points = [(0.3 * at).float(), (0.3 * at + shift / t).float()]
     records = Records(records.features.float(), records.labels)
-    increment = objective.increment(Query(points, [float(t), -float(t - 1)]), Batch(records, torch.ones(1)), clip)
+    increment = sum_increments(objective, Query(points, [float(t), -float(t - 1)]), records, clip, torch.ones(1))
     assert int(increment.clipped_count) == 1
     assert float(increment.total.norm()) == pytest.approx(clip, rel=1e-3)
 
@@ -137,44 +110,34 @@ def test_leading_axes_are_independent_replicates(name: str) -> None:
     for objective in both_routes(name):
         features, dimension = MODULES[name][1], objective.dimension
         points = [torch.from_numpy(generator.standard_normal((2, 3, dimension))) for _ in range(2)]
-        records = Records(
-            torch.from_numpy(generator.standard_normal((2, 3, 4, features))),
-            torch.from_numpy(generator.integers(0, 3, (2, 3, 4))),
-        )
-        weights = torch.full((4,), 0.25, dtype=F64)
+        values = torch.from_numpy(generator.standard_normal((2, 3, 4, features)))
+        records = Records(values, torch.from_numpy(generator.integers(0, 3, (2, 3, 4))))
+        weights = ones(4) / 4
         clip = torch.linspace(0.1, 2.0, 6, dtype=F64).view(2, 3, 1)
-        together = objective.increment(Query(points, [2.0, -1.0]), Batch(records, weights), clip)
-        whole = Records(records.features[0, 0], records.labels[0, 0])
+        together = sum_increments(objective, Query(points, [2.0, -1.0]), records, clip, weights)
+        whole = pick(records, (0, 0))
         evaluated = objective.evaluate(points[0], whole)
         for place in np.ndindex(2, 3):
-            alone = objective.increment(
-                Query([point[place] for point in points], [2.0, -1.0]),
-                Batch(Records(records.features[place], records.labels[place]), weights),
-                float(clip[place]),
-            )
+            query, own = Query([point[place] for point in points], [2.0, -1.0]), pick(records, place)
+            alone = sum_increments(objective, query, own, float(clip[place]), weights)
             torch.testing.assert_close(together.total[place], alone.total)
             assert together.clipped_count[place] == alone.clipped_count
             single = objective.evaluate(points[0][place], whole)
             torch.testing.assert_close(evaluated.loss[place], single.loss)
             assert evaluated.accuracy is not None
-            assert single.accuracy is not None
             assert evaluated.accuracy[place] == single.accuracy
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing(name: str, monkeypatch: Patch) -> None:
     objectives = both_routes(name)
     at, records = sample(MODULES[name][1], 7, objectives[0].dimension, 2, 9)
     weights = torch.linspace(0.1, 1.0, 7, dtype=F64)
 
     def results() -> list[tuple[Tensor, ...]]:
-        return [
-            (
-                *one.increment(Query(at, [3.0, -2.0]), Batch(records, weights), 0.7),
-                one.evaluate(at[0], records).loss,
-            )
-            for one in objectives
-        ]
+        query = Query(at, [3.0, -2.0])
+        summed = [sum_increments(one, query, records, 0.7, weights) for one in objectives]
+        return [(*sums, one.evaluate(at[0], records).loss) for sums, one in zip(summed, objectives, strict=True)]
 
     whole = results()
     for owner in (layered, module):
@@ -184,15 +147,14 @@ def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(before, after, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_record_that_is_not_finite_adds_nothing(name: str) -> None:
-    for objective in both_routes(name):
-        at, records = sample(MODULES[name][1], 3, objective.dimension, 2, 1)
-        weights = torch.ones(3, dtype=F64)
-        rest = Records(records.features[1:], records.labels[1:])
-        expected = objective.increment(Query(at, [2.0, -1.0]), Batch(rest, weights[1:]), 1.0)
+@pytest.mark.parametrize(("name", "features"), [("dense", 6), ("convolutional", 36), ("attention", 12)])
+def test_a_record_that_is_not_finite_adds_nothing(name: str, features: int) -> None:
+    for objective in both_routes(name) if name in MODULES else (ghost_objective(name),):
+        at, records = sample(features, 3, objective.dimension, 2, 1)
+        query = Query(at, [2.0, -1.0])
+        expected = sum_increments(objective, query, pick(records, slice(1, None)), 1.0)
         records.features[0, 0] = torch.nan
-        measured = objective.increment(Query(at, [2.0, -1.0]), Batch(records, weights), 1.0)
+        measured = sum_increments(objective, query, records, 1.0)
         torch.testing.assert_close(measured.total, expected.total)
         assert measured.clipped_count == expected.clipped_count + 1
 
@@ -201,13 +163,10 @@ def test_a_record_that_is_not_finite_adds_nothing(name: str) -> None:
 def test_inference_mode_changes_nothing(several: int) -> None:
     for objective in both_routes("dense"):
         at, records = sample(6, several, objective.dimension, 2, 1)
-        weights = torch.ones(several, dtype=F64)
-        expected = objective.increment(Query(at, [2.0, -1.0]), Batch(records, weights), 1.0).total
+        expected = sum_increments(objective, Query(at, [2.0, -1.0]), records, 1.0).total
         with torch.inference_mode():
-            points = [point.clone() for point in at]
-            measured = objective.increment(
-                Query(points, [2.0, -1.0]), Batch(Records(*(p.clone() for p in records)), weights), 1.0
-            )
+            points, inside = [point.clone() for point in at], Records(*(column.clone() for column in records))
+            measured = sum_increments(objective, Query(points, [2.0, -1.0]), inside, 1.0)
         torch.testing.assert_close(measured.total, expected)
 
 
@@ -219,16 +178,14 @@ def test_inference_mode_changes_nothing(several: int) -> None:
 def test_regression_loss(regression: Loss, value: Callable[[Tensor], Tensor]) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     generator = np.random.default_rng(4)
-    records = Records(
-        torch.from_numpy(generator.standard_normal((5, 3))), torch.from_numpy(generator.standard_normal(5))
-    )
+    features = torch.from_numpy(generator.standard_normal((5, 3)))
+    records = Records(features, torch.from_numpy(generator.standard_normal(5)))
     point = torch.from_numpy(generator.standard_normal(21)).requires_grad_()
     outputs = functional_call(net, unflatten_parameters(net, point), (records.features,)).squeeze(-1)
     loss = value(outputs - records.labels).mean()
     (expected,) = torch.autograd.grad(loss, point)
     for objective in (make_module_objective(net, 3, regression, 0, F64), ModuleObjective(net, regression, 0, F64)):
-        weights = torch.full((5,), 0.2, dtype=F64)
-        measured = objective.increment(Query([point.detach()]), Batch(records, weights), 1e9)
+        measured = sum_increments(objective, point.detach(), records, weights=0.2 * ones(5))
         torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-12)
         evaluation = objective.evaluate(point.detach(), records)
         torch.testing.assert_close(evaluation.loss, loss.detach())
@@ -257,13 +214,9 @@ def test_initial_point_depends_on_its_seed_alone() -> None:
     assert torch.equal(parts["1.weight"], torch.ones(50))
 
 
-class Noisy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, 3)
-
+class Noisy(nn.Linear):
     def forward(self, values: Tensor) -> Tensor:
-        return self.linear(nn.functional.dropout(values, 0.5))
+        return super().forward(nn.functional.dropout(values, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -281,56 +234,65 @@ def test_layers_whose_gradient_is_not_the_records_own_are_refused(layer: nn.Modu
         make_module_objective(nn.Sequential(nn.Linear(6, 5), layer, nn.Linear(5, 3)), 6, CrossEntropy(), 0)
 
 
-class Attending(nn.Module):
-    """torch's own transformer over six words of one number each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.out = nn.Linear(1, 4), nn.Linear(4, 3)
-        self.mixed = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return self.out(self.mixed(self.wide(values.unsqueeze(-1))).mean(1))
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("net", [nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0), nn.Linear(4, 3)), Attending()])
-def test_dropout_that_drops_nothing_is_trained(net: nn.Module) -> None:
-    net = net.double()
-    check_outputs(net, 6, 3, "test")
-    objective = make_module_objective(net, 6, CrossEntropy(), 0, F64)
-    at, records = sample(6, 3, objective.dimension, 2, 2)
-    expected = sum(by_autograd(net, at, [2.0, -1.0], records))
-    for batch in (records, Records(records.features[:1], records.labels[:1])):
-        weights = torch.ones(len(batch.labels), dtype=F64)
-        measured = objective.increment(Query(at, [2.0, -1.0]), Batch(batch, weights), 1e9).total
-        if batch is not records:
-            expected = by_autograd(net, at, [2.0, -1.0], batch)[0]
-        torch.testing.assert_close(measured, expected, rtol=1e-9, atol=1e-9)
-    assert objective.outputs(at[0], records).shape == (3, 3)
-
-
 @pytest.mark.parametrize("several", [1, 2])
 def test_hidden_randomness_is_refused(several: int) -> None:
-    objective = make_module_objective(Noisy(), 6, CrossEntropy(), 0, F64)
-    at, records = sample(6, several, objective.dimension, 1, 0)
+    objective = make_module_objective(Noisy(6, 3), 6, CrossEntropy(), 0, F64)
+    (at,), records = sample(6, several, objective.dimension, 1, 0)
     with pytest.raises(InputError, match="Noisy"):
-        objective.increment(Query(at), Batch(records, torch.ones(several, dtype=F64)), 1.0)
+        sum_increments(objective, at, records, 1.0)
 
 
-@pytest.mark.parametrize(
-    "net",
-    [
-        nn.Sequential(nn.Linear(6, 6), shared := nn.Linear(6, 6), nn.Tanh(), shared, nn.Linear(6, 3)),
-        nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)),
-        nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)),
-    ],
-    ids=["shared", "layer norm", "conv1d"],
-)
-def test_other_modules_take_the_general_route(net: nn.Module) -> None:
-    objective = make_module_objective(net, 6, CrossEntropy(), 0, F64)
-    assert isinstance(objective, ModuleObjective)
-    at, records = sample(6, 3, objective.dimension, 2, 2)
-    expected = sum(by_autograd(net, at, [2.0, -1.0], records))
-    measured = objective.increment(Query(at, [2.0, -1.0]), Batch(records, torch.ones(3, dtype=F64)), 1e9)
-    torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-10)
+# Layers that vmap cannot run, in operations that it can
+
+
+RECURRENT: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
+    (kind, {"num_layers": layers, "bidirectional": both, "bias": bias, "batch_first": first})
+    for kind, layers, both, bias, first in itertools.product(
+        (nn.GRU, nn.RNN, nn.LSTM), (1, 2), (False, True), (False, True), (False, True)
+    )
+] + [(nn.LSTM, {"proj_size": 2, "num_layers": 2, "bidirectional": True}), (nn.RNN, {"nonlinearity": "relu"})]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one.shape == other.shape and torch.allclose(one, other, atol=1e-12))
+
+
+@pytest.mark.parametrize(("kind", "settings"), RECURRENT)
+def test_a_recurrent_layer_is_torchs(kind: type[nn.RNNBase], settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer = kind(3, 4, **settings).double()
+    copied = make_vmap_module(layer)
+    assert copied is not layer
+    assert type(layer) is kind
+    assert [id(each) for each in copied.parameters()] == [id(each) for each in layer.parameters()]
+    values = torch.randn(5, 2, 3, dtype=F64)
+    assert same(copied(values), layer(values))
+    assert same(copied(values[:, 0]), layer(values[:, 0]))  # one record without an axis for it
+    start = layer(values)[1]
+    assert same(copied(values, start), layer(values, start))
+    moved = {name: torch.randn_like(each) for name, each in layer.named_parameters()}
+    assert same(functional_call(copied, moved, (values,)), functional_call(layer, moved, (values,)))
+
+
+@pytest.mark.parametrize("make", [nn.GRUCell, nn.RNNCell, nn.LSTMCell])
+def test_a_cell_is_torchs(make: Callable[..., nn.RNNCellBase]) -> None:
+    torch.manual_seed(0)
+    for bias in (True, False):
+        cell = make(3, 4, bias=bias).double()
+        values = torch.randn(2, 3, dtype=F64)
+        state = cell(values)
+        assert same(make_vmap_module(cell)(values), state)
+        assert same(make_vmap_module(cell)(values, state), cell(values, state))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_a_bag_is_torchs(mode: Any, padding: int | None) -> None:
+    torch.manual_seed(0)
+    bag = nn.EmbeddingBag(7, 3, mode=mode, padding_idx=padding).double()
+    words = torch.tensor([[0, 2, 2, 6], [2, 2, 2, 2], [1, 1, 3, 2]])
+    weights: list[Tensor | None] = [None, torch.randn(3, 4, dtype=F64)] if mode == "sum" else [None]
+    for each in weights:
+        assert same(make_vmap_module(bag)(words, None, each), bag(words, None, each))

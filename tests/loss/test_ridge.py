@@ -11,31 +11,23 @@ import torch
 
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.errors import InputError
-from fedpriv.loss.models import MODELS, RidgeStatisticsSettings
-from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.objective import Records
 from fedpriv.loss.ridge import MeanStatistics, RidgeStatistics
-from fedpriv.noise.integers.increments import sum_integer_increments
 from fedpriv.plan.plan import ROUNDING_ALLOWANCE, find_increment_diameter, make_plan
 from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from tests.data.tables import rows, table_tree, write_csv
-
-NORM = 2**36
-
-
-def objective(
-    features: int = 3, *, classes: bool = True, penalty: float = 0.1, bound: float = 2.0
-) -> RidgeStatistics:
-    return RidgeStatistics(features, bound, classes, penalty, torch.float64)
+from tests.loss.builders import F64, find_extent_by_force, list_integers, ones, sum_increments
 
 
-def integers(
-    asked: RidgeStatistics, features: list[float], label: float, query: float = 1.0
-) -> np.ndarray[Any, Any]:
-    point = torch.full((asked.dimension,), query, dtype=torch.float64)
-    labels = torch.tensor([label], dtype=torch.float64) if not asked.classes else torch.tensor([int(label)])
-    record = Records(torch.tensor([features], dtype=torch.float64), labels)
-    return sum_integer_increments(asked, Query((point,)), 1.0, record, NORM, float(NORM), 0).astype(float) / NORM
+def objective(*, classes: bool = True, penalty: float = 0.1, bound: float = 2.0) -> RidgeStatistics:
+    return RidgeStatistics(3, bound, classes, penalty, F64)
+
+
+def integers(asked: RidgeStatistics, rows: list[list[float]], labels: list[float], query: float = 1.0) -> Any:
+    kind = torch.int64 if asked.classes else F64
+    records = Records(torch.tensor(rows, dtype=F64), torch.tensor(labels, dtype=kind))
+    return list_integers(asked, query * ones(asked.dimension), records)
 
 
 @pytest.mark.parametrize("classes", [True, False])
@@ -44,27 +36,25 @@ def test_no_two_records_are_further_apart_than_is_charged(classes: bool) -> None
     asked = objective(classes=classes)
     values = [-1.0, 0.0, 1.0, 1e3, 1e38, 5e-324, math.inf, math.nan]
     labels = [0, 1] if classes else [-1.0, 0.0, 1.0, 1e300, math.nan]
-    vectors = [np.zeros(asked.dimension)]
-    vectors += [integers(asked, [a, b, 1.0], y) for a, b, y in itertools.product(values, values, labels)]
-    array = np.array(vectors)
-    assert np.linalg.norm(array, axis=1).max() <= 1.0
-    apart = max(float(np.linalg.norm(array - each, axis=1).max()) for each in array)
-    assert apart <= asked.diameter * (1.0 + ROUNDING_ALLOWANCE)
+    cases = list(itertools.product(values, values, labels))
+    length, distance = find_extent_by_force(
+        integers(asked, [[a, b, 1.0] for a, b, _ in cases], [y for *_, y in cases])
+    )
+    assert length <= 1.0
+    assert distance <= asked.diameter * (1.0 + ROUNDING_ALLOWANCE)
 
 
 def test_the_distance_is_attained_by_records_at_right_angles() -> None:
     asked = objective(bound=math.sqrt(2.0))
-    one, other = integers(asked, [1.0, 0.0, 0.0], 1), integers(asked, [1.0, 0.0, 0.0], 0)
-    assert float(np.linalg.norm(one - other)) == pytest.approx(asked.diameter, rel=1e-6)
-    assert float(np.linalg.norm(one)) == pytest.approx(1.0, rel=1e-6)
+    extent = find_extent_by_force(integers(asked, [[1.0, 0.0, 0.0]] * 2, [1, 0]))
+    assert extent == pytest.approx((1.0, asked.diameter), rel=1e-6)
 
 
 def test_what_is_asked_changes_nothing() -> None:
     asked = objective()
     for query in (0.0, -7.0, 1e30):
-        np.testing.assert_array_equal(
-            integers(asked, [0.3, -0.2, 1.0], 1, query), integers(asked, [0.3, -0.2, 1.0], 1)
-        )
+        rows = [[0.3, -0.2, 1.0]]
+        np.testing.assert_array_equal(integers(asked, rows, [1], query), integers(asked, rows, [1]))
 
 
 def drawn(count: int, draw: np.random.Generator, *, classes: bool) -> Records:
@@ -78,9 +68,7 @@ def drawn(count: int, draw: np.random.Generator, *, classes: bool) -> Records:
 
 
 def mean_of(asked: RidgeStatistics, records: Records) -> torch.Tensor:
-    count = len(records.labels)
-    weights = torch.full((count,), 1.0 / count, dtype=torch.float64)
-    return -asked.increment(Query((asked.initial(),)), Batch(records, weights), 1.0).total
+    return -sum_increments(asked, asked.initial(), records, 1.0).total / len(records.labels)
 
 
 @pytest.mark.parametrize("classes", [True, False])
@@ -90,15 +78,14 @@ def test_without_noise_the_weights_are_those_of_ridge_regression(classes: bool) 
     target = 2.0 * y - 1.0 if classes else y
     solved = np.linalg.solve(z.T @ z / 500 + 0.1 * np.eye(3), z.T @ target / 500) * (2.0 if classes else 1.0)
     np.testing.assert_allclose(asked.compute_weights(mean_of(asked, records)).numpy(), solved, atol=1e-9)
-    found = asked.evaluate(mean_of(asked, records), records)
-    assert (found.accuracy is not None) == classes
+    assert (asked.evaluate(mean_of(asked, records), records).accuracy is not None) == classes
     many = torch.stack([mean_of(asked, records), mean_of(asked, records) * 0.5])
     np.testing.assert_allclose(asked.compute_weights(many)[0].numpy(), solved, atol=1e-9)
 
 
 def test_negative_eigenvalues_of_noise_make_no_weight_large() -> None:
     asked = objective(penalty=0.5)
-    noisy = 100.0 * torch.randn(asked.dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noisy = 100.0 * torch.randn(asked.dimension, generator=torch.Generator().manual_seed(0), dtype=F64)
     both = asked.moment_matrix(noisy)[:3, 3]
     assert float(asked.compute_weights(noisy).norm()) <= 2.0 * float(both.norm()) / 0.5 + 1e-9
 
@@ -115,8 +102,8 @@ def test_intervals_cover_the_weights_of_the_population(classes: bool, std: float
     for _ in range(400):
         point = mean_of(asked, drawn(1000, draw, classes=classes))
         noise = torch.from_numpy(std * draw.normal(size=asked.dimension))
-        found = asked.coefficients(point + noise, MeanStatistics(std, 1000, 1.0, 1))
-        hits += [each.low <= value <= each.high for each, value in zip(found, true, strict=True)]
+        result = asked.coefficients(point + noise, MeanStatistics(std, 1000, 1.0, 1))
+        hits += [each.low <= value <= each.high for each, value in zip(result, true, strict=True)]
     print(f"covered: {100 * float(np.mean(hits)):.1f} %")
     assert 0.95 - 4.5 * math.sqrt(0.0475 / 400) < float(np.mean(hits)) < 0.99
 
@@ -168,11 +155,3 @@ def test_one_release_is_charged_for_the_distance_that_is_proved_and_no_liar_is_b
 def test_a_run_that_is_no_single_release_is_refused(tmp_path: Any, changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="is one release"):
         resolve_cell(tree_of(tmp_path, **changes), "test")
-
-
-def test_several_classes_and_too_many_features_are_refused() -> None:
-    settings = RidgeStatisticsSettings(feature_norm=1.0, penalty=1.0)
-    row = MODELS["ridge-statistics"]
-    for shape, classes in (((5,), 3), ((513,), 2)):
-        with pytest.raises(InputError):
-            row.objective(shape, classes, torch.float32, settings)

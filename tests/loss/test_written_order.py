@@ -1,4 +1,7 @@
-"""Scores in integers and softmax in written order: right, and the same whatever order a processor adds in."""
+"""Numbers in written order are right and the same on every processor; a glance says what each record says."""
+
+import math
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -8,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.loss.alone import exp_nonpositive, integer_scores, softmax_residuals, sum_columns, weight_bits
-from fedpriv.loss.linear import SoftmaxRegression
+from fedpriv.loss.clipping import (
+    clipping_if_certain,
+    compute_clipping,
+    joint_upper_norm,
+    rank_one_bounds,
+    upper_norm,
+)
+from fedpriv.loss.layers import DenseTerms
+from fedpriv.loss.linear import RecordBlock, SoftmaxRegression, _max_feature_norm
 from fedpriv.loss.objective import Batch, Records
 from tests.disordered import disordered
 
@@ -24,13 +35,11 @@ def test_a_weight_has_what_is_left_of_53_bits() -> None:
 
 
 def test_exp_is_that_of_a_hundred_digits_to_two_units() -> None:
-    generator = np.random.default_rng(1)
-    values = np.concatenate(
-        [-generator.random(2000) * 40, -(2.0 ** generator.uniform(-60, 9.2, 2000)), [0.0, -0.0]]
-    )
-    found = exp_nonpositive(values)
+    draw = np.random.default_rng(1)
+    values = np.concatenate([-draw.random(2000) * 40, -(2.0 ** draw.uniform(-60, 9.2, 2000)), [0.0, -0.0]])
+    result = exp_nonpositive(values)
     with mpmath.workdps(100):
-        for value, exp in zip(values.tolist(), found.tolist(), strict=True):
+        for value, exp in zip(values.tolist(), result.tolist(), strict=True):
             assert abs(mpmath.mpf(exp) / mpmath.exp(mpmath.mpf(value)) - 1) < 2 * 2.0**-52
     assert exp_nonpositive(np.array([-np.inf, -600.1, -1e300])).tolist() == [0.0, 0.0, 0.0]
     assert exp_nonpositive(np.array([0.0])).tolist() == [1.0]
@@ -43,22 +52,15 @@ def test_golden_bits() -> None:
 
 
 GOLDEN = [
-    "0x1.bbd76b8a1ab98p-1",
-    "0x1.80c1a1bae3d1ep-1",
-    "0x1.4d896b8eddab2p-1",
-    "0x1.2122bbd2f6b6ep-1",
-    "0x1.f54a68a74e851p-2",
-    "0x1.b28ecb95f8c94p-2",
-    "0x1.78b56362cef38p-2",
-    "0x1.468f70c8bee04p-2",
-]
+    "0x1.bbd76b8a1ab98p-1", "0x1.80c1a1bae3d1ep-1", "0x1.4d896b8eddab2p-1", "0x1.2122bbd2f6b6ep-1",
+    "0x1.f54a68a74e851p-2", "0x1.b28ecb95f8c94p-2", "0x1.78b56362cef38p-2", "0x1.468f70c8bee04p-2",
+]  # fmt: skip
 
 
 def some_query(seed: int, cancelling: bool) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
-    x = np.where(generator.random((40, FEATURES)) < 0.2, generator.integers(0, 256, (40, FEATURES)), 0).astype(
-        float
-    )
+    bright = generator.random((40, FEATURES)) < 0.2
+    x = np.where(bright, generator.integers(0, 256, (40, FEATURES)), 0).astype(float)
     weights = generator.standard_normal((CLASSES, FEATURES)) * (2.0**36 if cancelling else 0.1)
     if cancelling:
         weights[:, 1::2] = -weights[:, : FEATURES - 1 : 2]
@@ -69,34 +71,32 @@ def some_query(seed: int, cancelling: bool) -> tuple[np.ndarray, np.ndarray]:
 def test_scores_are_whole_and_no_order_of_additions_changes_them(cancelling: bool) -> None:
     """Guarantee: the same on every processor and in any order of additions, for weights that cancel too."""
     x, point = some_query(2, cancelling)
-    found = integer_scores(point, CLASSES, x, LEVELS, BITS)
-    assert np.abs(found.numerators).max() <= 2.0**52
-    assert (found.numerators == np.rint(found.numerators)).all()
+    result = integer_scores(point, CLASSES, x, LEVELS, BITS)
+    assert np.abs(result.numerators).max() <= 2.0**52
+    assert (result.numerators == np.rint(result.numerators)).all()
     generator = np.random.default_rng(3)
     for _ in range(5):
         order = generator.permutation(FEATURES)
         moved = point.reshape(CLASSES, FEATURES)[:, order].ravel()
-        assert np.array_equal(
-            integer_scores(moved, CLASSES, x[:, order], LEVELS, BITS).numerators, found.numerators
-        )
+        again = integer_scores(moved, CLASSES, x[:, order], LEVELS, BITS)
+        assert np.array_equal(again.numerators, result.numerators)
     rows = generator.permutation(len(x))[:7]
-    assert np.array_equal(integer_scores(point, CLASSES, x[rows], LEVELS, BITS).numerators, found.numerators[rows])
-    exact = [sum(int(a) * int(b) for a, b in zip(x[5], row, strict=True)) for row in _grid(point, found.exponent)]
-    assert found.numerators[5].tolist() == exact
-
-
-def _grid(point: np.ndarray, exponent: int) -> np.ndarray:
-    return np.rint(point.reshape(CLASSES, FEATURES) * 2.0**-exponent)
+    assert np.array_equal(
+        integer_scores(point, CLASSES, x[rows], LEVELS, BITS).numerators, result.numerators[rows]
+    )
+    grid = np.rint(point.reshape(CLASSES, FEATURES) * 2.0**-result.exponent)
+    exact = [sum(int(a) * int(b) for a, b in zip(x[5], row, strict=True)) for row in grid]
+    assert result.numerators[5].tolist() == exact
 
 
 def test_slopes_are_the_softmax_less_the_label() -> None:
     x, point = some_query(4, False)
     labels = np.arange(40) % CLASSES
-    found = softmax_residuals(integer_scores(point, CLASSES, x, LEVELS, BITS), labels)
+    result = softmax_residuals(integer_scores(point, CLASSES, x, LEVELS, BITS), labels)
     logits = torch.from_numpy(x / LEVELS) @ torch.from_numpy(point.reshape(CLASSES, FEATURES)).T
     expected = logits.softmax(-1).numpy() - np.eye(CLASSES)[labels]
-    assert np.abs(found - expected).max() < FEATURES * 2.0**-BITS  # what rounding the weights moves
-    assert np.abs(found.sum(axis=1)).max() < 1e-14
+    assert np.abs(result - expected).max() < FEATURES * 2.0**-BITS  # what rounding the weights moves
+    assert np.abs(result.sum(axis=1)).max() < 1e-14
 
 
 def test_slopes_do_not_follow_from_a_processors_order() -> None:
@@ -138,5 +138,98 @@ def test_rounded_weights_move_a_record_by_less_than_a_millionth() -> None:
     records = Records(torch.from_numpy(x / LEVELS), labels)
     batch = Batch(records, torch.ones(40, dtype=torch.float64))
     gradient = objective.gradient(torch.from_numpy(point), batch).numpy()
-    found = (slopes.T @ (x / LEVELS)).ravel()
-    assert np.linalg.norm(found - gradient) < 1e-6 * np.linalg.norm(gradient)
+    result = (slopes.T @ (x / LEVELS)).ravel()
+    assert np.linalg.norm(result - gradient) < 1e-6 * np.linalg.norm(gradient)
+
+
+# A glance
+
+
+CLIPS = st.floats(2.0**-40, 2.0**40)
+ANY = st.one_of(
+    st.floats(width=32),
+    st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, 1e-45, 3e38, 2.0**-64, 2.0**49, 2.0**50, 2.0**51]),
+    st.floats(-2.0, 2.0, width=32),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=600, deadline=None)
+@given(
+    slopes=st.lists(ANY, min_size=6, max_size=6),
+    seen=st.lists(st.one_of(ANY.map(abs), st.floats(0.0, 10.0)), min_size=3, max_size=3),
+    weights=st.lists(st.floats(0.0, 2.0, width=32), min_size=3, max_size=3),
+    clip=CLIPS,
+    wide=st.booleans(),
+    summed_wide=st.booleans(),
+)
+def test_a_glance_says_what_the_clip_of_each_record_says(
+    slopes: list[float], seen: list[float], weights: list[float], clip: float, wide: bool, summed_wide: bool
+) -> None:
+    kind = torch.float64 if wide else torch.float32
+    summed = torch.float64 if wide or summed_wide else torch.float32
+    columns = torch.tensor(slopes, dtype=kind).view(2, 3).to(summed)
+    norms, weight = torch.tensor(seen, dtype=torch.float64), torch.tensor(weights, dtype=summed)
+    result = clipping_if_certain(columns, lambda: norms.max().item(), weight, clip)
+    if result is None:
+        return
+    each = compute_clipping(rank_one_bounds(upper_norm(columns, -2), norms), weight, clip)
+    assert result.representable is each.representable is None
+    assert result.is_clipped is each.is_clipped is None
+    assert torch.equal(result.factor, each.factor)
+    assert torch.equal(result.clipped_count, each.clipped_count)
+
+
+@pytest.mark.parametrize("clip", [0.999, 1.001])
+def test_it_knows_a_clip_that_is_just_long_enough(clip: float) -> None:
+    slopes = torch.tensor([[0.6], [0.8]])
+    result = clipping_if_certain(slopes, lambda: 1.0, torch.ones(1), clip)
+    assert (result is not None) == (clip > 1.0)
+
+
+def test_it_does_not_look_where_each_replicate_has_a_clip_of_its_own_or_records_are_many() -> None:
+    def looked() -> float:
+        raise AssertionError("nobody asks for the longest")
+
+    assert clipping_if_certain(torch.zeros(2, 2, 1), looked, torch.ones(1), torch.tensor([[1.0], [2.0]])) is None
+    assert clipping_if_certain(torch.zeros(2, 600), looked, torch.ones(600), 1.0) is None
+    assert clipping_if_certain(torch.zeros(2, 0), looked, torch.ones(0), 1.0) is None
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(values=st.lists(ANY, min_size=1, max_size=6), wide=st.booleans(), long=st.booleans())
+def test_the_length_of_all_is_at_least_the_norm_of_each(values: list[float], wide: bool, long: bool) -> None:
+    """Also beyond 1,024 values, from where on squares are added in float64; NaN and infinity say nothing."""
+    vectors = torch.tensor(values, dtype=torch.float64 if wide else torch.float32).unsqueeze(-1)
+    vectors = vectors.expand(-1, 300 if long else 2)
+    length, norms = joint_upper_norm(vectors), upper_norm(vectors)
+    if math.isfinite(length):
+        exact = sum(Fraction(value) ** 2 for value in vectors.double().flatten().tolist())
+        assert Fraction(length) ** 2 >= exact
+    if len(values) == 1 and not long:
+        assert length == norms.item() or math.isnan(length)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**31), together=st.integers(1, 3), wide=st.booleans())
+def test_a_block_knows_the_longest_of_each_round(seed: int, together: int, wide: bool) -> None:
+    """As records that are no part of a block are looked at: the same number for the same records."""
+    draw, kind = torch.Generator().manual_seed(seed), torch.float64 if wide else torch.float32
+    features = torch.randn(4, together, 9, generator=draw)
+    block = RecordBlock(Records(features, torch.zeros(4, together, dtype=torch.int64)), 2)
+    for of_round in block.split_rounds():
+        assert _max_feature_norm(of_round, kind) == _max_feature_norm(of_round.shared, kind)
+
+
+@pytest.mark.parametrize("terms", [2, 3])
+def test_guarantee_a_norm_from_products_is_at_least_the_exact_one(terms: int) -> None:
+    """Σ_k u_k v_k of numbers that nearly cancel, against fractions: the roundings cover all that floats lose."""
+    draw = np.random.default_rng(7)
+    for _ in range(500):
+        slopes = draw.standard_normal((terms, 1))
+        seen = draw.standard_normal((terms, 1))
+        seen[-1] = -(slopes[:-1] * seen[:-1]).sum() / slopes[-1] * (1.0 + draw.choice([0.0, 1e-16, 1e-9, 0.3]))
+        exact = sum(Fraction(float(u)) * Fraction(float(v)) for u, v in zip(slopes[:, 0], seen[:, 0], strict=True))
+        held = DenseTerms(*([torch.from_numpy(each)[None] for each in parts] for parts in (slopes, seen)), False)
+        assert Fraction(float(held.norm_bounds().norm)) ** 2 * (1 + Fraction(1, 2**50)) >= exact**2

@@ -1,9 +1,12 @@
 """Torch modules as people have them, by import path: good ones, and ones that look at other records."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 import fedpriv
+from tests.loss.builders import Net
 
 
 class Wide(nn.Module):
@@ -14,15 +17,14 @@ class Wide(nn.Module):
         self.inner, self.outer = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
         self.skip = nn.Linear(features, outputs, bias=False)
 
-    def forward(self, values: Tensor) -> Tensor:
-        out: Tensor = self.outer(torch.tanh(self.inner(values))) + self.skip(values)
-        return out
+    def forward(self, values: Tensor) -> Any:
+        return self.outer(torch.tanh(self.inner(values))) + self.skip(values)
 
 
 class Centred(Wide):
     """Subtracts the mean of the batch: no known layer, no buffer, and every record looks at the others."""
 
-    def forward(self, values: Tensor) -> Tensor:
+    def forward(self, values: Tensor) -> Any:
         return super().forward(values - values.mean(0, keepdim=True))
 
 
@@ -44,9 +46,8 @@ class Looking(nn.Module):
         super().__init__()
         self.table = nn.Embedding(4, outputs)
 
-    def forward(self, values: Tensor) -> Tensor:
-        out: Tensor = self.table(values[..., 0].long().abs())
-        return out
+    def forward(self, values: Tensor) -> Any:
+        return self.table(values[..., 0].long().abs())
 
 
 def normalized(features: int, outputs: int) -> nn.Module:
@@ -64,16 +65,7 @@ def backbone(width: int = 5) -> nn.Module:
 def mixing_backbone() -> nn.Module:
     """Looks at the whole batch, whatever mode it is in."""
 
-    class Mixing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(6, 5)
-
-        def forward(self, values: Tensor) -> Tensor:
-            out: Tensor = self.inner(values - values.mean(0))
-            return out
-
-    return Mixing()
+    return Net(lambda net, values: net.inner(values - values.mean(0)), inner=nn.Linear(6, 5))
 
 
 def three(_features: int, _outputs: int) -> int:
@@ -87,26 +79,16 @@ class Finite(nn.Module):
         super().__init__()
         self.inner, self.outer = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
 
-    def forward(self, values: Tensor) -> Tensor:
+    def forward(self, values: Tensor) -> Any:
         hidden = self.inner(values).exp()
         hidden = torch.where(torch.isfinite(hidden).all(), hidden, torch.zeros_like(hidden))
-        out: Tensor = self.outer(hidden)
-        return out
+        return self.outer(hidden)
 
 
 def tokens(outputs: int = 32) -> nn.Module:
-    """Maps a word's number to features, trained elsewhere; raises on a word beyond its 16."""
-    return nn.Sequential(nn.Flatten(0), Word(), nn.Linear(64, outputs), nn.Tanh())
-
-
-class Word(nn.Embedding):
-    """A row of the table by a number that is a float, as records are."""
-
-    def __init__(self) -> None:
-        super().__init__(16, 64)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return super().forward(values.long())
+    """Maps a word's number, a float as records are, to features; raises on a word beyond its 16."""
+    table = Net(lambda net, values: net.table(values.long()), table=nn.Embedding(16, 64))
+    return nn.Sequential(nn.Flatten(0), table, nn.Linear(64, outputs), nn.Tanh())
 
 
 class Fragile(nn.Module):
@@ -114,25 +96,19 @@ class Fragile(nn.Module):
 
     def __init__(self, features: int, outputs: int, hidden: int = 5) -> None:
         super().__init__()
-        self.inner, self.outer, self.table = (
-            nn.Linear(features, hidden),
-            nn.Linear(hidden, outputs),
-            nn.Embedding(1, 1),
-        )
+        self.inner, self.outer = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+        self.table = nn.Embedding(1, 1)
 
-    def forward(self, values: Tensor) -> Tensor:
+    def forward(self, values: Tensor) -> Any:
         known = self.table((values.amax(-1) > 8.0).long())  # IndexError for row 1 of 1
         hidden = self.inner(values).exp()
         hidden = torch.where(torch.isfinite(hidden).all(), hidden, torch.zeros_like(hidden))
-        out: Tensor = self.outer(hidden + (values[..., :1] + 9.0).log()) + known
-        return out
+        return self.outer(hidden + (values[..., :1] + 9.0).log()) + known
 
 
-class Ragged(nn.Module):
+def ragged() -> nn.Module:
     """As many features as the record's number is above 1; 1 of most."""
-
-    def forward(self, values: Tensor) -> Tensor:
-        return torch.ones(len(values), max(1, int(values.max())))
+    return Net(lambda _, values: torch.ones(len(values), max(1, int(values.max()))))
 
 
 class Summing(nn.Module):
@@ -147,11 +123,9 @@ class Summing(nn.Module):
         return self.seen.expand(len(values), -1)
 
 
-class Drawing(nn.Module):
+def drawing() -> nn.Module:
     """Drops half of what it sees, whatever mode it is in."""
-
-    def forward(self, values: Tensor) -> Tensor:
-        return nn.functional.dropout(values, 0.5)
+    return Net(lambda _, values: nn.functional.dropout(values, 0.5))
 
 
 class Sentences(nn.Module):
@@ -161,17 +135,15 @@ class Sentences(nn.Module):
         super().__init__()
         self.table, self.last = nn.Embedding(words, 4), nn.Linear(4, outputs)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.last(torch.tanh(self.table(tokens)).mean(1))
-        return out
+    def forward(self, tokens: Tensor) -> Any:
+        return self.last(torch.tanh(self.table(tokens)).mean(1))
 
 
 class Tags(Sentences):
     """A class for each token, of tokens and a mask."""
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        out: Tensor = self.last(torch.tanh(self.table(tokens)) * mask.unsqueeze(-1))
-        return out
+    def forward(self, tokens: Tensor, mask: Tensor) -> Any:
+        return self.last(torch.tanh(self.table(tokens)) * mask.unsqueeze(-1))
 
 
 class Beside(nn.Module):
@@ -182,9 +154,8 @@ class Beside(nn.Module):
         self.images, self.rows = nn.Conv2d(1, 2, 2), nn.Linear(features - 9, 8)
         self.last = nn.Linear(8, outputs)
 
-    def forward(self, images: Tensor, rows: Tensor) -> Tensor:
-        out: Tensor = self.last(torch.tanh(self.images(images)).flatten(1) + self.rows(rows))
-        return out
+    def forward(self, images: Tensor, rows: Tensor) -> Any:
+        return self.last(torch.tanh(self.images(images)).flatten(1) + self.rows(rows))
 
 
 def flags(features: int, outputs: int) -> nn.Module:
@@ -225,6 +196,5 @@ class Gru(nn.Module):
         super().__init__()
         self.steps, self.rnn, self.head = features // 2, nn.GRU(2, 4, batch_first=True), nn.Linear(4, outputs)
 
-    def forward(self, values: Tensor) -> Tensor:
-        outputs: Tensor = self.head(self.rnn(values.unflatten(1, (self.steps, 2)))[1][-1])
-        return outputs
+    def forward(self, values: Tensor) -> Any:
+        return self.head(self.rnn(values.unflatten(1, (self.steps, 2)))[1][-1])

@@ -19,13 +19,13 @@ class WithoutReplacement(DrawnOrder):
     title: ClassVar[str] = "rounds drawn without replacement"
 
     def rounds_of(self, count: int, silo: int, coins: SamplingRandomness) -> NDArray[np.int64]:
-        found = np.zeros((count, self.max_rounds_per_record), np.int64)
+        rounds = np.zeros((count, self.max_rounds_per_record), np.int64)
         for place in range(self.max_rounds_per_record):
             last = self.rounds - self.max_rounds_per_record + place + 1
-            drawn = coins.numbers(count, last, silo, place) + 1
-            again = np.any(found == drawn[:, None], axis=1)
-            found[:, place] = np.where(again, last, drawn)
-        return found
+            numbers = coins.numbers(count, last, silo, place) + 1
+            repeated = np.any(rounds == numbers[:, None], axis=1)
+            rounds[:, place] = np.where(repeated, last, numbers)
+        return rounds
 
 
 fedpriv.add_participation(WithoutReplacement)

@@ -3,14 +3,13 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.loss.goldstein import RandomSmoothing, SeededDirections
 from fedpriv.loss.linear import LogisticRegression
-from fedpriv.loss.objective import EvaluationView, RecordView, View
+from fedpriv.loss.objective import EvaluationView, Objective, RecordView, View
 from fedpriv.loss.views import LocalSteps, LocalTraining, PerUnit, QuantileClip
 from fedpriv.noise.trust import CLIENT, RECORD, USER
 from fedpriv.participation.orders import (
@@ -24,6 +23,10 @@ from fedpriv.participation.orders import (
 from fedpriv.participation.registry import PARTICIPATIONS
 
 BASE = LogisticRegression(3, 1.0, dtype=torch.float64)
+
+
+def smoothed(base: Objective) -> RandomSmoothing:
+    return RandomSmoothing(base, 0.1, "first", 1, 1, True, SeededDirections((1,)))
 
 
 class Silent(View):
@@ -43,9 +46,8 @@ def test_guarantee_views_add_to_what_their_base_declares() -> None:
     for kind in (RecordView, EvaluationView):
         assert declared_dependence(kind(BASE)) == Dependence.RECORD
         assert declared_dependence(kind(Silent(BASE))) == UNDECLARED
-    smoothed = RandomSmoothing(BASE, 0.1, "first", 1, 1, True, SeededDirections((1,)))
-    assert declared_dependence(smoothed) == OWN_FACTS
-    assert declared_dependence(PerUnit(smoothed, 3)) == OWN_FACTS
+    assert declared_dependence(smoothed(BASE)) == OWN_FACTS
+    assert declared_dependence(PerUnit(smoothed(BASE), 3)) == OWN_FACTS
     steps = QuantileClip(LocalSteps(BASE, 0.1, 2), 0.1, 1.0)
     assert Dependence.BATCH in declared_dependence(steps)
     assert declared_dependence(PerUnit(steps, 3)) == Dependence.RECORD
@@ -68,9 +70,11 @@ class Positioned(View):
 def test_guarantee_no_view_covers_the_silence_or_the_positions_of_its_base(inner: type[View]) -> None:
     """Gains: a part that is keyed by who else is drawn, inside of one that says it is keyed by rows."""
     assert declared_dependence(Sure(BASE)) == OWN_FACTS
-    for part in (Sure(inner(BASE)), Sure(EvaluationView(inner(BASE)))):
+    hidden = smoothed(inner(BASE))
+    for part in (Sure(inner(BASE)), Sure(EvaluationView(inner(BASE))), PerUnit(hidden, 2)):
         with pytest.raises(InputError, match=f"^a sampling does not go with {inner.__name__}, "):
             check_dependence(part, OWN_FACTS, "a sampling")
+    assert not any(fact & OWN_FACTS for fact in (Dependence.POSITION, Dependence.BATCH, Dependence.UNKNOWN))
 
 
 def test_every_participation_says_what_it_allows() -> None:
@@ -82,14 +86,6 @@ def test_every_participation_says_what_it_allows() -> None:
 @pytest.mark.parametrize("unit", [USER, CLIENT])
 def test_a_unit_has_no_rows_of_single_records(unit: Any) -> None:
     assert RECORD.allowed_dependence == UNDECLARED
-    smoothed = RandomSmoothing(BASE, 0.1, "first", 1, 1, True, SeededDirections((1,)))
     with pytest.raises(InputError, match=r"depends on its row in the silo, the round, the silo"):
-        check_dependence(smoothed, unit.allowed_dependence, "privacy.unit")
+        check_dependence(smoothed(BASE), unit.allowed_dependence, "privacy.unit")
     check_dependence(LocalSteps(BASE, 0.1, 2), unit.allowed_dependence, "privacy.unit")
-
-
-def test_the_line_names_the_part_that_brings_it_in() -> None:
-    smoothed = RandomSmoothing(Silent(BASE), 0.1, "first", 1, 1, True, SeededDirections((1,)))
-    with pytest.raises(InputError, match="does not go with Silent,"):
-        check_dependence(PerUnit(smoothed, 2), OWN_FACTS, "a sampling")
-    assert not np.any([fact & OWN_FACTS for fact in (Dependence.POSITION, Dependence.BATCH, Dependence.UNKNOWN)])

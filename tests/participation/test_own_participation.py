@@ -16,22 +16,25 @@ import torch
 import fedpriv
 from fedpriv.claims.ledger import stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.random import SamplingRandomness, simulation_noise
+from fedpriv.core.random import SamplingRandomness
 from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import FixedOrder, MinSeparation
+from fedpriv.participation.orders import FixedOrder, MinSeparation, ParticipationKeys
 from fedpriv.participation.registry import (
     PARTICIPATIONS,
     USER_PARTICIPATIONS,
-    DrawnOrder,
+    ClientAvailability,
     add_participation,
     participation_from_data,
 )
+from fedpriv.participation.secret import BalancedSubsampling, PoissonSampling, RandomAllocation
 from fedpriv.scenario.load import resolve_cell
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
+from tests.participation.builders import coins, tabulate
 from tests.participation.own import WithoutReplacement
+from tests.silo.guarded import ZERO
 
 OWN = WithoutReplacement.name
 FEDERATION = {"silos": 3, "rounds": 8, "epochs": 2, "batch": 4, "sampling": OWN}
@@ -48,42 +51,46 @@ def added() -> Iterator[None]:
 
 def cell_of(trust: str = "untrusted", **overrides: Any) -> Any:
     algorithm = {"name": "dp-ftrl", "mechanism": "tree", "clip": 1.0, "step": 0.1, "trust": trust}
-    privacy = {"relation": "zero-out", "mu": 1.5}
-    return resolve_cell(
-        small_tree(**{"algorithm": algorithm, "privacy": privacy, "federation": FEDERATION, **overrides}), "test"
-    )
+    sections = {"algorithm": algorithm, "privacy": {"relation": "zero-out", "mu": 1.5}, "federation": FEDERATION}
+    return resolve_cell(small_tree(**{**sections, **overrides}), "test")
 
 
-# A name
+def named(name: str, **members: Any) -> Any:
+    return type("Other", (WithoutReplacement,), {"name": name, **members})
 
 
-@pytest.mark.parametrize("name", list(PARTICIPATIONS))
-def test_nobody_replaces_a_participation_of_fedpriv(name: str) -> None:
-    with pytest.raises(InputError, match=f"add_participation: '{name}' is a participation of fedpriv"):
-        add_participation(type("Other", (WithoutReplacement,), {"name": name}))
+def available(keys: ParticipationKeys) -> ClientAvailability:
+    return ClientAvailability.from_schedule(FixedOrder(40, 30), keys)
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (dict, "expected a subclass of DrawnOrder, found <class 'dict'>"),
-        (FixedOrder, "expected a subclass of DrawnOrder"),
-        (type("Loud", (WithoutReplacement,), {"name": "Loud"}), "has the name 'Loud'"),
-        (type("Mute", (WithoutReplacement,), {"name": "mute", "title": ""}), "needed are a `title`"),
-        (
-            type("Cheap", (WithoutReplacement,), {"name": "cheap", "max_rounds_per_record": 1}),
-            "has a 'max_rounds_per_record' of its own",
-        ),
-        (
-            type("Own", (WithoutReplacement,), {"name": "own", "select_rows": lambda *_: []}),
-            "has a 'select_rows' of its own",
-        ),
-        (type("Hidden", (WithoutReplacement,), {"name": "hidden", "secret": True}), "has a 'secret' of its own"),
-    ],
-)
-def test_a_class_that_is_not_charged_by_fedpriv_gets_no_name(kind: Any, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        add_participation(kind)
+REFUSED: list[tuple[Any, ...]] = [
+    *((f"'{name}' is a participation of fedpriv", add_participation, named(name)) for name in PARTICIPATIONS),
+    ("expected a subclass of DrawnOrder, found <class 'dict'>", add_participation, dict),
+    ("expected a subclass of DrawnOrder", add_participation, FixedOrder),
+    ("has the name 'Loud'", add_participation, named("Loud")),
+    ("needed are a `title`", add_participation, named("mute", title="")),
+    ("has a 'max_rounds_per_record' of its own", add_participation, named("cheap", max_rounds_per_record=1)),
+    ("has a 'select_rows' of its own", add_participation, named("own", select_rows=lambda *_: [])),
+    ("has a 'secret' of its own", add_participation, named("hidden", secret=True)),
+    ("no whole number of epochs", BalancedSubsampling, 10, 4),
+    *(
+        (line, kind, *numbers)
+        for kind in (RandomAllocation, PoissonSampling)
+        for line, *numbers in (("groups = 5: groups share out the 12 rounds", 12, 12, 5), ("groups", 12, 12, 0))
+    ),
+    *(("both are 1", kind, 12, 0) for kind in (RandomAllocation, PoissonSampling)),
+    ("min_separation: sampling = .* needs it", available, ParticipationKeys()),
+    ("groups = 2", available, ParticipationKeys(groups=2, min_separation=5)),
+    ("cohorts of at most 1/31 of them", available, ParticipationKeys(min_separation=31)),
+]
+"""The line, and a call with its arguments that is refused by it."""
+
+
+@pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: refusal[0])
+def test_a_participation_that_cannot_be_is_refused(refusal: tuple[Any, ...]) -> None:
+    line, call, *arguments = refusal
+    with pytest.raises(InputError, match=line):
+        call(*arguments)
 
 
 def test_a_name_that_nobody_added_names_those_there_are() -> None:
@@ -94,23 +101,11 @@ def test_a_name_that_nobody_added_names_those_there_are() -> None:
         participation_from_data(WithoutReplacement(8, 2, 1, 4).to_data())
 
 
-# Rounds, and their price
-
-
-def rounds_of(order: DrawnOrder, batch: int = 50) -> np.ndarray:
-    """Which record is read in which round, (rounds, records)."""
-    coins = simulation_noise(3, "float32").sampling_randomness()
-    found = np.zeros((order.rounds, order.rounds_per_epoch * batch), bool)
-    for t in range(1, order.rounds + 1):
-        found[t - 1, order.select_rows(t, batch, 0, lambda: coins)] = True
-    return found
-
-
 def test_every_record_is_in_k_rounds_and_a_round_has_its_batch_in_the_mean() -> None:
     """300 records in 4 of 12 rounds each, uniformly: 100 a round, with a deviation of 8.2 (5 of them)."""
-    found = rounds_of(WithoutReplacement(12, 4, 1, 3), batch=100)
-    assert (found.sum(0) == 4).all()
-    assert np.abs(found.sum(1) - 100).max() < 41
+    table = tabulate(WithoutReplacement(12, 4, 1, 3), 100, seed=3)
+    assert (table.sum(1) == 4).all()
+    assert np.abs(table.sum(0) - 100).max() < 41
 
 
 def test_it_is_charged_as_any_pattern_of_so_many_rounds() -> None:
@@ -133,26 +128,18 @@ class Careless(WithoutReplacement):
         return np.tile(np.array(self.given), (count, 1))
 
 
-@pytest.mark.parametrize(
-    ("given", "refused"),
-    [([1, 4], False), ([0, 4], False), ([1, 3], True), ([4, 4], True), ([1, 4, 8], True), ([9, 0], True),
-     ([-1, 4], True), ([1.0, 4.0], True)],
-)  # fmt: skip
-def test_rounds_that_are_not_charged_are_not_read(given: list[int], refused: bool) -> None:
-    order = Careless(8, 2, 3, 4)
-    Careless.given = given
-    if not refused:
-        assert order.select_rows(
-            4, 5, 0, lambda: simulation_noise(3, "float32").sampling_randomness()
-        ).tolist() == list(range(20))
-        return
-    with pytest.raises(
-        RunError, match=r'"careless": the rounds it draws .* at most 2 of 1 … 8 .*, 3 or more apart'
-    ):
-        order.select_rows(4, 5, 0, lambda: simulation_noise(3, "float32").sampling_randomness())
+@pytest.mark.parametrize("rounds", [[1, 4], [0, 4]])
+def test_rounds_that_are_charged_are_read(rounds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Careless, "given", rounds)
+    assert Careless(8, 2, 3, 4).select_rows(4, 5, 0, lambda: coins(3)).tolist() == list(range(20))
 
 
-# Runs
+@pytest.mark.parametrize("rounds", [[1, 3], [4, 4], [1, 4, 8], [9, 0], [-1, 4], [1.0, 4.0]])
+def test_rounds_that_are_not_charged_are_not_read(rounds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Careless, "given", rounds)
+    line = r'"careless": the rounds it draws .* at most 2 of 1 … 8 .*, 3 or more apart'
+    with pytest.raises(RunError, match=line):
+        Careless(8, 2, 3, 4).select_rows(4, 5, 0, lambda: coins(3))
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
@@ -191,24 +178,21 @@ def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(
     assert results.cells[0].privacy.mu == pytest.approx(1.0, rel=1e-9)
     ours = {**os.environ, "FEDPRIV_IMPORT": str(Path(__file__).with_name("own.py"))}
     for environment, reads in ((ours, True), (dict(os.environ), False)):
-        asked = [str(Path(sys.executable).with_name("fedpriv")), "privacy", "ledger", str(tmp_path / "run")]
-        found = subprocess.run(asked, capture_output=True, text=True, check=False, env=environment)
-        assert (found.returncode == 0) == reads, found.stderr
-        assert ("FEDPRIV_IMPORT" in found.stderr) != reads
-
-
-# A guard
+        command = [str(Path(sys.executable).with_name("fedpriv")), "privacy", "ledger", str(tmp_path / "run")]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert (result.returncode == 0) == reads, result.stderr
+        assert ("FEDPRIV_IMPORT" in result.stderr) != reads
 
 
 def test_a_guard_answers_with_permission_only(tmp_path: Path) -> None:
-    asked, zero = scenario(federation={**FEDERATION, "batch": 2}), torch.zeros(7850, dtype=torch.float64)
+    code = scenario(federation={**FEDERATION, "batch": 2})
     USER_PARTICIPATIONS.clear()
     (tmp_path / "without").mkdir()
     guard = guard_for(tmp_path / "without", *random_records())
     with pytest.raises(RunError, match=rf"federation.sampling = '{OWN}' is none of fedpriv's"):
-        guard.answer("run", asked, 1, zero)
+        guard.answer("run", code, 1, ZERO)
     add_participation(WithoutReplacement)  # as importing its module once more would
     guard = guard_for(tmp_path, *random_records(), extensions=["tests.participation.own"])
-    releases = [guard.answer("run", asked, t, zero) for t in range(1, 9)]
+    releases = [guard.answer("run", code, t, ZERO) for t in range(1, 9)]
     assert len({release.numpy().tobytes() for release in releases}) == 8
-    assert torch.equal(guard.answer("run", asked, 8, zero), releases[-1])
+    assert torch.equal(guard.answer("run", code, 8, ZERO), releases[-1])
