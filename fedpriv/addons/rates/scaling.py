@@ -269,7 +269,11 @@ def scaling_chart(results: Results) -> Chart | None:
         look = nth_look(index)
         name = line.name if line.fit is None else f"{line.name}: exponent {line.fit.text(3)}"
         series.append(Series(name, look, marks, line=False))
-        series += _fitted_line(line, look)
+        fitted = _fitted_line(line, look)
+        names = {one_series.name for one_series in series if one_series.look == _GREY}
+        series += [
+            one_series for one_series in fitted if one_series.name not in names
+        ]  # a triangle for each exponent
     return Chart(
         "scaling",
         _caption(scaling),
