@@ -1,6 +1,7 @@
 """Flower ServerApp that runs one cell of a scenario, from the run configuration to a published model.
 
-Each trust setting has other messages and releases:
+Each trust setting has other messages and releases.  Sums are integers in a deployment, and in a simulation if its
+scenario says so:
 
 | trust | messages of silos | releases for which privacy is claimed |
 |---|---|---|
@@ -157,7 +158,18 @@ class SiloEvaluation:
     def _run_evaluation(
         self, number: int, model: Tensor, grid: Grid, nodes: Sequence[int], timeout: float
     ) -> Tensor:
-        """Send a model to all silos, and return the release of their test sums, after storing its entry."""
+        """Send a model to all silos, and return the release of their test sums.
+
+        With a journal, the release is stored before it is returned.  With a checkpoint store, each query carries
+        the ledger checkpoints of its silo, and those of the replies are stored.
+
+        Args:
+            number: Number of the evaluation, from 1.
+            model: Model, (d,).
+            grid: Grid with the silos' nodes.
+            nodes: Node id of silo 0, 1, ….
+            timeout: Longest wait for replies, in seconds.
+        """
         content = query_content(to_array_record(model), number, ConfigRecord())
         checkpoints = self._checkpoints
         queries = {

@@ -15,7 +15,8 @@ so that the order of rows moves no person.  A guard orders persons by a secret p
 
 A published split is one of many.  `draw_split` draws other splits of the same sizes, which show how far a
 comparison depends on the split.  It draws within each site if the data have sites, and by person if the data name
-persons.  At a site where every class occurs more than twice, the draw is stratified by class.
+persons.  At a site where each class that occurs has three units or more, the draw is stratified by
+class; real numbers and several labels are not stratified.
 """
 
 import dataclasses
@@ -38,12 +39,12 @@ _MAX_RARE_COUNT = 2
 
 
 def draw_split(data: Dataset, number: int) -> Dataset:
-    """Draw a new public split of all records into a training and a test part of the same sizes.
+    """Draw another public split into a training and a test part of the same sizes.
 
-    There are two kinds of data.  If both parts have a place for every row of a table's file, all places stay, and
-    the split changes which rows count in which part.  Otherwise the records of both parts are joined, and new
-    training and test records are taken from them, the training records in a random order.  The test part has as
-    many records at each site as before, or as many persons if the data name persons.
+    If each part has a row for every row of the file (those that do not count are zeros), rows stay where they are,
+    and the split changes which of them count.  Otherwise the records of both parts are joined and drawn anew, and
+    the training records get a random order.  At each site the test part keeps its number of records, or of persons
+    if the data name persons.
 
     Guarantee: no record counts in both parts, and no person at a site has records that count in both parts.
 
@@ -52,11 +53,11 @@ def draw_split(data: Dataset, number: int) -> Dataset:
         number: Number of the split, 1 or more, from which the public randomness follows.
 
     Raises:
-        InputError: The data are of the second kind and name persons, which are known for training records only.
+        InputError: Records are drawn anew and the data name persons, who are known for training records only.
     """
     train_counts, test_counts = counted_mask(data.train_labels), counted_mask(data.test_labels)
     if data.row_indices is not None and np.array_equal(np.sort(data.row_indices[0]), np.sort(data.row_indices[1])):
-        # First kind: `test_index` maps a training place to the test place of the same row of the file.
+        # `test_index` maps a training row to the test row of the same row of the file.
         test_index = np.argsort(data.row_indices[1])[np.argsort(np.argsort(data.row_indices[0]))]
         images = np.where(
             _broadcast_mask(train_counts, data.train_images), data.train_images, data.test_images[test_index]

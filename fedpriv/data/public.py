@@ -8,10 +8,10 @@ The visits are computed, always with the same result, and describe no real perso
 records of a person: patients come 1 to 16 times, about half of them once or twice.  Measurements vary between
 patients and, less, between the visits of a patient, so that a patient's visits are alike.
 
-The dialysis tables come from the package SurvSet: patients of 67 centres, with the time until death or until the
-centre lost sight of them.  The package holds a pickled data frame.  The unpickler here knows NumPy arrays and
-slices.  A pandas class that the file names becomes an inert object, and none of its code runs.  Everything else
-is refused.
+The dialysis tables come from the package SurvSet: patients of 67 centres, with the time until death, until the
+centre lost sight of them, or until the study ended.  The package holds a pickled data frame.  The unpickler here
+knows NumPy arrays and slices.  The pandas classes of such a frame become inert objects, and none of their code
+runs.  Everything else, other pandas classes too, is refused.
 
 | column of the package | meaning here |
 |---|---|

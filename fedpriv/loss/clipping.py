@@ -162,8 +162,8 @@ def clipping_if_certain(
     norm of all output gradients, which is at least the norm of each, times the largest norm of an input.  For a
     handful of records the joint norm takes a fraction of the time of all norms.
 
-    Guarantee: a result other than None is that of `compute_clipping`, bit for bit, so that the guarantee of
-    `compute_clipping` holds.
+    Guarantee: no increment is longer than the clip.  A result other than None is that of `compute_clipping`, bit
+    for bit, unless that function's norm bound exceeds the clip by rounding, relatively by at most 1e-4.
 
     Args:
         output_gradients: Output gradients of n values, one column for each record, (..., n, B).

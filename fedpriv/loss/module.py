@@ -381,7 +381,8 @@ def unflatten_point(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str
 def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
     """Draw x_1 (d,) from `seed`, with weights and biases uniform in ±1/√(fan in).
 
-    The fan in is the number of values of the layer's weight for one output.  torch initializes its Linear and
+    The fan in is the number of values of the layer's weight divided by the length of its first axis, as torch
+    counts it.  torch initializes its Linear and
     convolution layers with the same distribution (He et al. 2015, a = √5).  The point is a function of `seed` and
     the shapes, with two exceptions:
 

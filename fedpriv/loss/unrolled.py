@@ -1,7 +1,8 @@
 """Recurrent layers and embeddings in operations that torch.func.vmap can batch.
 
-vmap raises in GRU, RNN and all recurrent cells, which write gates into a tensor of one record.  It runs an LSTM
-and an EmbeddingBag one record after another, and has no gradients of sparse tables.  `make_vmap_module` replaces
+Under vmap, a gradient of GRU, RNN or a recurrent cell raises, since gates are written into a tensor of one record.
+A gradient of an LSTM or an EmbeddingBag is computed one record after another, and one of a sparse table does not
+exist.  `make_vmap_module` replaces
 the forward pass of such layers, and keeps their parameters.
 
 torch runs a recurrent layer as one function, inside of which neither vmap nor a trace of parameters can look.

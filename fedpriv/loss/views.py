@@ -213,10 +213,16 @@ class QuantileClip(View):
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Compute v / max(‖v‖, C_t) and ρ (b - ½) of the unit whose records are the batch, (..., d + 1).
+        """Compute the scaled vector and the bit of one unit, (..., d + 1).
 
-        The bit b is 1 if ‖v‖ ≤ C_t, else 0.  C_t is clamped to `MIN_ADAPTIVE_CLIP` … `MAX_ADAPTIVE_CLIP`.  The
-        unit counts as clipped if b is 0.
+        The vector is v / max(‖v‖, C_t), with v from `base`.  The last coordinate is ρ (b - ½), where b is 1 if
+        ‖v‖ ≤ C_t, else 0.  The unit counts as clipped if b is 0.
+
+        Args:
+            query: One point, (..., d + 1): x_t, then C_t, which is clamped to `MIN_ADAPTIVE_CLIP` …
+                `MAX_ADAPTIVE_CLIP`.
+            batch: Records of the unit, with weights of sum 1, 0 for absent records.
+            clip: Clip of single records in `base`, which `PerUnit` sets to `UNCLIPPED`.
         """
         ((point,), coefficients), weights = query, batch.weights
         adaptive_clip = point[..., -1:].clamp(MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP).to(weights.dtype)

@@ -21,12 +21,13 @@ projects on the ball K.
 | `epsilon`, `delta` | ε, δ | |
 | `lipschitz`, `smoothness` | L, M | loss / parameter, loss / parameter² |
 | `rounds`, `batch` | T, B | |
-| `clip` | norm bound on one example's increment | gradient |
+| `clip` | C: norm bound on one example's increment | gradient |
 | `sigma` | standard deviation of a tree node's noise, for sums of mean increments over a batch | gradient |
 
 Errata: the z-step is α_t/β, as Algorithm 1 prints it.  The paper's proof silently halves it, which measures worse.
 
-The theorems give parameters for a problem's numbers, and their conditions are checked.  The paper's log is to base
+The theorems give parameters for a problem's numbers.  `fedpriv privacy theorem` prints whether their conditions
+hold.  A run is refused only if T > n, or if its number of rounds is not the theorem's.  The paper's log is to base
 2, its ln natural.  The numbers are not rounded, and a run takes `whole_rounds` and `whole_batch`.
 
 Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`.  An increment is in at
@@ -40,8 +41,8 @@ e_t, where e_t is the error of the sum.  With c_t = 2β/(t+1) - M > 0 the step t
 z_{t+1}.  Proof: docs/proofs/excess-risk.md.
 
 c_t > 0 holds in all rounds if β > M (T+1)/2.  The paper requires β ≥ 2 M T where the minimizer may lie outside K
-(Theorem 15).  In the other setting (Theorem 3) it takes a smaller β, and its proof halves the z-step.  For such a
-β and the step that Algorithm 1 prints no bound is known, and none is given here.
+(Theorem 14).  In the other setting (Theorem 3) it requires only β ≥ M, and its proof halves the z-step.  For
+β ≤ M (T+1)/2 and the step that Algorithm 1 prints no bound is known, and none is given here.
 """
 
 import math
@@ -227,7 +228,7 @@ class AcceleratedParameters:
         """Bound the mean excess risk with `sigma`, whole rounds and whole batches, infinite if unknown.
 
         The bound is `accelerated_bound`.  It is infinite if β ≤ M (T+1)/2, as it may be in the realizable
-        setting.  The paper's Theorems 3 and 15 leave out constants and logarithms.
+        setting.  The paper's Theorems 10 and 14 leave out constants and logarithms.
 
         Raises:
             InputError: The formula cannot be run.
@@ -450,10 +451,10 @@ class AcceleratedSettings(NoiseSettings):
         return self
 
     def clip_and_beta(self, problem: Problem) -> tuple[float, float]:
-        """Return C and β, of the scenario or of the theorem that `parameters` names.
+        """Return the clip C and β, from the scenario or from the theorem that `parameters` names.
 
         Args:
-            problem: Numbers of the run, whose rounds must be those of the theorem.
+            problem: Numbers of the run.  With a theorem, its rounds must be those of the theorem.
 
         Raises:
             InputError: The theorem cannot be evaluated or run, or requires another number of rounds, which the

@@ -39,7 +39,7 @@ class IntegerRelease(NamedTuple):
 
 @dataclass(frozen=True)
 class RunningSums:
-    """Released running sums as accounting needs them, as `participation.orders.ReleasedSums`."""
+    """Running sums and their noise, with the bounds that accounting needs of them (`ReleasedSums`)."""
 
     mechanism: Mechanism
     """Mechanism of the noise, which factors the workload."""
@@ -62,14 +62,14 @@ class RunningSums:
         return self.certified.value
 
     def block_displacement(self, groups: int) -> float:
-        """Compute κ = max_t clip_t ‖C_t‖, rounded up, for a C whose columns have few bands.
+        """Compute κ = max_t clip_t ‖C_t‖, rounded up, if no column C_t has more than `groups` nonzero rows.
 
-        κ is the norm bound of the vector that one record adds to C s for one of its rounds.
+        clip_t is the clip of round t.  A record of round t changes only the rows t … t + bands - 1 of C s, its
+        block, and by a vector of norm at most κ, where bands is the largest number of such rows of a column.
 
-        Guarantee: where this returns, columns of C that lie `groups` or more apart have no row in common.  The
-        part of C s + z that a round of a record moves is then a block that no other of its rounds reaches, and the
-        record's increment is fixed when the block begins: blocks are accounted for as rounds with independent
-        noise, under either relation.
+        Guarantee: if a number is returned, the blocks of two rounds that lie `groups` or more apart are disjoint.
+        The record's increment depends on no release of its own block.  So blocks are accounted for as rounds with
+        independent noise, under either relation.
 
         Args:
             groups: Least distance of two rounds of one record.

@@ -1,4 +1,4 @@
-"""Files and keys through which a server in another process reports to the engine that started it.
+"""Files by which a server in another process reports to its engine, and keys that name its run.
 
 | file | content |
 |---|---|
@@ -105,7 +105,8 @@ class FolderReporter(RunObserver):
 class FolderReader:
     """Reader of one cell's reports, in the engine's process.
 
-    A damaged evaluation or result raises a RunError of one line.  A damaged report of progress or of a wait counts
+    A damaged evaluation or result raises a RunError of one line, and a release that no run can have an InputError.
+    A damaged report of progress or of a wait counts
     as missing.
     """
 
@@ -149,7 +150,8 @@ class FolderReader:
         """Return the outcome of the run, or None if no end of the run is reported.
 
         Raises:
-            InputError: The run failed at the server with an InputError, whose message this error has.
+            InputError: The run failed at the server with an InputError, whose message this error has; or a stored
+                release is none that a run can have.
             RunError: The run failed with another error, whose message this error has; or a file of the result is
                 damaged or missing.
         """

@@ -200,9 +200,11 @@ class DataSection(Section):
     def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
         """Check that the table has the public schema that a run needs.
 
-        A table needs a schema, and the schema must be public if the run has noise.  [data.scale] needs a column of
-        numbers, and a mean for each of them if it has means.  The partition "site" needs a column of sites with
-        one site for each silo, and metrics for each site need a column of sites.
+        * A .csv or .parquet file needs a schema, which must be public if the run has noise.
+        * [data.scale] needs a column of numbers.  If `means` is given, it has one number for each of these
+          columns.
+        * The partition "site" needs a column of sites, with as many sites as silos.
+        * Metrics for each site need a column of sites.
 
         Guarantee: ranges and vocabularies that are declared to come from the records enter no run with noise.
 
@@ -212,8 +214,8 @@ class DataSection(Section):
             per_silo: Whether metrics are computed for each site.
 
         Raises:
-            ValueError: The schema is missing or not public, or lacks what [data.scale], the partition or metrics
-                for each site need.
+            ValueError: The schema is missing, not public, or given for data that take none; or it lacks one of
+                these.
         """
         try:
             schema = self.table_schema

@@ -143,9 +143,12 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
 
 @contextmanager
 def _draft_copy(copy: Path, draft: Path) -> Iterator[RollbackMark]:
-    """Copy a backup to a draft, and remove the files of the draft that are left afterwards.
+    """Copy a backup, or a ledger, to a draft beside the ledger, without files of an earlier draft.
 
-    The result is the draft's rollback mark, which the caller writes.
+    Afterwards all files that still have the draft's names are removed.
+
+    Yields:
+        Mark of the draft, which the caller writes.
     """
     mark = RollbackMark(draft.with_name(draft.name + ".mark"))
     draft_files = [

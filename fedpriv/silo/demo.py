@@ -133,14 +133,15 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 
 
 def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[str, Any]:
-    """Return the keys of the narrowest [allow] with which `silo` answers one run of `cell`.
+    """Return the section [allow] of the narrowest policy that admits one run of a cell.
 
-    Keys whose defaults suffice are left out.
+    Always present are trust, relation, clip, rounds, budget and dimension.  Other keys are present only if their
+    defaults do not suffice.  `silo` decides the budget only; the memory is that of the silo that needs most.
 
     Args:
-        cell: Cell of the run.
+        cell: One run of a scenario, with all its settings.
         task: Public part of the cell's task.
-        silo: Number of the silo, or None for the narrowest [allow] with which every silo answers.
+        silo: Number of the silo, or None for the largest budget of all silos.
 
     Raises:
         InputError: If no policy allows the run, for example because it has no noise.

@@ -9,11 +9,12 @@ queries in one round nor draws other noise for an old query.  Wiped values are o
 would keep keys and sums on the disk.
 
 Guarantee: nothing is charged or answered on rows that differ from those that were written.  All rows reproduce the
-chain of commits, whose head is in the mark.  The chain is checked when a ledger or a run is opened.
-Between these checks, a run's charge, key and state and a stored reply are checked when they are read.  After the
-last run has ended and `tidy` has succeeded, and until the next run is opened, the file has the bytes whose digest
-is in the mark.  An older copy of the file, or another file, is refused by the mark.  If the mark is
-put back too, the copy is refused with the help of a server that remembers a later commit (`check_checkpoints`).
+chain of commits, whose head is in the mark.  The chain is checked when a ledger or a run is opened.  Between these
+checks, key, state and charge of the run that is asked, and a stored reply, are checked when they are read.
+Charges of other runs are not.  After the last run has ended and `tidy` has succeeded, and until the next run is
+opened, the file has the bytes whose digest is in the mark.  An older copy of the file, or another file, is refused
+by the mark.  If the mark is put back too, the copy is refused with the help of a server that remembers a later
+commit (`check_checkpoints`).
 """
 
 import fcntl
@@ -503,10 +504,13 @@ class SiloLedger:
     def tidy(self) -> None:
         """Drop replies that are not needed any more, and store the file's digest once no run is under way.
 
-        The caller holds `lock`, outside of transactions.  An error of the disk, such as a full one, ends the call,
-        and a later call does the rest.
+        The caller holds `lock`, outside of transactions.  An error while the ledger or the mark is written, such
+        as a full disk, ends the call without an exception, and a later call does the rest.
 
         Guarantee: all commits stay as they are, and dropped replies are overwritten.
+
+        Raises:
+            InputError: The mark cannot be read, or contradicts the ledger.
         """
         with suppress(OSError, sqlite3.Error):
             while drop_replies(self._database):

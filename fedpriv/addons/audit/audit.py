@@ -274,21 +274,25 @@ def _audit_statistics(
 def _audit_secret_rounds(
     cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: ProgressCallback, start_time: float
 ) -> Audit:
-    """Audit secret rounds against their claimed curve, by many canaries and by a canary in known company.
+    """Audit secret rounds against the claimed trade-off curve, by two families of tests.
 
-    The probability of failure is 1 - confidence, and both families have half of it each.  In a cell with
-    evaluations that have a claim, these have a fifth, and both families two fifths each.
+    * "canaries": many planted records in each run.
+    * "company": one planted record in each run, whose other records are known and pull the other way.
 
-    The outcome's bound is that of the family with the largest excess over its curve.  If both families keep their
-    claim, and evaluations exceed theirs, the bound is that of the evaluations.
+    Each family has half of the failure probability 1 - confidence.  If evaluations have a claim, they have a
+    fifth, half of which their one test uses, and each family has two fifths.
+
+    The outcome has the bound of the family whose μ exceeds most, or falls short least of, the μ that its curve
+    allows.  If only the evaluations exceed their claim, the bound is theirs.
 
     Args:
         cell: Cell of the scenario.
         mu: μ of the claim.
-        trials: Number of canaries in shared runs, rounded up to whole runs.  The family "company" has a sixteenth
-            of this number in addition, each in a run of its own.
+        trials: Number of canaries in shared runs, at 512 a run, rounded up to whole runs.  A silo of fewer rows
+            has fewer canaries, one a row.  The family "company" has a sixteenth of this number in addition, each
+            in a run of its own.
         confidence: Confidence of the bounds.
-        seed: Seed of the coins.
+        seed: Seed of the choice whether a canary is present.
         progress: Function that is called with the finished share of the work.
         start_time: Start of the audit, by `time.perf_counter`.
     """

@@ -187,8 +187,8 @@ def _count_units(
 ) -> list[int]:
     """Return the number of units among some rows in each silo.
 
-    A silo is a site, and a person is at the site of the person's first row.  In a table without sites, the units
-    are divided equally among four silos, without a remainder.
+    A silo is a site, and all rows of a person are at one site (`check_persons`).  In a table without sites, each
+    of four silos has a quarter of the units, rounded down.
 
     Args:
         encoded: Rows of the table.

@@ -307,7 +307,8 @@ def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Fl
         released: Released model x̂, (d,).
 
     Returns:
-        Parameters of the model, (d,), those of x̂ if the features have no constant or all other weights are 0.
+        Parameters of the model, (d,), those of x̂ if the last feature is not 1 in all records, or if all other
+        weights are 0.
     """
     mask = find_intercepts(objective, silo.train)
     weights = torch.full((len(silo.train.labels),), 1.0 / len(silo.train.labels), dtype=torch.float64)

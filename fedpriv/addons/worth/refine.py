@@ -241,12 +241,20 @@ def write_model(folder: Path, name: str, point: Floats) -> Path:
 def print_refined(
     policy: Path, scenario: Path, model: Path | None, held_out: Path | None, out: Path | None, *, only_curve: bool
 ) -> None:
-    """Print the scores on the silo's own test records, and write the personal model into `out`.
+    """Print a silo's scores of its local, released, recalibrated and personal models, and of a constant.
 
-    Without a released model the learning curve is printed.  Nothing is written if `out` is None.
+    Args:
+        policy: Policy of the silo, which names the records.
+        scenario: Scenario of the run.
+        model: File of the released model, or None with `only_curve`.
+        held_out: File of further training records that the guard never held, or None.  The weight of the pull is
+            chosen on them if there are ten or more.
+        out: Folder for the personal model, or None to write nothing.
+        only_curve: Whether only the learning curve of the local model is printed, without a released model.
 
     Raises:
-        InputError: Options do not fit together, a file cannot be used, or others can read `out`.
+        InputError: Options do not fit together, a file cannot be used, or `out` can be read by others, cannot be
+            made, or is a run's folder.
     """
     if (model is None) != only_curve:
         raise InputError(

@@ -385,15 +385,15 @@ def claim_for_sigma(
 ) -> ExactClaim:
     """Claim of M parties with noise of `sigma` units each: μ = Δ / √(M σ² - h²), rounded up.
 
-    The guarantee is that of `claim_for_mu`, for the μ computed here.  h², 256 for noise of scale 1, is deducted
-    because the noise is discrete.
+    Guarantee: with this noise of every party, (C s)_t + z_t of all rounds is μ-GDP up to `ExactClaim.slack`, and
+    so is everything computed from it.  h², 256 for noise of scale 1, is deducted because the noise is discrete.
 
     Args:
         distance: Δ, by which one record can move C s, from `integer_distance`.
         sigma: σ of one party's noise of scale 1, in units.
-        groups: Groups of fresh vectors.
+        groups: Noise vectors of the run, grouped by their scale.
         dimension: d.
-        draws: Number of fresh vectors of every round.
+        draws: Number of noise vectors of each round, (T,).
         party_count: M, number of parties that add noise.
 
     Raises:
