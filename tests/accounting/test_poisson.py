@@ -65,8 +65,7 @@ GOLDEN_NOISE = [
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "rate", "rounds", "golden"),
-    in_parts(GOLDEN_NOISE, GOLDEN_NOISE[::3]),
+    ("epsilon", "delta", "rate", "rounds", "golden"), in_parts(GOLDEN_NOISE, GOLDEN_NOISE[::3])
 )
 def test_golden_noise(epsilon: float, delta: float, rate: float, rounds: int, golden: float) -> None:
     assert calibrate(epsilon, delta, rate, rounds).noise_multiplier == pytest.approx(golden, rel=1e-3)
@@ -312,8 +311,7 @@ def test_more_noise_less_sampling_and_fewer_rounds_cost_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("multiplier", "rate", "rounds", "golden"),
-    [(2.0, 1 / 60, 1200, 1.199365861), (1.5, 0.25, 8, 2.814557826)],
+    ("multiplier", "rate", "rounds", "golden"), [(2.0, 1 / 60, 1200, 1.199365861), (1.5, 0.25, 8, 2.814557826)]
 )
 def test_golden_epsilon_below_renyi(multiplier: float, rate: float, rounds: int, golden: float) -> None:
     """The figures of dp-accounting 0.6 at a step of 1e-4, to a relative 1e-4, and a bound by Rényi accounting."""

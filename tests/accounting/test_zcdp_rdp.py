@@ -27,16 +27,14 @@ def test_the_papers_formula() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "sigma"),
-    [(0.5, 1e-5, 9.70), (1.0, 1e-5, 4.90), (2.0, 1e-6, 2.72), (8.0, 1e-5, 0.690)],
+    ("epsilon", "delta", "sigma"), [(0.5, 1e-5, 9.70), (1.0, 1e-5, 4.90), (2.0, 1e-6, 2.72), (8.0, 1e-5, 0.690)]
 )
 def test_published_calibrations_by_the_papers_formula(epsilon: float, delta: float, sigma: float) -> None:
     assert 1.0 / zcdp.paper_mu(epsilon, delta) == pytest.approx(sigma, abs=0.005)
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "sigma"),
-    [(0.5, 1e-5, 7.03), (1.0, 1e-5, 3.73), (2.0, 1e-6, 2.23), (8.0, 1e-5, 0.600)],
+    ("epsilon", "delta", "sigma"), [(0.5, 1e-5, 7.03), (1.0, 1e-5, 3.73), (2.0, 1e-6, 2.23), (8.0, 1e-5, 0.600)]
 )
 def test_published_calibrations_by_the_exact_conversion(epsilon: float, delta: float, sigma: float) -> None:
     assert 1.0 / gdp.mu_of(epsilon, delta) == pytest.approx(sigma, abs=0.005)

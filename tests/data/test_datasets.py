@@ -73,11 +73,7 @@ def from_files(monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path
     [("mnist", write_mnist, 10), ("fashion-mnist", write_mnist, 10), ("emnist", write_emnist, 47)],
 )
 def test_idx_data_sets_are_fetched_on_first_use_and_read(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    write: Callable[[Path], None],
-    classes: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path], None], classes: int
 ) -> None:
     from_files(monkeypatch, name, write)
     dataset = load(name, tmp_path)
@@ -107,11 +103,7 @@ def test_cifar10_batches_are_joined_in_order_with_channels_last(
         names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
         for number, name in enumerate(names):
             two = slice(2 * number, 2 * number + 2)
-            batch = {
-                "data": every[two].reshape(2, 3072),
-                "labels": [number, number + 1],
-                "filenames": ["a", "b"],
-            }
+            batch = {"data": every[two].reshape(2, 3072), "labels": [number, number + 1], "filenames": ["a", "b"]}
             (folder / name).write_bytes(pickle.dumps(batch, protocol=4))
         (folder / "batches.meta").write_bytes(b"")
 

@@ -66,8 +66,7 @@ def test_where_the_default_root_is(
 
 
 @pytest.mark.parametrize(
-    ("name", "suggestion"),
-    [("mnits", "mnist"), ("MNIST", "mnist"), ("cifar-10", "cifar10"), ("EMnist", "emnist")],
+    ("name", "suggestion"), [("mnits", "mnist"), ("MNIST", "mnist"), ("cifar-10", "cifar10"), ("EMnist", "emnist")]
 )
 def test_a_misspelt_name_gets_a_suggestion(name: str, suggestion: str) -> None:
     with pytest.raises(InputError, match=f"{name!r}: .*; did you mean {suggestion!r}"):
@@ -76,8 +75,7 @@ def test_a_misspelt_name_gets_a_suggestion(name: str, suggestion: str) -> None:
 
 def test_an_unknown_name_gets_the_known_ones() -> None:
     with pytest.raises(
-        InputError,
-        match=r"cifar10, heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult, ",
+        InputError, match=r"cifar10, heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult, "
     ):
         fetch("weather")
 

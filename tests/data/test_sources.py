@@ -57,11 +57,7 @@ def test_the_data_set_is_asked_for_with_its_options(tmp_path: Path, torchvision:
     ids=lambda value: type(value).__name__,
 )
 def test_every_failure_is_one_line_and_nothing_is_printed(
-    tmp_path: Path,
-    torchvision: SimpleNamespace,
-    capfd: pytest.CaptureFixture[str],
-    error: Exception,
-    reason: str,
+    tmp_path: Path, torchvision: SimpleNamespace, capfd: pytest.CaptureFixture[str], error: Exception, reason: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         print("Downloading to somewhere")
@@ -136,8 +132,7 @@ def test_the_files_are_read_out_of_the_archive() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"not a package", package(name="other.tar"), package({}), package()[:150], package()[:-200]],
+    "content", [b"", b"not a package", package(name="other.tar"), package({}), package()[:150], package()[:-200]]
 )
 def test_anything_else_is_one_line(content: bytes) -> None:
     with pytest.raises(InputError, match="dataset-fashion-mnist: not the expected package") as raised:

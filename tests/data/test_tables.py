@@ -76,10 +76,7 @@ def test_a_record_never_enters_the_features_of_another(
     changed[place] = other
     given_schema = schema(split=None, site=None, sites=[])
     before, after = (
-        encode_table(
-            RawTable.from_texts("t", {name: [r[name] for r in each] for name in other}),
-            given_schema,
-        )
+        encode_table(RawTable.from_texts("t", {name: [r[name] for r in each] for name in other}), given_schema)
         for each in (records, changed)
     )
     decay = np.arange(len(records)) != place
@@ -317,10 +314,7 @@ def test_a_description_that_is_not_public_runs_without_noise_only(tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (
-            {"federation": {"silos": 3, "rounds": 8, "batches": [1, 2, 3]}},
-            r"has 2 sites; federation\.silos =",
-        ),
+        ({"federation": {"silos": 3, "rounds": 8, "batches": [1, 2, 3]}}, r"has 2 sites; federation\.silos ="),
         (
             {"federation": {"silos": 2, "rounds": 8, "batches": [1]}},
             "batches has 1 numbers, and there are 2 silos",

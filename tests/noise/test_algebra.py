@@ -76,12 +76,7 @@ def test_the_tree_factors_the_workload(rounds: int, decay: float, period: int | 
     check(BinaryTree(decay, period), tree_matrix(rounds, decay, period), decay, period)
 
 
-@given(
-    rounds=lengths,
-    decay=decays,
-    period=st.one_of(st.none(), st.integers(1, 45)),
-    first=st.floats(0.1, 10.0),
-)
+@given(rounds=lengths, decay=decays, period=st.one_of(st.none(), st.integers(1, 45)), first=st.floats(0.1, 10.0))
 @settings(deadline=None)
 def test_noise_on_the_leaves_factors_the_workload(
     rounds: int, decay: float, period: int | None, first: float

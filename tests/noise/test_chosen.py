@@ -195,10 +195,7 @@ SPECIAL: dict[str, Callable[[], NoiseCost]] = {
     "separated": lambda: separated(24, "equal"),
     "separated, unequal clips": lambda: separated(24, "unequal"),
 }
-CASES = {
-    **{name: (lambda key=key: objective(*key)) for name, key in GRID.items()},
-    **SPECIAL,
-}
+CASES = {**{name: (lambda key=key: objective(*key)) for name, key in GRID.items()}, **SPECIAL}
 
 
 @pytest.mark.every(4)

@@ -29,8 +29,7 @@ PROBLEM = NonsmoothProblem(dimension=20, lipschitz=1.0, gap=1.0, smoothing=0.2)
 
 
 @pytest.mark.parametrize(
-    ("dimension", "constant"),
-    [(1, 1.0), (2, 4 / math.pi), (3, 1.5), (10, 2.586899392478), (100, 7.998817343488)],
+    ("dimension", "constant"), [(1, 1.0), (2, 4 / math.pi), (3, 1.5), (10, 2.586899392478), (100, 7.998817343488)]
 )
 def test_smoothness_constant(dimension: int, constant: float) -> None:
     assert smoothness_constant(dimension) == pytest.approx(constant, rel=1e-12)

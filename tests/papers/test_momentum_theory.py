@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from benchmarks.momentum_crossing import (
-    crossing_table,
-    momentum,
-    noise,
-    reduced_noise,
-    tree_noise,
-)
+from benchmarks.momentum_crossing import crossing_table, momentum, noise, reduced_noise, tree_noise
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import Round
@@ -76,12 +70,7 @@ def test_theorem_9_needs_gamma_of_at_most_a_half() -> None:
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "paper", "exact"),
-    [
-        (0.5, 1e-5, 13.57, 7.03),
-        (1.0, 1e-5, 6.79, 3.73),
-        (2.0, 1e-6, 3.72, 2.23),
-        (8.0, 1e-5, 0.848, 0.600),
-    ],
+    [(0.5, 1e-5, 13.57, 7.03), (1.0, 1e-5, 6.79, 3.73), (2.0, 1e-6, 3.72, 2.23), (8.0, 1e-5, 0.848, 0.600)],
 )
 def test_two_conversions(epsilon: float, delta: float, paper: float, exact: float) -> None:
     assert simple_noise_multiplier(epsilon, delta) == pytest.approx(paper, rel=2e-3)
@@ -264,10 +253,7 @@ def test_the_table_of_noise(
             assert 0.95 * expected < found < 1.01 * expected
 
 
-@pytest.mark.parametrize(
-    ("smoothness", "before", "after"),
-    [(1.0, 40, 100), (0.1, 5, 10)],
-)
+@pytest.mark.parametrize(("smoothness", "before", "after"), [(1.0, 40, 100), (0.1, 5, 10)])
 def test_the_paper_s_algorithm_2_wins_between(smoothness: float, before: int, after: int) -> None:
     """Near 80 epochs if L = G, near 10 (less with γ = η N L / G) if L = G/10, at N = 50."""
     few, many = (reduced_noise(SlidingDifferences, 50, epochs, smoothness) for epochs in (before, after))

@@ -83,12 +83,7 @@ GROUPS = [
 
 
 @settings(max_examples=100)
-@given(
-    st.floats(2.0**20, 2.0**42),
-    st.floats(0.05, 20.0),
-    st.sampled_from(GROUPS),
-    st.integers(1, 300),
-)
+@given(st.floats(2.0**20, 2.0**42), st.floats(0.05, 20.0), st.sampled_from(GROUPS), st.integers(1, 300))
 def test_the_claim_is_safe_in_rationals(distance: float, mu: float, groups: list[NoiseGroup], owners: int) -> None:
     least = min(Fraction(scale) for _, scale, _ in groups)
     try:

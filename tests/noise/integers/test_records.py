@@ -174,8 +174,7 @@ def test_bytes_take_the_way_of_outer_products(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "settings_of",
-    [{}, {"feature_norm": 4.0}, {"centre": 0.1}, {"features": "orientations", "feature_norm": 1.0}],
+    "settings_of", [{}, {"feature_norm": 4.0}, {"centre": 0.1}, {"features": "orientations", "feature_norm": 1.0}]
 )
 def test_features_are_integers_within_their_bound(
     settings_of: dict[str, Any], monkeypatch: pytest.MonkeyPatch
