@@ -12,10 +12,9 @@ from scipy.stats import chi2, norm
 from fedpriv.core.random import simulation_noise
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism
-from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import FixedOrder
+from tests.noise.matrices import Matrix, stream, streamed_matrix, workload_of
 
 ROUNDS, SIZE, FALSE_ALARM = 24, 20_000, 1e-6
 
@@ -30,22 +29,17 @@ MEMBERS = [
 ]
 
 
-def stream(mechanism: Mechanism, seed: int) -> np.ndarray:
-    source, state, rows = simulation_noise(seed, np.float64), mechanism.start(), []
-    for t in range(1, ROUNDS + 1):
-        row, state = mechanism.noise(state, t, torch.from_numpy(source.vector(SIZE, 0, t)))
-        rows.append(row.numpy().copy())
-    return np.stack(rows)
-
-
-def workload_for(mechanism: Mechanism) -> Workload:
-    decay, period = getattr(mechanism, "decay", 1.0), getattr(mechanism, "period", None)
-    return Workload(FixedOrder(ROUNDS, ROUNDS), decay, np.ones(ROUNDS), period)
+def released(mechanism: Mechanism, seed: int) -> Matrix:
+    source = simulation_noise(seed, np.float64)
+    fresh = (torch.from_numpy(source.vector(SIZE, 0, t)) for t in range(1, ROUNDS + 1))
+    return torch.stack([row.clone() for row, _ in stream(mechanism, fresh)]).numpy()
 
 
 @pytest.mark.parametrize("mechanism", MEMBERS, ids=str)
 def test_the_variance_of_every_release_is_the_accounted_one(mechanism: Mechanism) -> None:
-    squared_norm = np.sum(stream(mechanism, seed=11) ** 2, axis=1) / mechanism.variance(workload_for(mechanism))
+    decay, period = getattr(mechanism, "decay", 1.0), getattr(mechanism, "period", None)
+    variance = mechanism.variance(workload_of(ROUNDS, decay, period=period))
+    squared_norm = np.sum(released(mechanism, seed=11) ** 2, axis=1) / variance
     low, high = chi2.ppf([FALSE_ALARM / ROUNDS / 2, 1 - FALSE_ALARM / ROUNDS / 2], SIZE)
     assert np.all((low < squared_norm) & (squared_norm < high))
 
@@ -53,11 +47,7 @@ def test_the_variance_of_every_release_is_the_accounted_one(mechanism: Mechanism
 @pytest.mark.parametrize("mechanism", MEMBERS, ids=str)
 def test_undoing_b_leaves_independent_standard_normals(mechanism: Mechanism) -> None:
     """B^-1 of the released noise is white: no round reuses a fresh vector, none forgets it."""
-    state, columns = mechanism.start(), []
-    for t in range(1, ROUNDS + 1):
-        row, state = mechanism.noise(state, t, torch.eye(ROUNDS, dtype=torch.float64)[t - 1])
-        columns.append(row.numpy().copy())
-    white = np.linalg.solve(np.stack(columns), stream(mechanism, seed=12))
+    white = np.linalg.solve(streamed_matrix(mechanism, ROUNDS), released(mechanism, seed=12))
     products = white @ white.T / np.sqrt(SIZE)
     bound = norm.ppf(1 - FALSE_ALARM / ROUNDS**2 / 2)
     assert np.all(np.abs(products[np.triu_indices(ROUNDS, 1)]) < 1.05 * bound)
