@@ -289,6 +289,7 @@ def test_the_papers_size_is_enough(rounds_per_epoch: int, epochs: int) -> None:
     assert 0.49 <= 4.0 * ratio**2 <= 1.07  # μ²σ², whose claim is 4
 
 
+LONG = {kind: trees(kind, 8, decay=0.95) for kind in KINDS}
 REFUSED: list[tuple[str, Callable[[DifferenceTrees], object]]] = [
     ("one order of", lambda trees: trees.sensitivity(separated(20, 4, 5, 0.75))),
     ("one order of", lambda trees: trees.sensitivity(workload(20, 4))),
@@ -303,7 +304,6 @@ REFUSED: list[tuple[str, Callable[[DifferenceTrees], object]]] = [
         lambda trees: size_by_paper(dataclasses.replace(trees, movement=None), workload(20, 5), 2.0),
     ),
 ]
-LONG = {kind: trees(kind, 8, decay=0.95) for kind in KINDS}
 
 
 @every_kind
