@@ -65,7 +65,8 @@ def quadrature(chain: CovarianceChain) -> tuple[Curve, Curve, Curve]:
 @pytest.mark.parametrize(
     ("rounds", "decay", "first"),
     [
-        (1, 0.0, 4.0), (1, 0.0, 1e-4), (2, 0.01, 0.6), (2, 0.6, 4.0), (2, 0.6, 1e-4), (2, 0.999, 0.05), (3, 0.7, 0.6),
+        (1, 0.0, 4.0), (1, 0.0, 1e-4), (2, 0.01, 0.6), (2, 0.6, 4.0), (2, 0.6, 1e-4), (2, 0.999, 0.05),
+        (3, 0.7, 0.6),
     ],
 )  # fmt: skip
 def test_few_rounds_are_the_quadrature_on_the_safe_side(rounds: int, decay: float, first: float) -> None:
