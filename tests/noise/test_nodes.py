@@ -129,9 +129,7 @@ def test_without_decay_the_variance_counts_set_bits(rounds: int) -> None:
 
 @given(rounds=st.integers(1, 300), rounds_per_epoch=st.integers(1, 40), decay=st.floats(0.0, 1.0))
 @settings(deadline=None)
-def test_equal_clips_take_a_short_cut_to_the_same_weights(
-    rounds: int, rounds_per_epoch: int, decay: float
-) -> None:
+def test_equal_clips_are_a_short_cut_to_the_same_weights(rounds: int, rounds_per_epoch: int, decay: float) -> None:
     barely_unequal = np.ones(rounds)
     barely_unequal[-1] += 1e-15
     equal, unequal = (

@@ -207,12 +207,10 @@ def test_many_epochs_of_unequal_clips_match_the_matrix() -> None:
         assert 2 * mechanism.sensitivity(workload) == pytest.approx(opposite(mechanism, workload), rel=1e-11)
 
 
-@given(rounds=st.integers(1, 50), max_participations=st.integers(1, 50), min_separation=st.integers(1, 60))
-def test_a_record_takes_part_no_more_often_than_the_rounds_allow(
-    rounds: int, max_participations: int, min_separation: int
-) -> None:
-    pattern = MinSeparation(rounds, max_participations, min_separation)
-    assert pattern.max_rounds_per_record == min(max_participations, len(range(0, rounds, min_separation)))
+@given(rounds=st.integers(1, 50), most=st.integers(1, 50), gap=st.integers(1, 60))
+def test_a_record_takes_part_no_more_often_than_the_rounds_allow(rounds: int, most: int, gap: int) -> None:
+    pattern = MinSeparation(rounds, most, gap)
+    assert pattern.max_rounds_per_record == min(most, len(range(0, rounds, gap)))
     assume(pattern.max_rounds_per_record == 1)
     assert pattern.single_pass
 

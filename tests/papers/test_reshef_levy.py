@@ -69,6 +69,7 @@ def test_a_loss_without_bounds_is_refused() -> None:
 
 
 ESTIMATOR = RecursiveGradient(clip=1.0)
+MakeCell = Callable[..., Cell]
 
 
 @given(rounds=st.integers(1, 30), seed=st.integers(0, 10**6), radius=st.floats(0.01, 10.0))
@@ -119,7 +120,7 @@ def plan(cell: Cell) -> Plan:
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 def test_raised_late_clips_cost_no_noise_and_every_record_what_is_claimed(
-    small_cell: Callable[..., Cell], trust: str
+    small_cell: MakeCell, trust: str
 ) -> None:
     """Replace-one by hand: record t moves each of the sums t … T of its silo by up to twice its clip."""
     keys: dict[str, Any] = {"algorithm__trust": trust, "algorithm__clip": CLIP, "algorithm__step": 0.01}
@@ -170,16 +171,14 @@ EPOCHS = BALANCED | {"federation__epochs": 2, "privacy": {"relation": "zero-out"
     ],
 )
 def test_what_is_not_free_or_does_not_end_is_refused(
-    small_cell: Callable[..., Cell], keys: dict[str, Any], line: str
+    small_cell: MakeCell, keys: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(InputError, match=line):
         plan(small_cell(**keys))
 
 
 @pytest.mark.parametrize("mechanism", ["tree", "banded", "independent"])
-def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(
-    small_cell: Callable[..., Cell], mechanism: str
-) -> None:
+def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(small_cell: MakeCell, mechanism: str) -> None:
     shared: dict[str, Any] = {"trust": "trusted", "mechanism": mechanism, "clip": CLIP, "step": 0.01}
     mu2 = small_cell(algorithm={"name": "dp-mu2-fl", "diameter": 3.0, **shared})
     privacy = {"relation": "replace-one", "mu": MU}
@@ -190,9 +189,7 @@ def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(
 
 
 @pytest.mark.parametrize("mechanism", ["independent", "tree", "banded"])
-def test_the_papers_step_is_for_the_noise_that_is_released(
-    small_cell: Callable[..., Cell], mechanism: str
-) -> None:
+def test_the_papers_step_is_for_the_noise_that_is_released(small_cell: MakeCell, mechanism: str) -> None:
     """η = D / (σ √(T d)) with σ the noise in a release: measured here by running the mechanism on unit vectors."""
     keys = {"algorithm__mechanism": mechanism, "federation__rounds": ROUNDS, "algorithm__clip": CLIP}
     made = plan(small_cell(**keys, privacy__rho=0.1))
@@ -214,7 +211,7 @@ def test_late_clips_in_two_epochs_would_cost_17_percent() -> None:
 
 
 @pytest.mark.parametrize(("rounds", "share"), [(16, 0.674), (60, 0.812), (600, 0.936)])
-def test_growing_clips_cost_less(small_cell: Callable[..., Cell], rounds: int, share: float) -> None:
+def test_growing_clips_cost_less(small_cell: MakeCell, rounds: int, share: float) -> None:
     """S_t = G + 2LD (t-1)/(t+1): the noise falls to that of the worst round, S_t √(T - t + 1) over S √T."""
     keys: dict[str, Any] = {"federation__rounds": rounds, "algorithm__diameter": 0.1}
     keys |= {"data__name": "synthetic", "model": {"name": "softmax-regression"}}
@@ -226,7 +223,7 @@ def test_growing_clips_cost_less(small_cell: Callable[..., Cell], rounds: int, s
     assert stream.mu == pytest.approx(4.0)
 
 
-def test_no_increment_is_clipped_by_growing_clips(small_cell: Callable[..., Cell]) -> None:
+def test_no_increment_is_clipped_by_growing_clips(small_cell: MakeCell) -> None:
     """Without noise the trajectory is the paper's: the bound holds for every increment of the run."""
     quiet = {"privacy": {"relation": "replace-one", "mode": "none"}, "algorithm__step": 0.01}
     (paper,), _ = run("vectorized", small_cell(**quiet))
@@ -235,7 +232,7 @@ def test_no_increment_is_clipped_by_growing_clips(small_cell: Callable[..., Cell
     np.testing.assert_allclose(growing.cell_outcome.model, paper.cell_outcome.model, rtol=1e-9, atol=1e-15)
 
 
-def test_the_next_point_uses_the_last_batch(small_cell: Callable[..., Cell]) -> None:
+def test_the_next_point_uses_the_last_batch(small_cell: MakeCell) -> None:
     """x_{T+1} of T rounds is x_T of a run that asks once more, whose last release moves nothing."""
     quiet = {"privacy": {"relation": "replace-one", "mode": "none"}, "algorithm__step": 0.01}
     (following,), _ = run("vectorized", small_cell(**quiet, algorithm__output="next"))

@@ -1,8 +1,10 @@
 """The rates and identities that pin Accelerated-DP-SRGD and its variants, noise off."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,11 +14,16 @@ from torch import Tensor
 from fedpriv.loss.estimators import Estimator, LinearWeights, PlainGradient, PowerWeights, RecursiveGradient
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.papers.base import Problem
 from fedpriv.papers.choquette_choo import NesterovCoupling
 from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.papers.sgd import ProjectedSGD
+from fedpriv.papers.table import find_algorithm
+from fedpriv.participation.orders import FixedOrder
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
+from tests.noise.matrices import workload_of
 from tests.papers.builders import drive
 
 LOOSE = 1e9
@@ -160,3 +167,20 @@ def test_online_to_batch_with_power_one_is_the_anytime_server() -> None:
         *_, state = drive(optimizer, torch.zeros(2), released, RecursiveGradient(1.0, weights=weights).round)
         outputs.append(optimizer.query(state))
     torch.testing.assert_close(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize(("rounds", "saved"), [(16, 0.106), (60, 0.087), (240, 0.065)])
+def test_a_balanced_first_clip_evens_out_the_nodes_of_round_1(rounds: int, saved: float) -> None:
+    """Round 1 is in one released node more than any other; with its clip smaller all cost the same."""
+    row = find_algorithm("accelerated-dp-srgd")
+    problem = Problem(10, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=FixedOrder(rounds, rounds))
+    prices = []
+    for first_clip in ("same", "balanced"):
+        settings = row.settings.model_validate({"clip": 3.0, "beta": 1.0, "radius": 1.0, "first_clip": first_clip})
+        estimator = row.estimator(settings, problem)
+        clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
+        assert clips[1:].tolist() == [3.0] * (rounds - 1)
+        prices.append(BinaryTree().sensitivity(workload_of(rounds, clips=clips)))
+    most = math.floor(math.log2(rounds)) + 1
+    assert prices == pytest.approx([3.0 * math.sqrt(most), 3.0 * math.sqrt(most - 1)])
+    assert 1.0 - prices[1] / prices[0] == pytest.approx(saved, abs=5e-4)
