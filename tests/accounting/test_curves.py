@@ -12,21 +12,10 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import binom
 
+from fedpriv.accounting import curves
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.budget import find_capacity, overflow_slack
-from fedpriv.accounting.curves import (
-    Floats,
-    delta_at,
-    epsilon_at,
-    gaussian_curve,
-    group_mu,
-    group_privacy_curve,
-    highest_curve,
-    lower_gaussian_curve,
-    lowest_curve,
-    triangle_curve,
-)
 from fedpriv.accounting.losses import GridLossDistribution, PrivacyLossDistribution, min_noise_multiplier
 
 DELTA = 1e-5
@@ -44,33 +33,35 @@ def gaussian_losses(mu: float, points: int = 4001) -> PrivacyLossDistribution:
 @given(mu=st.floats(1e-4, 60.0), epsilon=st.floats(0.0, 600.0))
 def test_gaussian_curves_hold_the_exact_delta_between_them(mu: float, epsilon: float) -> None:
     exact, at = gdp.delta_of(mu, epsilon), np.array([epsilon])
-    assert float(gaussian_curve(mu)(at)[0]) >= exact * (1 - 1e-11)
-    assert float(lower_gaussian_curve(mu)(at)[0]) <= exact
+    assert float(curves.gaussian_curve(mu)(at)[0]) >= exact * (1 - 1e-11)
+    assert float(curves.lower_gaussian_curve(mu)(at)[0]) <= exact
     if exact > 1e-12:
-        assert float(gaussian_curve(mu)(at)[0]) <= exact * 1.01
-        assert float(lower_gaussian_curve(mu)(at)[0]) >= exact * 0.99
+        assert float(curves.gaussian_curve(mu)(at)[0]) <= exact * 1.01
+        assert float(curves.lower_gaussian_curve(mu)(at)[0]) >= exact * 0.99
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
 def test_epsilon_at_was_tried_and_is_the_smallest(mu: float) -> None:
-    epsilon = epsilon_at(gaussian_curve(mu), DELTA)
-    assert delta_at(gaussian_curve(mu), epsilon) <= DELTA
+    epsilon = curves.epsilon_at(curves.gaussian_curve(mu), DELTA)
+    assert curves.delta_at(curves.gaussian_curve(mu), epsilon) <= DELTA
     assert epsilon == pytest.approx(gdp.epsilon_of(mu, DELTA), rel=1e-9)
-    assert epsilon_at(lambda epsilons: np.ones_like(epsilons), DELTA) == math.inf
-    assert epsilon_at(gaussian_curve(0.0), DELTA) == 0.0
+    assert curves.epsilon_at(lambda epsilons: np.ones_like(epsilons), DELTA) == math.inf
+    assert curves.epsilon_at(curves.gaussian_curve(0.0), DELTA) == 0.0
 
 
 def test_lowest_and_highest() -> None:
-    at, (low, high) = np.array([0.0, 1.0, 3.0]), (gaussian_curve(1.0), gaussian_curve(2.0))
-    assert np.array_equal(lowest_curve([low, high])(at), low(at))
-    assert np.array_equal(highest_curve([low, high])(at), high(at))
+    at, (low, high) = np.array([0.0, 1.0, 3.0]), (curves.gaussian_curve(1.0), curves.gaussian_curve(2.0))
+    assert np.array_equal(curves.lowest_curve([low, high])(at), low(at))
+    assert np.array_equal(curves.highest_curve([low, high])(at), high(at))
 
 
 @settings(max_examples=50, deadline=None)
 @given(first=st.floats(0.05, 3.0), second=st.floats(0.05, 3.0), epsilon=st.floats(0.0, 20.0))
 def test_chained_is_above_the_sum_of_two_shifts(first: float, second: float, epsilon: float) -> None:
     """N(μ₁ + μ₂, 1) against N(0, 1) through N(μ₂, 1): the chain is a bound of what is exactly known."""
-    bound = delta_at(triangle_curve(gaussian_curve(first), gaussian_curve(second)), epsilon)
+    bound = curves.delta_at(
+        curves.triangle_curve(curves.gaussian_curve(first), curves.gaussian_curve(second)), epsilon
+    )
     assert bound >= min(1.0, gdp.delta_of(first + second, epsilon)) * (1 - 1e-9)
 
 
@@ -79,8 +70,8 @@ def test_chained_is_above_the_sum_of_two_shifts(first: float, second: float, eps
 
 @pytest.mark.parametrize(("size", "together"), [(2, 9.997), (8, 65.32)])
 def test_golden_group_privacy_of_fixed_orders(size: int, together: float) -> None:
-    assert gdp.epsilon_of(group_mu(1.0, size), DELTA) == pytest.approx(together, abs=5e-3)
-    assert group_mu(1.0, 1) == 1.0
+    assert gdp.epsilon_of(curves.group_mu(1.0, size), DELTA) == pytest.approx(together, abs=5e-3)
+    assert curves.group_mu(1.0, 1) == 1.0
 
 
 @pytest.mark.slow
@@ -104,13 +95,15 @@ def test_the_root_rule_is_false_for_sampled_runs_and_the_chain_holds() -> None:
     deltas = np.concatenate(values)
     error = float(deltas.std()) / math.sqrt(samples)
     assert float(deltas.mean()) - 4.5 * error > 3.0 * DELTA
-    assert float(deltas.mean()) < delta_at(group_privacy_curve(AllocatedGaussian(z, bins).curve, 2), epsilon)
+    assert float(deltas.mean()) < curves.delta_at(
+        curves.group_privacy_curve(AllocatedGaussian(z, bins).curve, 2), epsilon
+    )
 
 
 @settings(max_examples=50, deadline=None)
 @given(mu=st.floats(0.05, 2.0), size=st.integers(1, 8), epsilon=st.floats(0.0, 20.0))
 def test_the_chain_is_above_exact_group_privacy(mu: float, size: int, epsilon: float) -> None:
-    bound = delta_at(group_privacy_curve(gaussian_curve(mu), size), epsilon)
+    bound = curves.delta_at(curves.group_privacy_curve(curves.gaussian_curve(mu), size), epsilon)
     assert bound >= gdp.delta_of(size * mu, epsilon) * (1 - 1e-9)
 
 
@@ -143,7 +136,7 @@ def test_a_grid_raises_every_delta(masses: list[float], losses: list[float], ste
     law = PrivacyLossDistribution(np.sort(np.array(losses[: len(share)])), share, 1.0 - float(share.sum()))
     lattice = law.to_grid(step)
 
-    def exact(at: Floats, of: Floats, infinite: float) -> float:
+    def exact(at: curves.Floats, of: curves.Floats, infinite: float) -> float:
         return infinite + float(np.maximum(-np.expm1(epsilon - at), 0.0) @ of)
 
     twice = np.add.outer(law.losses, law.losses).ravel(), np.multiply.outer(law.masses, law.masses).ravel()

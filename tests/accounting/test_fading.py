@@ -9,27 +9,7 @@ import pytest
 from fedpriv.accounting import chain as chains
 from fedpriv.accounting import fading
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.chain import (
-    LOST_MEAN,
-    CovarianceChain,
-    ExponentGrid,
-    FadingOverlaps,
-    SumGrid,
-    dominating_chain,
-    find_overlaps,
-)
 from fedpriv.accounting.curves import Curve, Floats, gaussian_curve, lower_gaussian_curve
-from fedpriv.accounting.fading import (
-    COARSE,
-    FINE,
-    ChainEpoch,
-    epoch_addition_losses,
-    epoch_removal_losses,
-    epoch_replacement_curve,
-    epoch_replacement_losses,
-    removal_and_addition_curves,
-    replacement_curve,
-)
 from fedpriv.accounting.gaussian import Relation, mu_of
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.series import Workload
@@ -41,7 +21,7 @@ from tests.accounting.falsified import matrix_of, moves_of
 EPSILONS = np.array([0.0, 0.2, 0.5, 1.0, 1.7, 2.5, 4.0])
 
 
-def quadrature(chain: CovarianceChain) -> tuple[Curve, Curve, Curve]:
+def quadrature(chain: chains.CovarianceChain) -> tuple[Curve, Curve, Curve]:
     """Removed, added and replaced of a chain of one, two or three rounds, all patterns of a grid."""
     line = np.linspace(-9.0, 9.0, (0, 6001, 601, 81)[len(chain.variances)])
     weight = np.exp(-0.5 * line**2) * (line[1] - line[0]) / math.sqrt(2.0 * math.pi)
@@ -72,9 +52,13 @@ def quadrature(chain: CovarianceChain) -> tuple[Curve, Curve, Curve]:
 def test_few_rounds_are_the_quadrature_on_the_safe_side(rounds: int, decay: float, first: float) -> None:
     """The guarantee of `fading` for one epoch: zero-out in both orders and replace-one."""
     chain, epsilons = chain_of(decay, rounds, first), EPSILONS[::3] * math.sqrt(first)
-    epoch = ChainEpoch(chain, FINE)
-    laws = [require(losses(epoch)).deltas for losses in (epoch_removal_losses, epoch_addition_losses)]
-    for found, truth in zip([*laws, require(epoch_replacement_curve(epoch))], quadrature(chain), strict=True):
+    epoch = fading.ChainEpoch(chain, fading.FINE)
+    laws = [
+        require(losses(epoch)).deltas for losses in (fading.epoch_removal_losses, fading.epoch_addition_losses)
+    ]
+    for found, truth in zip(
+        [*laws, require(fading.epoch_replacement_curve(epoch))], quadrature(chain), strict=True
+    ):
         bound, least = found(epsilons), truth(epsilons)
         assert np.all(bound >= least - (1e-3 if rounds == 3 else 2e-5) * math.sqrt(first))
         assert first > 1.0 or np.all(bound <= 1.15 * least + 4e-3 * math.sqrt(first))
@@ -87,20 +71,20 @@ def test_chains_lie_above_what_they_are_asked_to_and_are_exact_where_it_is_one()
         columns = np.abs(draw.standard_normal((12, rounds))) * draw.random((12, rounds))
         clips = np.exp(draw.uniform(-2.0, 2.0, rounds))
         wanted = columns.T @ columns
-        found = dominating_chain(wanted, clips).covariances
+        found = chains.dominating_chain(wanted, clips).covariances
         assert np.all(found >= wanted * np.outer(clips, clips))
         assert np.linalg.eigvalsh(found).min() >= -1e-9 * found.max()
     exact, clips = (
         0.8 ** lags(7) * 0.9 ** np.maximum.outer(np.arange(7), np.arange(7)),
         np.exp(draw.uniform(-1, 1, 7)),
     )
-    found = dominating_chain(exact, clips).covariances
+    found = chains.dominating_chain(exact, clips).covariances
     np.testing.assert_allclose(found, exact * np.outer(clips, clips), rtol=1e-6)
 
 
 def test_a_step_to_the_lattice_keeps_means_and_what_its_moments_promise() -> None:
     """Rows of a walk are probabilities, their mean is kept, and E e^(re) is m(r) (1 ± η(r)) for every start."""
-    lattice = ExponentGrid(chain_of(0.7, 4), 0.5, 400)
+    lattice = chains.ExponentGrid(chain_of(0.7, 4), 0.5, 400)
     std = float(lattice.stds[1])
     moves, inner = lattice.transition_matrix(0.7, std), np.abs(lattice.points) < 2.0
     assert np.allclose(moves[inner].sum(axis=1), 1.0, atol=1e-12)
@@ -114,14 +98,14 @@ def test_a_step_to_the_lattice_keeps_means_and_what_its_moments_promise() -> Non
 
 
 def test_what_leaves_the_lattice_is_less_than_is_added() -> None:
-    lattice = ExponentGrid(chain_of(0.9, 12), 0.4, 80)
+    lattice = chains.ExponentGrid(chain_of(0.9, 12), 0.4, 80)
     tilted = lattice.prior * np.exp(lattice.points - 0.5) / (1.0 + lattice.step**2 / 8.0)
-    assert 1.0 - float(np.sum(lattice.prior)) <= LOST_MEAN + 1e-15
-    assert abs(1.0 - float(np.sum(tilted))) <= LOST_MEAN + lattice.relative_error
+    assert 1.0 - float(np.sum(lattice.prior)) <= chains.LOST_MEAN + 1e-15
+    assert abs(1.0 - float(np.sum(tilted))) <= chains.LOST_MEAN + lattice.relative_error
 
 
 def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
-    sums = SumGrid(-1.0, 3.0, 0.1, 0.05)
+    sums = chains.SumGrid(-1.0, 3.0, 0.1, 0.05)
     law = np.zeros((2, len(sums.points)))
     law[:, sums.zero] = 1.0
     moved, above = sums.shift_onto(law, np.array([0.234, 7.0]), sums)
@@ -133,7 +117,7 @@ def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
 
 def test_a_mass_far_below_every_delta_is_kept_where_a_sum_is_large() -> None:
     """At a variance of 25 sums reach 1e21: a mass of 1e-31 there is a hundred times what is added to every δ."""
-    sums = SumGrid(-1.0, 1e21, 1.0, 0.05)
+    sums = chains.SumGrid(-1.0, 1e21, 1.0, 0.05)
     law = np.zeros((1, len(sums.points)))
     law[0, sums.zero], law[0, -2] = 1.0, 1e-31
     moved, above = sums.shift_onto(law, np.array([0.0]), sums)
@@ -188,21 +172,21 @@ SLOW_AND_FAST = 0.5 + 0.5 * 0.2 ** lags(4)
 @pytest.mark.parametrize("moved", [FADING, SLOW_AND_FAST], ids=["one buffer", "a slow and a fast one"])
 def test_overlaps_of_several_epochs_all_count(moved: Floats) -> None:
     """Four epochs of one round: nothing is secret, and what overlaps adds up to ‖Σ C_t‖²."""
-    overlaps = find_overlaps(moved, np.ones(4), 1)
-    replaced = require(replacement_curve(overlaps, 4.0, COARSE))
+    overlaps = chains.find_overlaps(moved, np.ones(4), 1)
+    replaced = require(fading.replacement_curve(overlaps, 4.0, fading.COARSE))
     mu = math.sqrt(float(np.sum(moved))) / 4.0
-    for curve in require(removal_and_addition_curves(overlaps, 4.0, COARSE)):
+    for curve in require(fading.removal_and_addition_curves(overlaps, 4.0, fading.COARSE)):
         assert np.all(curve(EPSILONS) >= lower_gaussian_curve(mu)(EPSILONS))
     assert np.all(replaced(EPSILONS) >= lower_gaussian_curve(2.0 * mu)(EPSILONS))
 
 
 def test_cuts_give_nothing_away_where_an_epoch_has_one_round() -> None:
     """N_π is 0 where Σ f = Σ g of one round before and all behind: three cuts of a chain are exact."""
-    overlaps, square = find_overlaps(FADING, np.ones(4), 1), float(np.sum(FADING))
+    overlaps, square = chains.find_overlaps(FADING, np.ones(4), 1), float(np.sum(FADING))
     assert overlaps.shared_variance == 0.0
     assert sum(chain.covariance_sum for chain in overlaps.epoch_chains) == pytest.approx(square, rel=0.02)
     truth, few = gaussian_curve(math.sqrt(square) / 4.0), EPSILONS[:4]
-    for curve in require(removal_and_addition_curves(overlaps, 4.0, FINE)):
+    for curve in require(fading.removal_and_addition_curves(overlaps, 4.0, fading.FINE)):
         assert np.all(curve(few) <= 1.03 * truth(few))
 
 
@@ -210,7 +194,7 @@ def test_cuts_give_nothing_away_where_an_epoch_has_one_round() -> None:
 def test_a_cut_only_adds_to_what_patterns_share(decay: float) -> None:
     """The guarantee of `Chain.split_at`: exponents of all patterns are those before and N_π, a Gaussian."""
     for clips in (np.ones(7), np.geomspace(0.2, 1.0, 7), np.geomspace(1.0, 0.2, 7)):
-        chain = dominating_chain(decay ** lags(7), clips)
+        chain = chains.dominating_chain(decay ** lags(7), clips)
         first, second = (half.covariances for half in chain.split_at(3))
         before = chain.covariances
         f, g = before[:3, 2] / before[2, 2], before[3, 3:] / before[3, 3]
@@ -229,7 +213,9 @@ def test_chains_of_epochs_that_are_alike_become_one_above_them() -> None:
     draw = np.random.default_rng(5)
     for _ in range(20):
         decays = draw.uniform(0.1, 1, 2)
-        first, second = (dominating_chain(float(d) ** lags(4), np.exp(draw.uniform(-1, 1, 4))) for d in decays)
+        first, second = (
+            chains.dominating_chain(float(d) ** lags(4), np.exp(draw.uniform(-1, 1, 4))) for d in decays
+        )
         both = first.maximum_with(second).covariances
         assert np.all(both >= np.maximum(first.covariances, second.covariances))
         assert np.linalg.eigvalsh(both).min() >= -1e-9 * both.max()
@@ -240,7 +226,7 @@ def test_chains_of_epochs_that_are_alike_become_one_above_them() -> None:
     assert len(set(merged)) == 1
     for own, one in zip(near, merged, strict=True):
         assert np.all(one.covariances >= own.covariances)
-    overlaps = find_overlaps(0.6 ** lags(60), np.ones(60), 6)
+    overlaps = chains.find_overlaps(0.6 ** lags(60), np.ones(60), 6)
     assert len(overlaps.epoch_chains) == 10
     assert len(set(overlaps.epoch_chains)) == 2, "the first and the last, turned around, and the others"
 
@@ -248,21 +234,23 @@ def test_chains_of_epochs_that_are_alike_become_one_above_them() -> None:
 def test_what_all_rounds_share_is_known_and_chains_lie_above_the_rest() -> None:
     for rounds in (2, 4):
         moved = SLOW_AND_FAST[:rounds, :rounds]
-        overlaps = find_overlaps(moved, np.ones(rounds), rounds)
+        overlaps = chains.find_overlaps(moved, np.ones(rounds), rounds)
         assert (rounds == 2) == (overlaps.shared_variance == 0.0)  # of two rounds every law is a chain
         (epoch,) = overlaps.epoch_chains
         assert np.all(epoch.covariances + overlaps.shared_variance >= moved)
         assert np.sum(epoch.covariances + overlaps.shared_variance) <= 1.02 * np.sum(moved)
-    assert find_overlaps(0.9 ** lags(4), np.ones(4), 4).shared_variance == 0.0
-    curve = require(replacement_curve(overlaps, 1.0, FINE))
-    whole = require(epoch_replacement_curve(ChainEpoch(epoch, FINE)))
+    assert chains.find_overlaps(0.9 ** lags(4), np.ones(4), 4).shared_variance == 0.0
+    curve = require(fading.replacement_curve(overlaps, 1.0, fading.FINE))
+    whole = require(fading.epoch_replacement_curve(fading.ChainEpoch(epoch, fading.FINE)))
     assert np.all(curve(EPSILONS) > 1.05 * whole(EPSILONS))
 
 
 @pytest.mark.parametrize("decay", [0.05, 0.4])
 def test_two_epochs_of_another_unit_are_the_truth_on_the_safe_side(decay: float) -> None:
     """The guarantee of `fading` for two epochs under replace-one: one round each is a Gaussian release."""
-    curve = require(replacement_curve(FadingOverlaps(chain_of(decay, 2, 0.3).split_at(1)), 1.0, FINE))
+    curve = require(
+        fading.replacement_curve(chains.FadingOverlaps(chain_of(decay, 2, 0.3).split_at(1)), 1.0, fading.FINE)
+    )
     mu = math.sqrt(0.6 * (1.0 + decay))
     epsilons, other = np.array([0.0, 0.3, 1.0, 3.0, 8.0, 12.0]), np.array([-0.5, -2.0])
     found = curve(epsilons)
@@ -280,7 +268,7 @@ def test_epochs_along_one_chain_are_never_below_samples(mechanism: BufferedToepl
     order = RandomAllocation(rounds, groups * bins, groups)
     run, matrix = run_of(mechanism, order, "zero-out", z), matrix_of(mechanism, rounds)
     moves = moves_of(matrix, np.ones(rounds), order, 0, z * float(np.linalg.norm(matrix[:, 0])))
-    both = require(removal_and_addition_curves(require(run.overlaps), run.noise_multiplier, FINE))
+    both = require(fading.removal_and_addition_curves(require(run.overlaps), run.noise_multiplier, fading.FINE))
     for curve, losses in zip(both, sampled_losses(moves, "zero-out", 20_000, epochs), strict=True):
         for epsilon, bound in zip(EPSILONS, curve(EPSILONS), strict=True):
             mean, error = sampled_stick(losses, epsilon)
@@ -289,9 +277,9 @@ def test_epochs_along_one_chain_are_never_below_samples(mechanism: BufferedToepl
 
 def test_a_law_that_ends_early_counts_what_lies_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under replace-one: three points above 0, and every loss beyond is infinite."""
-    epoch = ChainEpoch(chain_of(0.05, 2, 0.3), FINE)
-    whole = require(epoch_replacement_losses(epoch))
+    epoch = fading.ChainEpoch(chain_of(0.05, 2, 0.3), fading.FINE)
+    whole = require(fading.epoch_replacement_losses(epoch))
     monkeypatch.setattr(fading, "_MAX_KNOTS", 3)
-    short = require(epoch_replacement_losses(epoch))
+    short = require(fading.epoch_replacement_losses(epoch))
     assert short.infinity_mass > 0.1
     assert np.all(short.deltas(EPSILONS) >= whole.deltas(EPSILONS) - 1e-9)

@@ -29,20 +29,7 @@ from fedpriv.papers.tran_cutkosky import (
     tree_parameters,
 )
 from fedpriv.participation.orders import FixedOrder
-from tests.oracle_momentum import (
-    GOLDEN_ALPHA,
-    GOLDEN_MIXING,
-    GOLDEN_PLACES,
-    GOLDEN_ROUNDS,
-    GOLDEN_START,
-    GOLDEN_STDS,
-    GOLDEN_STEP,
-    Step,
-    golden_gradient,
-    golden_noise,
-    reduced_run,
-    tree_run,
-)
+from tests import oracle_momentum as oracle
 from tests.papers.builders import draw_normals, drive
 
 
@@ -190,22 +177,28 @@ REDUCED = {
 }
 
 
-GOLDEN = GOLDEN_START, golden_gradient, golden_noise
+GOLDEN = oracle.GOLDEN_START, oracle.golden_gradient, oracle.golden_noise
 
 
-def golden_tree_run() -> list[Step]:
-    return tree_run(*GOLDEN, GOLDEN_ROUNDS, GOLDEN_ALPHA, GOLDEN_STEP, std=0.05)
+def golden_tree_run() -> list[oracle.Step]:
+    return oracle.tree_run(*GOLDEN, oracle.GOLDEN_ROUNDS, oracle.GOLDEN_ALPHA, oracle.GOLDEN_STEP, std=0.05)
 
 
-def golden_reduced_run() -> list[Step]:
-    return reduced_run(
-        *GOLDEN, GOLDEN_ROUNDS, GOLDEN_PLACES, GOLDEN_ALPHA, GOLDEN_MIXING, GOLDEN_STEP, GOLDEN_STDS
+def golden_reduced_run() -> list[oracle.Step]:
+    return oracle.reduced_run(
+        *GOLDEN,
+        oracle.GOLDEN_ROUNDS,
+        oracle.GOLDEN_PLACES,
+        oracle.GOLDEN_ALPHA,
+        oracle.GOLDEN_MIXING,
+        oracle.GOLDEN_STEP,
+        oracle.GOLDEN_STDS,
     )
 
 
 @pytest.mark.parametrize(("run", "golden"), [(golden_tree_run, TREE), (golden_reduced_run, REDUCED)])
 def test_the_oracles_give_the_golden_runs(
-    run: Callable[[], list[Step]], golden: dict[int, tuple[float, ...]]
+    run: Callable[[], list[oracle.Step]], golden: dict[int, tuple[float, ...]]
 ) -> None:
     steps = run()
     for t, expected in golden.items():

@@ -17,33 +17,22 @@ from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.participation.orders import FixedOrder, MinSeparation, Phases
 from fedpriv.rounds.integers import release_running_sum
-from tests.noise.integers.members import (
-    BUFFERED,
-    SIMPLE,
-    aligned_form,
-    buffered_rows,
-    exact_form,
-    rows_of_c,
-    scaled_form,
-    strategy_buffered,
-    streamed,
-    workload_of,
-)
+from tests.noise.integers import members
 from tests.noise.matrices import workload_matrix
 
 DECAYS = [1.0, 0.9, 0.3, 0.0]
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("name", SIMPLE)
+@pytest.mark.parametrize("name", members.SIMPLE)
 def test_a_strategy_is_c_up_to_its_rounding(name: str, decay: float) -> None:
     """On random streams, against rationals: half of e, since that is about the difference of two streams."""
     rounds = 23
-    form = exact_form(name, decay, workload_of(rounds, decay))
+    form = members.exact_form(name, decay, members.workload_of(rounds, decay))
     generator = np.random.default_rng(1)
     sums = [generator.integers(-(10**9), 10**9, 40) for _ in range(rounds)]
-    rows = rows_of_c(name, decay, rounds)
-    for t, output in enumerate(streamed(form.strategy, sums)):
+    rows = members.rows_of_c(name, decay, rounds)
+    for t, output in enumerate(members.streamed(form.strategy, sums)):
         (scale,) = form.strategy.noise_scales(t + 1)
         for c in range(3):
             exact = sum(rows[t][i] * int(sums[i][c]) for i in range(rounds)) * Fraction(scale)
@@ -53,14 +42,14 @@ def test_a_strategy_is_c_up_to_its_rounding(name: str, decay: float) -> None:
 
 
 @pytest.mark.parametrize("digits", [0, 10])
-@pytest.mark.parametrize("name", BUFFERED)
+@pytest.mark.parametrize("name", members.BUFFERED)
 def test_a_buffered_strategy_is_c_up_to_its_rounding(name: str, digits: int) -> None:
-    rounds, strategy = 40, strategy_buffered(name, digits)
+    rounds, strategy = 40, members.strategy_buffered(name, digits)
     generator = np.random.default_rng(2)
     sums = [generator.integers(-(10**9), 10**9, 5) for _ in range(rounds)]
-    rows = buffered_rows(strategy, rounds)
+    rows = members.buffered_rows(strategy, rounds)
     ((_, _, difference),) = strategy.noise_groups(rounds, 1)
-    for t, output in enumerate(streamed(strategy, sums)):
+    for t, output in enumerate(members.streamed(strategy, sums)):
         exact = sum(rows[t][i] * int(sums[i][0]) for i in range(rounds))
         assert abs(int(output[0]) - exact) <= difference / 2
 
@@ -74,7 +63,7 @@ def misses(form: Factorization, mechanism: Mechanism, sums: list[Ints]) -> list[
     rounds = len(sums)
     state, found = mechanism.start(), []
     running_sums = workload_matrix(rounds, form.workload.decay)
-    for t, output in enumerate(streamed(form.strategy, sums), start=1):
+    for t, output in enumerate(members.streamed(form.strategy, sums), start=1):
         row, state = release_running_sum(mechanism, form.strategy.noise_scales(t), state, t, output, 2.0**-45)
         found.append(float(np.max(np.abs(row.numpy() - running_sums[t - 1]))))
     return found
@@ -82,17 +71,17 @@ def misses(form: Factorization, mechanism: Mechanism, sums: list[Ints]) -> list[
 
 def strategy_of(name: str, rounds: int) -> IntegerStrategy:
     if name == "buffered":
-        return strategy_buffered("two", 4)
+        return members.strategy_buffered("two", 4)
     if name == "aligned":
-        return aligned_form(rounds, 0.9, 4).strategy
-    return exact_form(name, 0.9, workload_of(rounds, 0.9)).strategy
+        return members.aligned_form(rounds, 0.9, 4).strategy
+    return members.exact_form(name, 0.9, members.workload_of(rounds, 0.9)).strategy
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("name", SIMPLE)
+@pytest.mark.parametrize("name", members.SIMPLE)
 def test_b_after_c_is_the_running_sum(name: str, decay: float) -> None:
     """Impulses through C on integers and then through the mechanism: the rows of A, decay rounded."""
-    form = exact_form(name, decay, workload_of(37, decay))
+    form = members.exact_form(name, decay, members.workload_of(37, decay))
     tolerance = 1e-8 if name == "tree" and 0.0 < form.workload.decay < 1.0 else 1e-12
     assert max(misses(form, form.mechanism, impulses(37))) < tolerance
 
@@ -100,7 +89,7 @@ def test_b_after_c_is_the_running_sum(name: str, decay: float) -> None:
 @pytest.mark.parametrize("name", ["λ-CGD", "two"])
 def test_b_after_c_of_scaled_buffers_is_the_running_sum(name: str) -> None:
     """Of increments that were multiplied by D_t: B divides by it."""
-    form = scaled_form(37, *map(tuple, BUFFERED[name]), 1.0)
+    form = members.scaled_form(37, *map(tuple, members.BUFFERED[name]), 1.0)
     scaled = [
         np.trunc(form.increment_scale(t) * row).astype(np.int64) for t, row in enumerate(impulses(37), start=1)
     ]
@@ -110,7 +99,7 @@ def test_b_after_c_of_scaled_buffers_is_the_running_sum(name: str) -> None:
 
 def test_without_rounded_bands_b_after_c_is_off() -> None:
     """Control: B of the unrounded coefficients misses by more than the tolerance above."""
-    form = exact_form("banded 4", 0.9, workload_of(37, 0.9))
+    form = members.exact_form("banded 4", 0.9, members.workload_of(37, 0.9))
     assert max(misses(form, BandedSquareRoot(0.9, 4), impulses(37))) > 1e-11
 
 
@@ -119,7 +108,7 @@ def test_without_rounded_bands_b_after_c_is_off() -> None:
 def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, decay: float) -> None:
     """Against the recursion of split_sum.py."""
     rounds = 21
-    form = aligned_form(rounds, decay, rounds_per_epoch)
+    form = members.aligned_form(rounds, decay, rounds_per_epoch)
     generator = np.random.default_rng(10)
     parts = []
     for t in range(1, rounds + 1):
@@ -142,15 +131,15 @@ def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, de
 
 def test_the_residual_of_an_epochs_first_round_is_not_read() -> None:
     """What the attacker would gain: a part that accounting charges nothing for."""
-    strategy = aligned_form(9, 1.0, 3).strategy
+    strategy = members.aligned_form(9, 1.0, 3).strategy
     first, _ = strategy.step(strategy.initial_state(), 1, np.array([[2**40], [1]]))
     assert first.tolist() == [[0], [1]]
 
 
-@pytest.mark.parametrize("name", BUFFERED)
+@pytest.mark.parametrize("name", members.BUFFERED)
 def test_phi_follows_from_the_rounded_roots(name: str) -> None:
     """Π(1 - φx)/Π(1 - θx) with φ recomputed is C to 4e-13; with the φ that were asked for it is not."""
-    strategy, rounds = strategy_buffered(name, 0), 60
+    strategy, rounds = members.strategy_buffered(name, 0), 60
 
     def misfit(phi: np.ndarray) -> float:
         found = np.zeros(rounds)
@@ -160,11 +149,11 @@ def test_phi_follows_from_the_rounded_roots(name: str) -> None:
         for theta in strategy.theta:
             for j in range(1, rounds):
                 found[j] += theta / COEFFICIENT_ONE * found[j - 1]
-        return float(np.max(np.abs(found - [float(row[0]) for row in buffered_rows(strategy, rounds)])))
+        return float(np.max(np.abs(found - [float(row[0]) for row in members.buffered_rows(strategy, rounds)])))
 
     assert misfit(rounded_zeros(strategy)) < 4e-13
     if name in ("two", "slow"):
-        assert misfit(np.array(BUFFERED[name][1])) > 1e-11
+        assert misfit(np.array(members.BUFFERED[name][1])) > 1e-11
 
 
 def test_golden_residues() -> None:
@@ -175,11 +164,11 @@ def test_golden_residues() -> None:
     assert np.allclose(np.array(found) / COEFFICIENT_ONE, omega, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", SIMPLE)
+@pytest.mark.parametrize("name", members.SIMPLE)
 def test_the_variance_of_every_round_is_the_accounted_one(name: str) -> None:
     """Noise alone through B, 20,000 coordinates; 1e-6 a mechanism."""
     rounds, size, sigma = 12, 20_000, 2.0**30 * 1.3
-    form = exact_form(name, 0.9, workload_of(rounds, 0.9))
+    form = members.exact_form(name, 0.9, members.workload_of(rounds, 0.9))
     expected, state = form.mechanism.variance(form.workload), form.mechanism.start()
     bounds = chi2.ppf([1e-6 / rounds / 2, 1 - 1e-6 / rounds / 2], size)
     for t in range(1, rounds + 1):
@@ -190,7 +179,7 @@ def test_the_variance_of_every_round_is_the_accounted_one(name: str) -> None:
         assert bounds[0] < squared_norm < bounds[1]
 
 
-@pytest.mark.parametrize("name", [*SIMPLE, "buffered", "aligned"])
+@pytest.mark.parametrize("name", [*members.SIMPLE, "buffered", "aligned"])
 def test_a_missed_round_is_a_round_of_zeros(name: str) -> None:
     rounds = 11
     strategy = strategy_of(name, rounds)
@@ -207,10 +196,10 @@ def test_a_missed_round_is_a_round_of_zeros(name: str) -> None:
         output, state = strategy.step(state, t, sums[t - 1])
         outputs.append(output)
     assert run_missed_rounds(strategy, state, 12, 11, 4) == ([], state)
-    assert [o.tolist() for o in outputs] == [o.tolist() for o in streamed(strategy, sums)]
+    assert [o.tolist() for o in outputs] == [o.tolist() for o in members.streamed(strategy, sums)]
 
 
-@pytest.mark.parametrize("name", [*SIMPLE, "buffered", "aligned"])
+@pytest.mark.parametrize("name", [*members.SIMPLE, "buffered", "aligned"])
 def test_no_sum_is_beyond_the_reach(name: str) -> None:
     """All records at their bound in every coordinate: the bound is held, and all but attained."""
     rounds = 20
