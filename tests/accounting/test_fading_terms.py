@@ -9,66 +9,54 @@ from fedpriv.accounting import chain, fading
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.chain import CovarianceChain, FadingOverlaps, SumGrid
 from fedpriv.accounting.curves import lower_gaussian_curve
-from fedpriv.accounting.fading import (
-    COARSE,
-    FINE,
-    ChainEpoch,
-    ChainResolution,
-    epoch_addition_losses,
-    epoch_removal_losses,
-    epoch_replacement_curve,
-    epoch_replacement_losses,
-    removal_and_addition_curves,
-)
 from fedpriv.accounting.losses import GridLossDistribution
 from fedpriv.core.errors import InputError
+from tests.accounting.builders import require
 
-CRUDE = ChainResolution(1.0, 80, 0.05, 0.4)
+CRUDE = fading.ChainResolution(1.0, 80, 0.05, 0.4)
 """A lattice so coarse that what a step to it gains and errs shows."""
 TWO = CovarianceChain((0.25, 0.25), (0.2,))
 
 
-def one(variance: float, grain: ChainResolution = FINE) -> ChainEpoch:
-    return ChainEpoch(CovarianceChain((variance,), ()), grain)
+def one(variance: float, grain: fading.ChainResolution = fading.FINE) -> fading.ChainEpoch:
+    return fading.ChainEpoch(CovarianceChain((variance,), ()), grain)
 
 
 @pytest.mark.parametrize(
-    ("variance", "grain"), [(1e-4, FINE), (1.0, COARSE), (4.0, FINE), (9.0, FINE), (16.0, FINE)]
+    ("variance", "grain"),
+    [(1e-4, fading.FINE), (1.0, fading.COARSE), (4.0, fading.FINE), (9.0, fading.FINE), (16.0, fading.FINE)],
 )
-def test_one_round_is_never_below_a_gaussian_release(variance: float, grain: ChainResolution) -> None:
+def test_one_round_is_never_below_a_gaussian_release(variance: float, grain: fading.ChainResolution) -> None:
     """The guarantee of `fading` where the truth is known, down to δ = 1e-11: a lattice reaches far enough."""
     epoch, mu = one(variance, grain), math.sqrt(variance)
     epsilons = np.linspace(-2.0 * mu, 0.5 * mu**2 + 6.0 * mu, 60)
     truth = lower_gaussian_curve(mu)(epsilons)
-    for law in (epoch_removal_losses(epoch), epoch_addition_losses(epoch)):
-        assert law is not None
-        assert np.all(law.deltas(epsilons) >= truth)
-    if (curve := epoch_replacement_curve(epoch)) is not None:
+    for losses in (fading.epoch_removal_losses, fading.epoch_addition_losses):
+        assert np.all(require(losses(epoch)).deltas(epsilons) >= truth)
+    if (curve := fading.epoch_replacement_curve(epoch)) is not None:
         mu, positive = 2.0 * mu, np.linspace(0.0, 0.5 * (2.0 * mu) ** 2 + 10.0 * mu, 30)
         assert np.all(curve(positive) >= lower_gaussian_curve(mu)(positive))
 
 
-@pytest.mark.parametrize("grain", [FINE, COARSE])
+@pytest.mark.parametrize("grain", [fading.FINE, fading.COARSE])
 @pytest.mark.parametrize("bins", [2, 3, 10])
-def test_rounds_that_move_alike_are_never_below_a_gaussian_release(bins: int, grain: ChainResolution) -> None:
+def test_rounds_that_move_alike_are_never_below_a_gaussian_release(
+    bins: int, grain: fading.ChainResolution
+) -> None:
     """Gains: .375 for .853 where a unit is added: sums of few rounds came up to the bottom of a grid."""
     for variance in (1.0, 2.0, 6.0, 16.0, 24.0):
         chain = CovarianceChain((variance,) * bins, (variance * (1.0 - 1e-9),) * (bins - 1))
         epsilons = np.linspace(0.0, 0.5 * variance + 5.0 * math.sqrt(variance), 40)
         truth = lower_gaussian_curve(math.sqrt(variance) * (1.0 - 1e-6))(epsilons)
-        for law in (
-            epoch_removal_losses(ChainEpoch(chain, grain)),
-            epoch_addition_losses(ChainEpoch(chain, grain)),
-        ):
-            if law is not None:
+        for losses in (fading.epoch_removal_losses, fading.epoch_addition_losses):
+            if (law := losses(fading.ChainEpoch(chain, grain))) is not None:
                 assert np.all(law.deltas(epsilons) >= truth), variance
 
 
 def test_a_ratio_of_nothing_is_an_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a variance of 4 many ratios are near 0: what a coarse grid moves there counts where a unit is added."""
     monkeypatch.setattr(chain, "_MIN_SUM_LOG", 1.0)
-    law = epoch_addition_losses(one(4.0, COARSE))
-    assert law is not None
+    law = require(fading.epoch_addition_losses(one(4.0, fading.COARSE)))
     assert law.infinity_mass > 1e-3
     assert float(np.sum(law.masses)) + law.infinity_mass == pytest.approx(1.0, abs=1e-9)
 
@@ -76,30 +64,26 @@ def test_a_ratio_of_nothing_is_an_infinite_loss(monkeypatch: pytest.MonkeyPatch)
 def test_epochs_that_start_where_a_clip_is_small_share_what_they_do() -> None:
     """H_ε ≥ 1 - e^ε of any two distributions; and quadrature gives .62245 at ε = 0, where a bound was .62169."""
     chain = CovarianceChain((8.0, 8e-5, 0.0960392, 8.0), (0.0, 5.6e-5, 0.0))
-    both = removal_and_addition_curves(FadingOverlaps(chain.split_at(2)), 1.0, FINE)
-    assert both is not None
     epsilons = np.linspace(-6.0, -0.01, 40)
-    for curve in both:
+    for curve in require(fading.removal_and_addition_curves(FadingOverlaps(chain.split_at(2)), 1.0, fading.FINE)):
         assert np.all(curve(epsilons) >= -np.expm1(epsilons))
         assert curve(np.zeros(1)) >= 0.62245
 
 
 def test_what_a_step_to_the_lattice_errs_by_is_in_every_bound() -> None:
     """(1 - κ) S ≤ E S~ ≤ (1 + κ) S: a law has the mass and the mean that S~ over 1 ∓ κ has."""
-    epoch = ChainEpoch(TWO, CRUDE)
-    assert epoch.exponent_grid is not None
-    error = epoch.exponent_grid.relative_error
+    epoch = fading.ChainEpoch(TWO, CRUDE)
+    grid = require(epoch.exponent_grid)
+    error = grid.relative_error
     assert error > 5e-4
-    law, other = epoch_removal_losses(epoch), epoch_addition_losses(epoch)
-    assert law is not None
-    assert other is not None
+    law, other = require(fading.epoch_removal_losses(epoch)), require(fading.epoch_addition_losses(epoch))
     mean = float(other.masses @ np.exp(-other.losses)) * (1.0 + error)
     assert abs(mean - 1.0) <= error, "E S~"
     assert mean > 1.0 + 1e-5, "here it is above 1, so that without κ a unit that is added would be priced too low"
     assert float(np.sum(law.masses)) + law.infinity_mass == pytest.approx(mean / (1.0 - error), rel=1e-7)
     assert float(law.masses @ np.exp(-law.losses)) == pytest.approx(1.0, abs=1e-9)
     assert float(np.sum(other.masses)) + other.infinity_mass == pytest.approx(1.0, abs=1e-9)
-    sticks = fading._replacement_hockey_stick(epoch, epoch.exponent_grid)
+    sticks = fading._replacement_hockey_stick(epoch, grid)
     assert sticks(0.0) == pytest.approx(mean / (1.0 - error), rel=1e-6)
     both = mean / (1.0 - error) + 0.5 * mean / (1.0 + error)  # E (S + S'/2): nothing is cut
     assert sticks(-0.5) == pytest.approx(both, rel=1e-6)
@@ -109,26 +93,20 @@ def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.Monkey
     """Sums above a grid's top count: with one at half a standard deviation nothing falls below the truth."""
     monkeypatch.setattr(fading, "_GRID_STDS", 0.5)
     monkeypatch.setattr(fading, "_MAX_TRIALS", 1)
-    epoch, epsilons = one(1.0, COARSE), np.array([0.0, 0.5, 1.0, 1.5])
-    law, curve = epoch_removal_losses(epoch), epoch_replacement_curve(epoch)
-    assert law is not None
-    assert curve is not None
+    epoch, epsilons = one(1.0, fading.COARSE), np.array([0.0, 0.5, 1.0, 1.5])
+    law, curve = require(fading.epoch_removal_losses(epoch)), require(fading.epoch_replacement_curve(epoch))
     assert law.infinity_mass > 0.01
     assert np.all(law.deltas(epsilons) >= lower_gaussian_curve(1.0)(epsilons))
     assert np.all(curve(epsilons) >= lower_gaussian_curve(2.0)(epsilons))
-    alike = epoch_removal_losses(
-        ChainEpoch(CovarianceChain((1.0, 1.0), (1.0 - 1e-9,)), COARSE)
-    )  # a walk carries it on from round to round
-    assert alike is not None
-    mass = float(np.sum(alike.masses)) + alike.infinity_mass
-    assert mass >= 1.0 - 1e-6, "the mean of S"
+    alike = fading.ChainEpoch(CovarianceChain((1.0, 1.0), (1.0 - 1e-9,)), fading.COARSE)
+    law = require(fading.epoch_removal_losses(alike))  # a walk carries it on from round to round
+    assert float(np.sum(law.masses)) + law.infinity_mass >= 1.0 - 1e-6, "the mean of S"
 
 
 def test_between_two_knots_a_curve_is_the_chord_in_gamma() -> None:
     """A hockey stick is convex in e^ε, and may lie above the chord in ε."""
-    epoch = one(1.0, COARSE)
-    curve, step = epoch_replacement_curve(epoch), COARSE.knot_spacing * epoch.ratio_std
-    assert curve is not None
+    epoch = one(1.0, fading.COARSE)
+    curve, step = require(fading.epoch_replacement_curve(epoch)), fading.COARSE.knot_spacing * epoch.ratio_std
     low, high = curve(np.array([2.0 * step, 3.0 * step]))
     share = math.expm1(0.5 * step) / math.expm1(step)
     assert curve(np.array([2.5 * step]))[0] == pytest.approx(low + share * (high - low), rel=1e-9)
@@ -136,9 +114,7 @@ def test_between_two_knots_a_curve_is_the_chord_in_gamma() -> None:
 
 def test_what_leaves_a_lattice_counts_where_a_unit_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fading, "LOST_MEAN", 1e-3)
-    law = epoch_addition_losses(ChainEpoch(TWO, FINE))
-    assert law is not None
-    assert law.infinity_mass >= 1e-3
+    assert require(fading.epoch_addition_losses(fading.ChainEpoch(TWO, fading.FINE))).infinity_mass >= 1e-3
 
 
 def test_a_law_of_more_mass_than_one_is_composed_with_all_of_it() -> None:
@@ -171,6 +147,8 @@ def test_chains_of_other_lengths_than_the_run_are_refused() -> None:
 
 def test_the_law_under_replace_one_is_one_of_two_distributions() -> None:
     """H_ε ≥ 1 - e^ε."""
-    law = epoch_replacement_losses(ChainEpoch(TWO, COARSE))
-    assert law is not None
-    assert np.all(law.deltas(np.linspace(-3.0, -0.1, 20)) >= -np.expm1(np.linspace(-3.0, -0.1, 20)))
+    law, epsilons = (
+        require(fading.epoch_replacement_losses(fading.ChainEpoch(TWO, fading.COARSE))),
+        np.linspace(-3.0, -0.1, 20),
+    )
+    assert np.all(law.deltas(epsilons) >= -np.expm1(epsilons))

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.guarantees import GaussianDP, weakest
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.core.errors import InputError
 
 MUS = (1e-6, 1e-3, 0.1, 1.0, 4.0, 30.0, 1e3)
 DELTAS = (1e-300, 1e-100, 1e-12, 1e-5, 0.1, 0.9)
@@ -68,17 +67,10 @@ def test_the_three_conversions_are_inverse_and_safe(mu: float, delta: float) -> 
 
 
 @pytest.mark.parametrize(
-    ("mu", "delta", "epsilon"),
-    [
-        (0.1, 1e-5, 0.340669),
-        (0.5, 1e-5, 1.993091),
-        (1.0, 1e-5, 4.377178),
-        (2.0, 1e-5, 9.997256),
-        (4.0, 1e-5, 24.381611),
-    ],
+    ("mu", "epsilon"), [(0.1, 0.340669), (0.5, 1.993091), (1.0, 4.377178), (2.0, 9.997256), (4.0, 24.381611)]
 )
-def test_published_epsilons(mu: float, delta: float, epsilon: float) -> None:
-    assert gdp.epsilon_of(mu, delta) == pytest.approx(epsilon, abs=5e-7)
+def test_published_epsilons(mu: float, epsilon: float) -> None:
+    assert gdp.epsilon_of(mu, 1e-5) == pytest.approx(epsilon, abs=5e-7)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +81,19 @@ def test_published_mus(epsilon: float, delta: float, mu: float) -> None:
     assert gdp.mu_of(epsilon, delta) == pytest.approx(mu, abs=5e-7)
 
 
-@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("delta", [1e-5, 1e-8])
-def test_never_above_the_pld_accountant_and_within_1e_6_of_it(mu: float, delta: float) -> None:
+@pytest.mark.parametrize(
+    ("mus", "delta"),
+    [
+        *(([mu / 2] * 4, delta) for mu in (0.1, 0.5, 1.0, 2.0) for delta in (1e-5, 1e-8)),
+        ([1 / 2.0, 1 / 5.0, 1 / 9.0], 1e-6),
+    ],
+)
+def test_never_above_the_pld_accountant_and_within_1e_6_of_it(mus: list[float], delta: float) -> None:
     accountant = pld.PLDAccountant()
-    accountant.compose(dp_accounting.GaussianDpEvent(2.0 / mu), 4)  # four releases, μ/2 each
-    pessimistic = accountant.get_epsilon(delta)
-    exact = gdp.epsilon_of(gdp.compose([mu / 2] * 4), delta)
-    assert exact <= pessimistic <= exact + 1e-6
+    for mu in mus:
+        accountant.compose(dp_accounting.GaussianDpEvent(1.0 / mu))
+    exact = gdp.epsilon_of(gdp.compose(mus), delta)
+    assert exact <= accountant.get_epsilon(delta) <= exact + 1e-6
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
@@ -107,25 +104,13 @@ def test_agrees_with_dp_accountings_closed_form(mu: float, epsilon: float) -> No
 
 
 def test_noise_that_differs_between_rounds_adds_up_in_inverse_squares() -> None:
-    stds = np.array([3.0, 4.0, 12.0])
-    clip = 0.5
-    assert gdp.compose(2 * clip / np.array(stds)) == pytest.approx(2 * clip * math.sqrt(1 / 9 + 1 / 16 + 1 / 144))
-    clips = np.array([1.0, 2.0, 6.0])
-    assert gdp.compose(clips / np.array(stds)) == pytest.approx(math.sqrt(1 / 9 + 1 / 4 + 1 / 4))
-
-
-def test_heterogeneous_rounds_agree_with_the_pld_accountant() -> None:
-    stds = (2.0, 5.0, 9.0)
-    accountant = pld.PLDAccountant()
-    for std in stds:
-        accountant.compose(dp_accounting.GaussianDpEvent(std))
-    exact = gdp.epsilon_of(gdp.compose(1.0 / np.array(stds)), 1e-6)
-    assert exact <= accountant.get_epsilon(1e-6) <= exact + 1e-6
+    stds, clips = np.array([3.0, 4.0, 12.0]), np.array([1.0, 2.0, 6.0])
+    assert gdp.compose(1.0 / stds) == pytest.approx(math.sqrt(1 / 9 + 1 / 16 + 1 / 144))
+    assert gdp.compose(clips / stds) == pytest.approx(math.sqrt(1 / 9 + 1 / 4 + 1 / 4))
 
 
 def test_ten_million_equal_rounds_need_no_loop() -> None:
-    stds = np.full(10_000_000, 1e4)
-    assert gdp.compose(1.0 / np.array(stds)) == pytest.approx(math.sqrt(1e7) / 1e4, rel=1e-12)
+    assert gdp.compose(np.full(10_000_000, 1e-4)) == pytest.approx(math.sqrt(1e7) / 1e4, rel=1e-12)
 
 
 @given(mu=log_uniform_mu, sensitivity=st.floats(1e-6, 1e9))
@@ -144,24 +129,6 @@ def test_no_release_has_no_price() -> None:
 def test_a_delta_too_small_for_a_float_is_not_reported_as_zero() -> None:
     assert gdp.delta_of(1e-6, 1.0) == math.ulp(0.0)
     assert gdp.delta_of(1e-200, 1e200) == math.ulp(0.0)
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: gdp.epsilon_of(-1.0, 1e-5), "mu = -1"),
-        (lambda: gdp.epsilon_of(math.nan, 1e-5), "mu = nan"),
-        (lambda: gdp.epsilon_of(1.0, 0.0), "delta = 0"),
-        (lambda: gdp.mu_of(1.0, 1.0), "delta = 1"),
-        (lambda: gdp.delta_of(1.0, -0.1), "epsilon = -0.1"),
-        (lambda: gdp.delta_of(1.0, math.inf), "epsilon = inf"),
-        (lambda: gdp.compose([1.0, -1.0]), "every release"),
-        (lambda: gdp.noise_for(0.0, 1.0), "mu = 0"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_by_name(call, named: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(InputError, match=named):
-        call()
 
 
 def test_the_weakest_guarantee_is_what_all_of_them_give() -> None:

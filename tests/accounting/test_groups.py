@@ -16,6 +16,8 @@ from fedpriv.accounting.curves import delta_at, epsilon_at, group_privacy_curve,
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import GroupDirection, PoissonGaussian, SampledGroupRound
 from fedpriv.claims.claim import describe_group_privacy, group_bounds, group_epsilons
+from tests.accounting.builders import hockey_stick, sampled_stick
+from tests.parts import in_parts
 
 DELTA = 1e-5
 
@@ -118,7 +120,7 @@ def test_no_vectors_of_a_group_are_told_apart_better_than_opposite_ones() -> Non
             chance = math.prod(rate if joined else 1.0 - rate for joined in joins)
             for law, (at_x, at_y) in zip(laws, np.array(joins) @ vectors, strict=True):
                 law += chance * np.exp(-((x - at_x) ** 2 + (y - at_y) ** 2) / (2.0 * z**2)) / (2.0 * np.pi * z**2)
-        found = float(np.sum(np.maximum(laws[0] - math.exp(epsilon) * laws[1], 0.0))) * cell
+        found = hockey_stick(*laws, epsilon) * cell
         bound = float(SampledGroupRound(z, rate, size, "replaced").deltas(np.array([epsilon]))[0])
         assert found <= bound + 1e-4  # of the quadrature, and of what lies beyond it
         closest = max(closest, found / bound)
@@ -149,7 +151,21 @@ def _between(run: PoissonGaussian, size: int, epsilon: float, step: float) -> tu
     return found[0], found[1]
 
 
-def _check_between(run: PoissonGaussian, size: int, step: float) -> None:
+def _group_of_chance(seed: int) -> tuple[PoissonGaussian, int, float]:
+    generator = np.random.default_rng(seed)
+    multiplier, rate = math.exp(generator.uniform(-0.3, 1.6)), math.exp(generator.uniform(-6.0, -1.0))
+    rounds, size = int(math.exp(generator.uniform(0.0, 7.0))), int(generator.integers(2, 13))
+    return PoissonGaussian(multiplier, rate, rounds, "replace-one"), size, 2e-4
+
+
+GROUPS = [
+    (PoissonGaussian(1.0, 0.01, 1000, "replace-one"), 8, 2e-4),
+    (PoissonGaussian(2.0, 0.02, 500, "replace-one"), 2, 1e-4),
+]
+
+
+@pytest.mark.parametrize(("run", "size", "step"), in_parts([*GROUPS, *map(_group_of_chance, range(12))], GROUPS))
+def test_a_replaced_group_lies_between_two_lattices(run: PoissonGaussian, size: int, step: float) -> None:
     curve = run.group_curve(size)
     at = epsilon_at(curve, DELTA)
     for epsilon in (0.3 * at, 0.8 * at, at):
@@ -157,26 +173,6 @@ def _check_between(run: PoissonGaussian, size: int, step: float) -> None:
         bound = delta_at(curve, epsilon)
         assert least * (1.0 - 1e-6) - 1e-11 <= bound <= most * 1.001 + 1e-11
         assert bound <= 1.05 * math.sqrt(least * most) + 1e-11  # the truth is near the middle of both
-
-
-@pytest.mark.parametrize(
-    ("run", "size", "step"),
-    [
-        (PoissonGaussian(1.0, 0.01, 1000, "replace-one"), 8, 2e-4),
-        (PoissonGaussian(2.0, 0.02, 500, "replace-one"), 2, 1e-4),
-    ],
-)
-def test_a_replaced_group_lies_between_two_lattices(run: PoissonGaussian, size: int, step: float) -> None:
-    _check_between(run, size, step)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_replaced_groups_of_chance_lie_between_two_lattices(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    multiplier, rate = math.exp(generator.uniform(-0.3, 1.6)), math.exp(generator.uniform(-6.0, -1.0))
-    rounds, size = int(math.exp(generator.uniform(0.0, 7.0))), int(generator.integers(2, 13))
-    _check_between(PoissonGaussian(multiplier, rate, rounds, "replace-one"), size, 2e-4)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +188,7 @@ def test_eight_replaced_records_are_never_given_an_absurd_number(
 
 def test_a_group_that_always_takes_part_is_gaussian() -> None:
     for size in (1, 3):
-        run = PoissonGaussian(4.0, 1.0, 10)
-        curve = run.group_curve(size)
+        curve = PoissonGaussian(4.0, 1.0, 10).group_curve(size)
         exact = gdp.epsilon_of(size * 10**0.5 / 4.0, DELTA)
         assert exact <= epsilon_at(curve, DELTA) <= exact * 1.001
         assert exact <= group_epsilons(PoissonGaussian(4.0 / size, 1.0, 10), DELTA)[2] * (1 + 1e-12)
@@ -205,10 +200,9 @@ def test_replaced_groups_are_never_below_opposite_increments(size: int) -> None:
     z, rate = 1.3, 0.2
     curve = PoissonGaussian(z, rate, 1, "replace-one").group_curve(size)
     x, p = np.linspace(-60.0, 60.0, 240_001), binom.pmf(np.arange(size + 1), size, rate)
-    one = sum(weight * norm.pdf(x, j, z) for j, weight in enumerate(p))
-    other = sum(weight * norm.pdf(x, -j, z) for j, weight in enumerate(p))
+    one, other = (sum(weight * norm.pdf(x, side * j, z) for j, weight in enumerate(p)) for side in (1, -1))
     for epsilon in (0.0, 0.5, 2.0, 6.0, 12.0):
-        least = float(np.sum(np.maximum(one - math.exp(epsilon) * other, 0.0)) * (x[1] - x[0]))
+        least = hockey_stick(one, other, epsilon) * (x[1] - x[0])
         assert delta_at(curve, epsilon) >= least * (1 - 1e-9)
 
 
@@ -221,6 +215,5 @@ def test_units_in_two_classes_of_rounds_are_no_worse_than_in_one() -> None:
     released = joins + z * generator.standard_normal((draws, 2))
     losses = np.log1p(rate * np.expm1((released - 0.5) / z**2)).sum(axis=1)
     for epsilon in (0.5, 1.0, 2.0):
-        gain = np.maximum(0.0, -np.expm1(epsilon - losses))
-        error = 4.0 * gain.std() / draws**0.5  # false alarms below 1e-4
-        assert gain.mean() - error <= delta_at(curve, epsilon)
+        mean, error = sampled_stick(losses, epsilon)
+        assert mean - 4.0 * error <= delta_at(curve, epsilon)  # false alarms below 1e-4

@@ -1,5 +1,6 @@
 """What a run claims, recomputed from its recorded releases, is never above what was asked for."""
 
+import itertools
 import math
 
 import numpy as np
@@ -37,14 +38,8 @@ def claimed(trust: str, key: str, target: float, silos: int, batch: int) -> Gaus
 @pytest.mark.parametrize(
     ("trust", "key"),
     [
-        *(
-            (trust, key)
-            for trust in ("untrusted", "trusted", "secure-aggregation")
-            for key in ("rho", "zcdp", "epsilon")
-        ),
-        ("curator", "mu"),
-        ("curator", "zcdp"),
-        ("curator", "epsilon"),
+        *itertools.product(("untrusted", "trusted", "secure-aggregation"), ("rho", "zcdp", "epsilon")),
+        *itertools.product(("curator",), ("mu", "zcdp", "epsilon")),
     ],
 )
 def test_no_claim_is_above_its_target(trust: str, key: str, targets: int) -> None:
@@ -53,12 +48,8 @@ def test_no_claim_is_above_its_target(trust: str, key: str, targets: int) -> Non
     for target in np.exp(draw.uniform(math.log(1e-3), math.log(1e3), targets)).tolist():
         silos, batch = int(draw.integers(2, 9)), int(draw.integers(1, 12))
         guarantee = claimed(trust, key, target, silos, batch)
-        reached = {
-            "rho": guarantee.mu,
-            "mu": guarantee.mu,
-            "zcdp": guarantee.zcdp,
-            "epsilon": guarantee.epsilon_of(1e-5),
-        }[key]
+        mu, epsilon = guarantee.mu, guarantee.epsilon_of(1e-5)
+        reached = {"rho": mu, "mu": mu, "zcdp": guarantee.zcdp, "epsilon": epsilon}[key]
         assert target * (1.0 - 1e-9) < reached <= target
 
 
@@ -68,15 +59,10 @@ def test_no_sampled_claim_is_above_its_target() -> None:
     draw = np.random.default_rng(80)
     for silos, batch in draw.integers(2, 40, (60, 2)).tolist():
         for trust in ("untrusted", "trusted"):
-            tree = small_tree(
-                federation__silos=silos,
-                federation__batch=batch,
-                federation__epochs=2,
-                federation__sampling="poisson",
-                privacy={"relation": "zero-out", "epsilon": 1.0},
-                algorithm={"name": "dp-sgd", "trust": trust, "clip": float(draw.uniform(0.1, 9.0)), "step": 1.0},
-            )
-            cell = resolve_cell(tree, "test")
+            rounds = {"silos": silos, "rounds": 8, "batch": batch, "epochs": 2, "sampling": "poisson"}
+            algorithm = {"name": "dp-sgd", "trust": trust, "clip": float(draw.uniform(0.1, 9.0)), "step": 1.0}
+            privacy = {"relation": "zero-out", "epsilon": 1.0}
+            cell = resolve_cell(small_tree(federation=rounds, privacy=privacy, algorithm=algorithm), "test")
             found = calibrate(epsilon_of(mu_of(1.0, 1e-5), 1e-5), 1e-5, 0.25, 8)
             for stream in make_release_streams(make_plan(cell, load_task(cell).objective), 8):
                 assert isinstance(stream.guarantee, PoissonGaussian)

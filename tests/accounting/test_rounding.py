@@ -1,6 +1,7 @@
 """What the Fourier transforms of the accountants lose to rounding, against 80-bit floats."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from fedpriv.accounting.losses import GridLossDistribution
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision here")
 
 Extended = NDArray[np.longdouble]
-EPSILONS = (0.0, 0.5, 1.1318, 4.3772, 8.0)
+SIZE = 2**14
 
 
 def extended_sum(first: Extended, second: Extended) -> Extended:
@@ -31,20 +32,28 @@ def extended_power(masses: Extended, times: int) -> Extended:
     return result
 
 
+def extended_deltas(
+    z: float, bins: int, end: float, epsilons: tuple[float, ...]
+) -> Iterator[tuple[float, np.longdouble]]:
+    """Every ε with δ of one epoch on the grid that ends at `end`."""
+    masses, sums = grid_masses(z, end / SIZE, SIZE), end / SIZE * np.arange(SIZE)
+    others = extended_power(masses.astype(np.longdouble), bins - 1)
+    law = extended_sum(others, (sums * masses).astype(np.longdouble))
+    missing = max(np.longdouble(0.0), 1 - law.sum())
+    for epsilon in epsilons:
+        ratios = math.exp(epsilon) * bins / sums[1:].astype(np.longdouble)
+        yield epsilon, missing + np.maximum(1 - ratios, 0) @ law[1:]
+
+
 @pytest.mark.parametrize("z", [0.6, 0.8])
 @pytest.mark.parametrize("bins", [20_000, 10**6])
 def test_guarantee_no_delta_of_very_many_rounds_is_below_its_value_in_extended_precision(
     z: float, bins: int
 ) -> None:
     """Before: short by 3e-11 of a million rounds, where 1e-12 was added whatever the number of rounds."""
-    size, end = 2**14, grid_end(z, bins, 1e-13, narrow=True)
-    masses, sums = grid_masses(z, end / size, size), end / size * np.arange(size)
-    law = extended_sum(
-        extended_power(masses.astype(np.longdouble), bins - 1), (sums * masses).astype(np.longdouble)
-    )
-    computed, missing = removal_loss_distribution(z, bins, size, end), max(np.longdouble(0.0), 1 - law.sum())
-    for epsilon in (0.0, 0.01, 0.1, 0.5, 1.1318):
-        exact = missing + np.maximum(1 - math.exp(epsilon) * bins / sums[1:].astype(np.longdouble), 0) @ law[1:]
+    end = grid_end(z, bins, 1e-13, narrow=True)
+    computed = removal_loss_distribution(z, bins, SIZE, end)
+    for epsilon, exact in extended_deltas(z, bins, end, (0.0, 0.01, 0.1, 0.5, 1.1318)):
         assert float(computed.deltas(epsilon)) >= exact
 
 
@@ -52,19 +61,11 @@ def test_guarantee_no_delta_of_very_many_rounds_is_below_its_value_in_extended_p
     ("z", "bins", "tail"), [(0.9205, 60, 1e-9), (0.5732, 60, 1e-13), (0.66, 600, 1e-13), (0.374, 600, 1e-9)]
 )
 def test_no_delta_of_one_epoch_is_below_its_value_in_extended_precision(z: float, bins: int, tail: float) -> None:
-    size, end = 2**14, grid_end(z, bins, tail)
-    masses, sums = grid_masses(z, end / size, size), end / size * np.arange(size)
-    law = extended_sum(
-        extended_power(masses.astype(np.longdouble), bins - 1), (sums * masses).astype(np.longdouble)
-    )
-    computed = removal_loss_distribution(z, bins, size, end)
-    missing = max(np.longdouble(0.0), 1 - law.sum())
-    for epsilon in EPSILONS:
-        exact = missing + np.maximum(1 - math.exp(epsilon) * bins / sums[1:].astype(np.longdouble), 0) @ law[1:]
-        plain = computed.infinity_mass + float(
-            np.maximum(1 - math.exp(epsilon) * bins / sums[1:], 0) @ computed.masses
-        )
-        assert plain >= exact - 1e-13
+    end = grid_end(z, bins, tail)
+    computed, sums = removal_loss_distribution(z, bins, SIZE, end), end / SIZE * np.arange(1, SIZE)
+    for epsilon, exact in extended_deltas(z, bins, end, (0.0, 0.5, 1.1318, 4.3772, 8.0)):
+        stick = float(np.maximum(1 - math.exp(epsilon) * bins / sums, 0) @ computed.masses)
+        assert computed.infinity_mass + stick >= exact - 1e-13
         assert float(computed.deltas(epsilon)) >= exact
 
 

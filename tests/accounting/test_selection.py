@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import ndtr
+from scipy.stats import norm
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi as rdp
@@ -24,7 +25,7 @@ from fedpriv.accounting.selection import (
     RunCountDistribution,
     negative_binomial_mean,
 )
-from fedpriv.core.errors import InputError
+from tests.accounting.builders import hockey_stick
 from tests.cli.command import fedpriv, refusal
 
 Floats = NDArray[np.float64]
@@ -117,16 +118,14 @@ def test_a_choice_that_can_be_computed_exactly_is_within_the_claim(law: RunCount
     weight = density(law)
 
     def best(center: float) -> Floats:
-        return np.exp(-((x - center) ** 2) / 2) / math.sqrt(2 * math.pi) * weight(ndtr(x - center))
+        return norm.pdf(x - center) * weight(ndtr(x - center))
 
     one_run = 0
     for delta in (1e-3, 1e-5):
         claimed = PrivateSelection(mu, law).epsilon_of(delta)
-        for first, second in ((best(0.0), best(mu)), (best(mu), best(0.0))):
-            for epsilon, holds in ((claimed, True), (gdp.epsilon_of(mu, delta), False)):
-                exact = float(np.sum(np.maximum(0.0, first - math.exp(epsilon) * second)) * (x[1] - x[0]))
-                assert exact <= delta or not holds
-                one_run += exact > delta and not holds
+        for pair in ((best(0.0), best(mu)), (best(mu), best(0.0))):
+            assert hockey_stick(*pair, claimed) * (x[1] - x[0]) <= delta
+            one_run += hockey_stick(*pair, gdp.epsilon_of(mu, delta)) * (x[1] - x[0]) > delta
     assert one_run, "what one run costs is not enough"
 
 
@@ -138,27 +137,21 @@ def test_300_choices_that_can_be_computed_exactly_are_within_the_claim() -> None
         mu, mean = float(draw.uniform(0.05, 4.0)), float(np.exp(draw.uniform(0.01, 5.0)))
         law = NegativeBinomialRunCount(mean, float(draw.choice([0.0, 0.3, 1.0, 2.0])))
         weight = density(law)
-        low, high = (
-            np.exp(-((x - center) ** 2) / 2) / math.sqrt(2 * math.pi) * weight(ndtr(side * (x - center)))
-            for side in (draw.choice([-1.0, 1.0]),)
-            for center in (0.0, mu)
-        )
+        side = draw.choice([-1.0, 1.0])
+        low, high = (norm.pdf(x - center) * weight(ndtr(side * (x - center))) for center in (0.0, mu))
         for delta in (1e-3, 1e-6):
-            factor = math.exp(PrivateSelection(mu, law).epsilon_of(delta))
-            for first, second in ((low, high), (high, low)):
-                assert float(np.sum(np.maximum(0.0, first - factor * second)) * width) <= delta
+            epsilon = PrivateSelection(mu, law).epsilon_of(delta)
+            for pair in ((low, high), (high, low)):
+                assert hockey_stick(*pair, epsilon) * width <= delta
                 checked += 1
     assert checked == 300
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    mu=st.floats(0.05, 4.0),
-    mean=st.floats(1.0, 1000.0),
-    eta=st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]),
-    then=st.floats(0.0, 2.0),
-    delta=st.floats(1e-9, 1e-2),
-)
+    st.floats(0.05, 4.0), st.floats(1.0, 1000.0), st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]),
+    st.floats(0.0, 2.0), st.floats(1e-9, 1e-2),
+)  # fmt: skip
 def test_the_bound_by_curve_is_between_one_run_and_the_bound_by_orders(
     mu: float, mean: float, eta: float, then: float, delta: float
 ) -> None:
@@ -182,44 +175,27 @@ def test_numbers_of_runs_follow_their_law(law: RunCountDistribution) -> None:
     assert drawn.min() == (0 if isinstance(law, PoissonRunCount) else 1)
 
 
+def cost(mean: float, eta: float = 0.0, later_mu: float = 0.0) -> float:
+    return PrivateSelection(1.0, NegativeBinomialRunCount(mean, eta), later_mu).epsilon_of(1e-5)
+
+
 def test_one_run_costs_what_one_run_costs_and_more_cost_more() -> None:
+    assert cost(1.0) == pytest.approx(gdp.epsilon_of(1.0, 1e-5), rel=1e-6)
     alone = PrivateSelection(1.0, NegativeBinomialRunCount(1.0))
-    assert alone.epsilon_of(1e-5) == pytest.approx(gdp.epsilon_of(1.0, 1e-5), rel=1e-6)
     assert alone.epsilon_by_orders(1e-5) == pytest.approx(rdp.epsilon_of(1.0, 1e-5), rel=1e-6)
-    costs = [
-        PrivateSelection(1.0, NegativeBinomialRunCount(mean)).epsilon_of(1e-5) for mean in (1.5, 3.0, 10.0, 100.0)
-    ]
+    costs = [cost(mean) for mean in (1.5, 3.0, 10.0, 100.0)]
     assert costs == sorted(costs)
-    alone, both = (
-        PrivateSelection(1.0, NegativeBinomialRunCount(10.0), then).epsilon_of(1e-5) for then in (0.0, 1.0)
-    )
-    assert both > alone
-    composed = PrivateSelection(1.0, NegativeBinomialRunCount(1.0), later_mu=1.0).epsilon_of(1e-5)
-    assert composed == pytest.approx(gdp.epsilon_of(math.sqrt(2.0), 1e-5), rel=1e-6)
-
-
-def test_what_is_no_law_is_refused() -> None:
-    for mean in (0.5, float("nan"), 1e7):
-        with pytest.raises(InputError, match="trials = "):
-            NegativeBinomialRunCount(mean)
-        with pytest.raises(InputError, match="trials = "):
-            PoissonRunCount(mean)
-    with pytest.raises(InputError, match="eta = -1"):
-        NegativeBinomialRunCount(5.0, -1.0)
-    with pytest.raises(InputError, match="mu = 0"):
-        PrivateSelection(0.0, PoissonRunCount(5.0))
+    assert cost(10.0, later_mu=1.0) > cost(10.0)
+    assert cost(1.0, later_mu=1.0) == pytest.approx(gdp.epsilon_of(math.sqrt(2.0), 1e-5), rel=1e-6)
 
 
 def test_the_command_prints_the_cost() -> None:
     done = fedpriv("privacy", "selection", "--mu", "1", "--trials", "20", "--json", cwd=Path())
-    told = json.loads(done.stdout)
-    assert told["epsilon_of_the_choice"] == PrivateSelection(1.0, NegativeBinomialRunCount(20.0)).epsilon_of(1e-5)
-    assert told["epsilon_of_choice_and_run"] == PrivateSelection(
-        1.0, NegativeBinomialRunCount(20.0), 1.0
-    ).epsilon_of(1e-5)
+    printed = json.loads(done.stdout)
+    assert printed["epsilon_of_the_choice"] == cost(20.0)
+    assert printed["epsilon_of_choice_and_run"] == cost(20.0, later_mu=1.0)
     for eta in ("1000.0", "5e-324", "1e-17", "nan"):
         line = refusal(["privacy", "selection", "--mu", "1", "--eta", eta])
         said = "for a truncated negative binomial number of runs it is 0, or from 1e-06 to 100"
         assert line == f"fedpriv: eta = {eta}: {said}\n"
-    smallest = PrivateSelection(1.0, NegativeBinomialRunCount(20.0, 1e-6)).epsilon_of(1e-5)
-    assert smallest == pytest.approx(told["epsilon_of_the_choice"], rel=1e-5)
+    assert cost(20.0, 1e-6) == pytest.approx(printed["epsilon_of_the_choice"], rel=1e-5)

@@ -14,6 +14,7 @@ from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian, calibrate, removal_and_addition_curves
 from fedpriv.accounting.curves import delta_at, epsilon_at, gaussian_curve, lowest_curve, triangle_curve
 from fedpriv.accounting.symmetric import SymmetricPairEpoch, lower_hull, symmetric_loss_distribution
+from tests.accounting.builders import hockey_stick, sampled_stick
 from tests.accounting.ratios import (
     both_of,
     call_of_both,
@@ -27,14 +28,9 @@ from tests.parts import in_parts
 DELTA = 1e-5
 
 GOLDEN = {  # docs/privacy.md: (z, T, epochs): ε at δ = 1e-5
-    (1.0, 10, 1): 2.8456,
-    (0.7, 20, 1): 4.1440,
-    (2.0, 5, 1): 1.7648,
-    (1.0, 60, 1): 1.1054,
-    (0.8, 600, 1): 0.4888,
-    (1.2, 60, 5): 1.9926,
-    (1.53, 60, 10): 2.1791,
-}
+    (1.0, 10, 1): 2.8456, (0.7, 20, 1): 4.1440, (2.0, 5, 1): 1.7648, (1.0, 60, 1): 1.1054, (0.8, 600, 1): 0.4888,
+    (1.2, 60, 5): 1.9926, (1.53, 60, 10): 2.1791,
+}  # fmt: skip
 
 
 def one(z: float, bins: int, epsilon: float, size: int = 2**13) -> float:
@@ -90,12 +86,9 @@ def test_every_grid_is_a_bound(z: float, bins: int, epsilon: float, tail: float)
 
 @settings(max_examples=20, deadline=None)
 @given(
-    z=st.floats(0.3, 3.0),
-    gamma=st.floats(0.01, 50.0),
-    c=st.floats(-20.0, 20.0),
-    lengths=st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)),
-    angle=st.floats(0.0, math.pi),
-)
+    st.floats(0.3, 3.0), st.floats(0.01, 50.0), st.floats(-20.0, 20.0),
+    st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), st.floats(0.0, math.pi),
+)  # fmt: skip
 def test_the_pair_dominates_any_two_increments(
     z: float, gamma: float, c: float, lengths: tuple[float, float], angle: float
 ) -> None:
@@ -124,9 +117,9 @@ def test_increments_that_depend_on_earlier_releases_gain_nothing(epsilon: float)
             first = np.exp((begin * line - 0.5 * begin**2) / z**2)
             second = np.exp((np.multiply.outer(turn, line) - 0.5 * turn[:, None] ** 2) / z**2)
             ratios.append(0.5 * (first[:, None] + second))
-        for mine, other in (ratios, ratios[::-1]):
-            told = float(weights @ np.maximum(mine - math.exp(epsilon) * other, 0.0) @ weights)
-            assert told <= bound * (1 + 1e-6) + 1e-9
+        laws = [ratio * np.outer(weights, weights) for ratio in ratios]
+        for one_law, other in (laws, laws[::-1]):
+            assert hockey_stick(one_law, other, epsilon) <= bound * (1 + 1e-6) + 1e-9
 
 
 @pytest.mark.slow
@@ -134,9 +127,8 @@ def test_increments_that_depend_on_earlier_releases_gain_nothing(epsilon: float)
 @given(z=st.floats(0.2, 20.0), bins=st.integers(1, 300), epochs=st.integers(1, 3), delta=st.floats(1e-8, 1e-3))
 def test_never_above_the_chain_nor_below_zero_out(z: float, bins: int, epochs: int, delta: float) -> None:
     replaced = AllocatedGaussian(z, bins, epochs, "replace-one")
-    chain = lowest_curve(
-        [gaussian_curve(replaced.known_mu), triangle_curve(*removal_and_addition_curves(replaced))]
-    )
+    through_nobody = triangle_curve(*removal_and_addition_curves(replaced))
+    chain = lowest_curve([gaussian_curve(replaced.known_mu), through_nobody])
     epsilon = replaced.epsilon_of(delta)
     assert epsilon <= epsilon_at(chain, delta) * (1 + 2e-3)  # whose grids are made for another δ
     assert AllocatedGaussian(z, bins, epochs).epsilon_of(delta) <= epsilon * (1 + 2e-3) + 1e-9
@@ -165,10 +157,9 @@ def test_two_epochs_agree_with_sampling() -> None:
         normal[:, 0] += 1.0 / z
         logs += np.log(np.exp(normal / z).mean(1)) - np.log(np.exp(-normal / z).mean(1))
     for epsilon in (0.0, 0.5, 1.5, 3.0):
-        values = np.maximum(-np.expm1(epsilon - logs), 0.0)
-        error = float(values.std()) / math.sqrt(samples)
+        mean, error = sampled_stick(logs, epsilon)
         bound = AllocatedGaussian(z, bins, 2, "replace-one").delta_of(epsilon)
-        assert float(values.mean()) - 4.5 * error < bound < (float(values.mean()) + 4.5 * error) * 1.01
+        assert mean - 4.5 * error < bound < (mean + 4.5 * error) * 1.01
 
 
 @settings(max_examples=30, deadline=None)
@@ -230,12 +221,9 @@ def test_both_increments_of_one_round_have_the_hockey_stick_of_the_gaussian() ->
     """The reference of these tests itself."""
     grid, weights = normal_rule(200_001)
     for z, epsilon in ((0.7, 0.0), (1.0, 2.0)):
-        assert float(weights @ np.maximum(both_of(grid, z, epsilon), 0.0)) == pytest.approx(
-            gdp.delta_of(2.0 / z, epsilon), rel=1e-6
-        )
-        assert float(call_of_both(np.array(0.0), z, epsilon)) == pytest.approx(
-            gdp.delta_of(2.0 / z, epsilon), rel=1e-9
-        )
+        exact = gdp.delta_of(2.0 / z, epsilon)
+        assert float(weights @ np.maximum(both_of(grid, z, epsilon), 0.0)) == pytest.approx(exact, rel=1e-6)
+        assert float(call_of_both(np.array(0.0), z, epsilon)) == pytest.approx(exact, rel=1e-9)
 
 
 def test_a_curve_falls_with_epsilon() -> None:
@@ -266,14 +254,10 @@ def test_a_sum_that_no_grid_holds_counts_as_infinite() -> None:
 
 @pytest.mark.parametrize(
     ("bins", "mu", "delta"),
-    [
-        (2, 4.0, 1e-5),
-        (10, 1.0, 1e-5),
-        pytest.param(2, 6.0, 1e-5, marks=pytest.mark.slow),
-        pytest.param(3, 4.0, 1e-6, marks=pytest.mark.slow),
-        pytest.param(5, 5.0, 1e-8, marks=pytest.mark.slow),
-        pytest.param(60, 0.5, 1e-5, marks=pytest.mark.slow),
-    ],
+    in_parts(
+        [(2, 4.0, 1e-5), (10, 1.0, 1e-5), (2, 6.0, 1e-5), (3, 4.0, 1e-6), (5, 5.0, 1e-8), (60, 0.5, 1e-5)],
+        fast=[(2, 4.0, 1e-5), (10, 1.0, 1e-5)],
+    ),
 )
 def test_what_was_calibrated_prints_no_more_than_was_asked(bins: int, mu: float, delta: float) -> None:
     """The first was asked for 24.3816 and printed 24.5358: bounds on grids rose with ε."""

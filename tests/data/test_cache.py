@@ -9,6 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,11 +38,6 @@ class ToySource:
             (root / FOLDER / name).write_bytes(content)
 
 
-def origin_of(*writers: Callable[[Path], None], hashes: dict[str, str] = SHA256) -> Origin:
-    sources = [Source(f"source {number}", writer) for number, writer in enumerate(writers, start=1)]
-    return Origin(FOLDER, hashes, sources)
-
-
 def fails(_: Path) -> None:
     raise InputError("host not reached")
 
@@ -50,8 +46,12 @@ def holds_the_files(root: Path) -> bool:
     return all((root / FOLDER / name).read_bytes() == content for name, content in FILES.items())
 
 
-def quiet(_: str) -> None:
-    pass
+def ensure(root: Path, *writers: Callable[[Path], None], hashes: dict[str, str] = SHA256) -> list[str]:
+    """Lines of progress of a data set whose sources are `writers`."""
+    lines: list[str] = []
+    sources = [Source(f"source {number}", writer) for number, writer in enumerate(writers, start=1)]
+    ensure_files("toy", Origin(FOLDER, hashes, sources), root, lines.append)
+    return lines
 
 
 both_kinds = pytest.mark.parametrize("hashes", [SHA256, MD5], ids=["sha256", "md5"])
@@ -59,57 +59,38 @@ both_kinds = pytest.mark.parametrize("hashes", [SHA256, MD5], ids=["sha256", "md
 
 @both_kinds
 def test_a_cache_that_verifies_is_not_fetched_again(tmp_path: Path, hashes: dict[str, str]) -> None:
-    source = ToySource()
-    said: list[str] = []
-    ensure_files("toy", origin_of(source, hashes=hashes), tmp_path / "new", said.append)
-    assert holds_the_files(tmp_path / "new")
-    assert said == ["toy: trying source 1"]
-    before = sorted((tmp_path / "new").rglob("*"))
-    ensure_files("toy", origin_of(source, hashes=hashes), tmp_path / "new", said.append)
+    source, root = ToySource(), tmp_path / "new"
+    assert ensure(root, source, hashes=hashes) == ["toy: trying source 1"]
+    assert holds_the_files(root)
+    before = sorted(root.rglob("*"))
+    assert ensure(root, source, hashes=hashes) == []
     assert source.asked == 1
-    assert len(said) == 1
-    assert sorted((tmp_path / "new").rglob("*")) == before
-
-
-def cut_short(folder: Path) -> None:
-    os.truncate(folder / "images", 3000)
-
-
-def tampered(folder: Path) -> None:
-    with (folder / "labels").open("r+b") as file:
-        file.seek(50)
-        file.write(b"X")
-
-
-def emptied(folder: Path) -> None:
-    (folder / "images").write_bytes(b"")
-
-
-def removed(folder: Path) -> None:
-    (folder / "labels").unlink()
+    assert sorted(root.rglob("*")) == before
 
 
 @both_kinds
 @pytest.mark.parametrize(
-    ("damage", "problem"),
+    ("name", "content", "problem"),
     [
-        (cut_short, "images has been changed or cut short"),
-        (tampered, "labels has been changed or cut short"),
-        (emptied, "images has been changed or cut short"),
-        (removed, "labels is missing"),
+        ("images", FILES["images"][:3000], "images has been changed or cut short"),
+        ("labels", FILES["labels"][:50] + b"X" + FILES["labels"][51:], "labels has been changed or cut short"),
+        ("images", b"", "images has been changed or cut short"),
+        ("labels", None, "labels is missing"),
     ],
+    ids=["cut short", "tampered", "emptied", "removed"],
 )
 def test_a_damaged_cache_is_noticed_and_fetched_again(
-    tmp_path: Path, damage: Callable[[Path], None], problem: str, hashes: dict[str, str]
+    tmp_path: Path, name: str, content: bytes | None, problem: str, hashes: dict[str, str]
 ) -> None:
-    source = ToySource()
-    said: list[str] = []
-    ensure_files("toy", origin_of(source, hashes=hashes), tmp_path, quiet)
-    damage(tmp_path / FOLDER)
-    ensure_files("toy", origin_of(source, hashes=hashes), tmp_path, said.append)
+    source, place = ToySource(), tmp_path / FOLDER / name
+    ensure(tmp_path, source, hashes=hashes)
+    place.unlink()
+    if content is not None:
+        place.write_bytes(content)
+    lines = ensure(tmp_path, source, hashes=hashes)
     assert source.asked == 2
     assert holds_the_files(tmp_path)
-    assert any(problem in line and "fetching it again" in line for line in said)
+    assert any(problem in line and "fetching it again" in line for line in lines)
 
 
 def test_nothing_beside_the_files_can_vouch_for_them(tmp_path: Path) -> None:
@@ -119,9 +100,9 @@ def test_nothing_beside_the_files_can_vouch_for_them(tmp_path: Path) -> None:
     record = {name: hashlib.sha256(content).hexdigest() for name, content in forged.items()}
     (tmp_path / FOLDER / "fedpriv-sha256.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match="could not be fetched"):
-        ensure_files("toy", origin_of(fails), tmp_path, quiet)
+        ensure(tmp_path, fails)
     source = ToySource()
-    ensure_files("toy", origin_of(source), tmp_path, quiet)
+    ensure(tmp_path, source)
     assert source.asked == 1
     assert holds_the_files(tmp_path)
 
@@ -133,10 +114,7 @@ def test_a_file_without_a_hash_cannot_be_offered(digest: str) -> None:
 
 
 def test_the_next_source_is_tried_when_one_fails(tmp_path: Path) -> None:
-    source = ToySource()
-    said: list[str] = []
-    ensure_files("toy", origin_of(fails, source), tmp_path, said.append)
-    assert said == ["toy: trying source 1", "toy: trying source 2"]
+    assert ensure(tmp_path, fails, ToySource()) == ["toy: trying source 1", "toy: trying source 2"]
     assert holds_the_files(tmp_path)
 
 
@@ -145,23 +123,21 @@ def test_the_next_source_is_tried_when_one_fails(tmp_path: Path) -> None:
 )
 def test_what_is_not_the_data_set_is_never_put_in_place(tmp_path: Path, wrong: dict[str, bytes]) -> None:
     with pytest.raises(InputError, match=r"source 1: what came is not the data set \((images|labels) "):
-        ensure_files("toy", origin_of(ToySource(wrong)), tmp_path, quiet)
+        ensure(tmp_path, ToySource(wrong))
     assert list(tmp_path.iterdir()) == []
-    ensure_files("toy", origin_of(ToySource(wrong), ToySource()), tmp_path, quiet)
+    ensure(tmp_path, ToySource(wrong), ToySource())
     assert holds_the_files(tmp_path)
 
 
 def test_files_that_are_not_asked_for_are_not_kept(tmp_path: Path) -> None:
-    ensure_files("toy", origin_of(ToySource({**FILES, "archive.gz": b"large"})), tmp_path, quiet)
+    ensure(tmp_path, ToySource({**FILES, "archive.gz": b"large"}))
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == set(FILES)
 
 
 def test_no_source_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
-    def disk_full(_: Path) -> None:
-        raise OSError(28, "No space left on device")
-
+    disk_full = Mock(side_effect=OSError(28, "No space left on device"))
     with pytest.raises(InputError) as raised:
-        ensure_files("toy", origin_of(fails, disk_full), tmp_path, quiet)
+        ensure(tmp_path, fails, disk_full)
     message = str(raised.value)
     assert "\n" not in message
     assert "source 1: host not reached; source 2: [Errno 28] No space left on device" in message
@@ -170,16 +146,14 @@ def test_no_source_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_what_the_error_says_works(tmp_path: Path) -> None:
-    (tmp_path / FOLDER).mkdir(parents=True)
-    for name, content in FILES.items():
-        (tmp_path / FOLDER / name).write_bytes(content)
-    ensure_files("toy", origin_of(fails), tmp_path, quiet)
+    ToySource()(tmp_path)
+    ensure(tmp_path, fails)
 
 
 def test_a_root_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("in the way")
     with pytest.raises(InputError, match=r"root: File exists; set FEDPRIV_DATA"):
-        ensure_files("toy", origin_of(ToySource()), tmp_path / "root", quiet)
+        ensure(tmp_path / "root", ToySource())
 
 
 @both_kinds
@@ -190,7 +164,7 @@ def test_a_source_that_dies_half_way_leaves_nothing(tmp_path: Path, hashes: dict
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ensure_files("toy", origin_of(dies, hashes=hashes), tmp_path, quiet)
+        ensure(tmp_path, dies, hashes=hashes)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -200,9 +174,7 @@ def test_a_fetch_killed_between_two_files_is_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str, hashes: dict[str, str]
 ) -> None:
     """Other files lie in the folder before; the fetch is killed as it is about to put `killed_at` in place."""
-    (tmp_path / FOLDER).mkdir(parents=True)
-    for name in FILES:
-        (tmp_path / FOLDER / name).write_bytes(b"old")
+    ToySource(dict.fromkeys(FILES, b"old"))(tmp_path)
     whole = os.replace
 
     def replace(draft: Path, place: Path) -> None:
@@ -212,11 +184,11 @@ def test_a_fetch_killed_between_two_files_is_repaired(
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
-        ensure_files("toy", origin_of(ToySource(), hashes=hashes), tmp_path, quiet)
+        ensure(tmp_path, ToySource(), hashes=hashes)
     assert all((tmp_path / FOLDER / name).read_bytes() in (b"old", FILES[name]) for name in FILES)
     monkeypatch.undo()
     again = ToySource()
-    ensure_files("toy", origin_of(again, hashes=hashes), tmp_path, quiet)
+    ensure(tmp_path, again, hashes=hashes)
     assert again.asked == 1
     assert holds_the_files(tmp_path)
 
@@ -232,7 +204,7 @@ def test_two_processes_may_fetch_at_once(tmp_path: Path, hashes: dict[str, str])
         together.wait(timeout=30)  # both are about to put their files in place
 
     def fetch() -> None:
-        ensure_files("toy", origin_of(write, hashes=hashes), tmp_path, quiet)
+        ensure(tmp_path, write, hashes=hashes)
         verified.put(holds_the_files(tmp_path))
 
     processes = [context.Process(target=fetch) for _ in range(2)]
@@ -242,5 +214,5 @@ def test_two_processes_may_fetch_at_once(tmp_path: Path, hashes: dict[str, str])
         process.join(timeout=60)
     assert [process.exitcode for process in processes] == [0, 0]
     assert [verified.get(timeout=5) for _ in processes] == [True, True]
-    ensure_files("toy", origin_of(fails, hashes=hashes), tmp_path, quiet)
+    ensure(tmp_path, fails, hashes=hashes)
     assert [path.name for path in tmp_path.iterdir()] == ["TOY"]

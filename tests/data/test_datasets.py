@@ -24,6 +24,7 @@ from fedpriv.loss.models import find_model
 from fedpriv.plan.task import ModelInputs, load_task_of_inputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import ModelSection
+from tests.conftest import small_tree
 from tests.engines.test_engines import run
 
 
@@ -61,9 +62,8 @@ def from_files(monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path
 
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
-        hashes = {
-            path.name: f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in Path(folder).iterdir()
-        }
+        contents = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    hashes = {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in contents.items()}
     small = replace(ORIGINS[name], sources=(Source("test", write_below),), files=hashes)
     monkeypatch.setitem(fetching.ORIGINS, name, small)
 
@@ -73,11 +73,7 @@ def from_files(monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path
     [("mnist", write_mnist, 10), ("fashion-mnist", write_mnist, 10), ("emnist", write_emnist, 47)],
 )
 def test_idx_data_sets_are_fetched_on_first_use_and_read(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    write: Callable[[Path], None],
-    classes: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path], None], classes: int
 ) -> None:
     from_files(monkeypatch, name, write)
     dataset = load(name, tmp_path)
@@ -92,9 +88,8 @@ def test_mnist_with_other_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.M
     hashes = ORIGINS["mnist"].files
     from_files(monkeypatch, "mnist", write_mnist)
     monkeypatch.setitem(fetching.ORIGINS, "mnist", replace(fetching.ORIGINS["mnist"], files=hashes))
-    with pytest.raises(
-        InputError, match=r"train-images-idx3-ubyte has been changed .* put the files train-images"
-    ):
+    line = r"train-images-idx3-ubyte has been changed .* put the files train-images"
+    with pytest.raises(InputError, match=line):
         load("mnist", tmp_path)
 
 
@@ -107,11 +102,7 @@ def test_cifar10_batches_are_joined_in_order_with_channels_last(
         names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
         for number, name in enumerate(names):
             two = slice(2 * number, 2 * number + 2)
-            batch = {
-                "data": every[two].reshape(2, 3072),
-                "labels": [number, number + 1],
-                "filenames": ["a", "b"],
-            }
+            batch = {"data": every[two].reshape(2, 3072), "labels": [number, number + 1], "filenames": ["a", "b"]}
             (folder / name).write_bytes(pickle.dumps(batch, protocol=4))
         (folder / "batches.meta").write_bytes(b"")
 
@@ -131,8 +122,7 @@ def synthetic() -> Dataset:
 
 
 def test_synthetic_has_the_shape_of_mnist(synthetic: Dataset) -> None:
-    assert synthetic.train_images.shape == (6000, 28, 28)
-    assert synthetic.test_images.shape == (1000, 28, 28)
+    assert (synthetic.train_images.shape, synthetic.test_images.shape) == ((6000, 28, 28), (1000, 28, 28))
     assert synthetic.train_images.dtype == synthetic.test_images.dtype == np.uint8
     assert synthetic.train_labels.dtype == synthetic.test_labels.dtype == np.int64
     assert set(synthetic.train_labels) == set(synthetic.test_labels) == set(range(10))
@@ -184,9 +174,8 @@ def test_a_file_is_read_as_it_is(written: Callable[..., str]) -> None:
     assert dataset.class_count == 3
     np.testing.assert_array_equal(dataset.train_images, GOOD["train_images"])
     np.testing.assert_array_equal(dataset.test_labels, GOOD["test_labels"])
-    assert (
-        load(written(classes=0, train_labels=np.ones(6), test_labels=np.ones(2))).train_labels.dtype == np.float64
-    )
+    real = load(written(classes=0, train_labels=np.ones(6), test_labels=np.ones(2)))
+    assert real.train_labels.dtype == np.float64
 
 
 def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
@@ -222,14 +211,15 @@ def test_what_cannot_be_used_is_refused(written: Callable[..., str], changes: di
 
 
 def test_no_file_and_no_npz_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        load(str(tmp_path / "missing.npz"))
     (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(InputError, match=r"not a readable \.npz file"):
-        load(str(tmp_path / "text.npz"))
     np.savez(tmp_path / "objects.npz", classes=np.array({"a": 1}, dtype=object))
-    with pytest.raises(InputError, match=r"not a readable \.npz file without objects"):
-        load(str(tmp_path / "objects.npz"))
+    for name, line in {
+        "missing": "no such file",
+        "text": r"not a readable \.npz file",
+        "objects": r"not a readable \.npz file without objects",
+    }.items():
+        with pytest.raises(InputError, match=line):
+            load(str(tmp_path / f"{name}.npz"))
 
 
 def test_numbers_need_a_bound_on_their_norm() -> None:
@@ -251,11 +241,12 @@ def test_models_whose_constants_are_those_of_one_data_set_refuse_another(
 
 
 def test_boolean_labels_are_the_classes_0_and_1(written: Callable[..., str]) -> None:
-    dataset = load(written(classes=2, train_labels=np.arange(6) % 2 == 1, test_labels=np.array([True, False])))
+    labels = {"train_labels": np.arange(6) % 2 == 1, "test_labels": np.array([True, False])}
+    dataset = load(written(classes=2, **labels))
     assert dataset.train_labels.dtype == np.int64
     assert dataset.train_labels.tolist() == [0, 1, 0, 1, 0, 1]
     with pytest.raises(InputError, match="labels are whole numbers from 0 to 0"):
-        load(written(classes=1, train_labels=np.arange(6) % 2 == 1, test_labels=np.array([True, False])))
+        load(written(classes=1, **labels))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -265,25 +256,16 @@ def test_a_regression_on_own_numbers_trains(written: Callable[..., str], dtype: 
     draw = np.random.default_rng(37)
     images = draw.standard_normal((400, 5))
     labels = np.tanh(images @ draw.standard_normal(5))
-    name = written(
-        train_images=images[:300],
-        train_labels=labels[:300],
-        test_images=images[300:],
-        test_labels=labels[300:],
-        classes=0,
+    train, test = ({"images": images[part], "labels": labels[part]} for part in (slice(300), slice(300, None)))
+    parts = {f"{part}_{key}": held[key] for part, held in (("train", train), ("test", test)) for key in held}
+    tree = small_tree(
+        data={"name": written(**parts, classes=0)},
+        model={"name": "relu-regression", "hidden": 8},
+        federation={"silos": 3, "rounds": 20, "batch": 5},
+        algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 5.0, "step": 0.1},
+        privacy={"relation": "zero-out", "mode": "none"},
+        run={"dtype": dtype, "evaluations": 2},
     )
-    cell = resolve_cell(
-        {
-            "name": "own",
-            "data": {"name": name},
-            "model": {"name": "relu-regression", "hidden": 8},
-            "federation": {"silos": 3, "rounds": 20, "batch": 5},
-            "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 5.0, "step": 0.1},
-            "privacy": {"relation": "zero-out", "mode": "none"},
-            "run": {"dtype": dtype, "evaluations": 2},
-        },
-        "test",
-    )
-    (_,), heard = run(engine, cell)
+    (_,), heard = run(engine, resolve_cell(tree, "test"))
     first, last = (line[2] for line in heard.evaluations)
     assert last < first

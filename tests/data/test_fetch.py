@@ -66,25 +66,19 @@ def test_where_the_default_root_is(
 
 
 @pytest.mark.parametrize(
-    ("name", "suggestion"),
-    [("mnits", "mnist"), ("MNIST", "mnist"), ("cifar-10", "cifar10"), ("EMnist", "emnist")],
+    ("name", "line"),
+    [
+        ("mnits", "'mnits': .*; did you mean 'mnist'"),
+        ("MNIST", "'MNIST': .*; did you mean 'mnist'"),
+        ("cifar-10", "'cifar-10': .*; did you mean 'cifar10'"),
+        ("EMnist", "'EMnist': .*; did you mean 'emnist'"),
+        ("weather", r"cifar10, heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult, "),
+        ("synthetic", "synthetic: is computed when it is used, there is nothing to fetch"),
+    ],
 )
-def test_a_misspelt_name_gets_a_suggestion(name: str, suggestion: str) -> None:
-    with pytest.raises(InputError, match=f"{name!r}: .*; did you mean {suggestion!r}"):
+def test_a_name_that_cannot_be_fetched_gets_those_that_can(name: str, line: str) -> None:
+    with pytest.raises(InputError, match=line):
         fetch(name)
-
-
-def test_an_unknown_name_gets_the_known_ones() -> None:
-    with pytest.raises(
-        InputError,
-        match=r"cifar10, heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult, ",
-    ):
-        fetch("weather")
-
-
-def test_the_synthetic_data_set_needs_no_fetch() -> None:
-    with pytest.raises(InputError, match="synthetic: is computed when it is used, there is nothing to fetch"):
-        fetch("synthetic")
 
 
 @pytest.mark.parametrize("name", list(ORIGINS))
@@ -115,7 +109,6 @@ import fedpriv.data.named
 fetch.fetch("toy", Path(sys.argv[1]))
 print([name for name in ("torch", "torchvision") if name in sys.modules])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path, FILES["file"]], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", code, tmp_path, FILES["file"]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr

@@ -21,8 +21,7 @@ def columns() -> dict[str, list[Any]]:
     return {name: [int(row[name]) if name == "age" else row[name] for row in records] for name in records[0]}
 
 
-def frames() -> list[str]:
-    return ["pyarrow", "pandas", "polars", "categories"]
+every_library = pytest.mark.parametrize("library", ["pyarrow", "pandas", "polars", "categories"])
 
 
 def frame_by(library: str) -> Any:
@@ -35,7 +34,7 @@ def frame_by(library: str) -> Any:
     return importlib.import_module(library).DataFrame(columns())
 
 
-@pytest.mark.parametrize("library", frames())
+@every_library
 def test_a_run_on_a_frame_is_that_on_a_file_of_it(tmp_path: Path, library: str) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
     of_file = fedpriv.run(tree, out=tmp_path / "file")
@@ -44,7 +43,7 @@ def test_a_run_on_a_frame_is_that_on_a_file_of_it(tmp_path: Path, library: str) 
     assert given.cells[0].metrics == of_file.cells[0].metrics
 
 
-@pytest.mark.parametrize("library", frames())
+@every_library
 def test_a_frame_has_the_cells_of_a_file_and_a_name_by_its_content(tmp_path: Path, library: str) -> None:
     name, table = register_frame(frame_by(library)), read_table(write_csv(tmp_path / "t.csv", rows()))
     found = find_frame(Path(name))
@@ -73,7 +72,7 @@ def test_frames_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     assert not is_data_frame(held["age"])
     for given, asked, line in (
         ({"train": held}, "own-data", "needs \\[data.table\\] in the scenario"),
-        ({"train": held, "test": held}, tree, "has its test records by data.table"),
+        ({"train": held, "test": held}, tree, "data.table names the test records and"),
         ({"train": held.drop_columns(["age"])}, tree, "train: has no column 'age'"),
         ({"train": held.slice(0, 0)}, tree, "train: has no records"),
         ({"train": pyarrow.table({"a": [[1], [2]]})}, tree, "train, column 'a': of type list"),

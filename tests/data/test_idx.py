@@ -87,11 +87,7 @@ class Calls:
 
 
 def test_arrays_and_plain_values_come_out() -> None:
-    values = {
-        "data": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "labels": [1, 2],
-        "pair": (7, "x"),
-    }
+    values = {"data": np.arange(6, dtype=np.float32).reshape(2, 3), "labels": [1, 2], "pair": (7, "x")}
     read = unpickle_arrays(pickle.dumps(values, protocol=4))
     np.testing.assert_array_equal(read["data"], values["data"], strict=True)
     assert read["labels"] == [1, 2]

@@ -58,9 +58,8 @@ def test_iid_gives_the_records_it_has_always_given() -> None:
 def test_iid_every_record_is_as_likely_as_any_other() -> None:
     """Half of 40 records, 2,000 seeds: a count is Binomial(2000, 1/2); false alarm < 40 * 2 * Φ(-5.5) < 2e-6."""
     labels = np.zeros(40, np.int64)
-    counts = np.bincount(
-        np.concatenate([np.concatenate(partition_iid(labels, [5] * 4, seed)) for seed in range(2000)])
-    )
+    drawn = [np.concatenate(partition_iid(labels, [5] * 4, seed)) for seed in range(2000)]
+    counts = np.bincount(np.concatenate(drawn))
     assert len(counts) == 40
     assert np.abs(counts - 1000).max() < 5.5 * np.sqrt(500)
 
@@ -73,9 +72,8 @@ def _purity(shares: SiloRows, labels: NDArray[np.int64]) -> float:
 def test_label_skew_falls_with_the_concentration() -> None:
     """10 balanced labels: the commonest has a share of nearly 1 at concentration 0.01, nearly 1/10 at 1,000."""
     labels, sizes = np.arange(6000) % 10, [300] * 20
-    purities = [
-        _purity(partition_dirichlet(labels, sizes, 0, concentration), labels) for concentration in (0.01, 0.3, 1e3)
-    ]
+    partitions = (partition_dirichlet(labels, sizes, 0, concentration) for concentration in (0.01, 0.3, 1e3))
+    purities = [_purity(shares, labels) for shares in partitions]
     assert purities[0] > 0.75
     assert 0.25 < purities[1] < purities[0]
     assert purities[2] < 0.15

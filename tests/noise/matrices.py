@@ -1,12 +1,15 @@
-"""Workloads as matrices, participation patterns one by one, and the farthest that a record moves C s."""
+"""Workloads, matrices of mechanisms, participation patterns one by one, and how far a record moves C s."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
+from fedpriv.noise.mechanism import Mechanism, MechanismState
 from fedpriv.noise.series import Workload
 from fedpriv.participation.orders import FixedOrder, MinSeparation
 
@@ -14,9 +17,35 @@ Matrix = NDArray[np.float64]
 
 
 def workload_of(
-    rounds: int, decay: float = 1.0, rounds_per_epoch: int | None = None, period: int | None = None
+    rounds: int,
+    decay: float = 1.0,
+    rounds_per_epoch: int | None = None,
+    period: int | None = None,
+    clips: ArrayLike = 1.0,
 ) -> Workload:
-    return Workload(FixedOrder(rounds, rounds_per_epoch or rounds), decay, np.ones(rounds), period)
+    """A fixed order, one pass unless `rounds_per_epoch` is given."""
+    order = FixedOrder(rounds, rounds_per_epoch or rounds)
+    return Workload(order, decay, np.full(rounds, clips, np.float64), period)
+
+
+def separated(
+    rounds: int, most: int, gap: int, decay: float = 1.0, period: int | None = None, clips: ArrayLike = 1.0
+) -> Workload:
+    """Records that take part at most `most` times, `gap` rounds apart."""
+    return Workload(MinSeparation(rounds, most, gap), decay, np.full(rounds, clips, np.float64), period)
+
+
+def stream(mechanism: Mechanism, fresh: Iterable[Tensor]) -> Iterator[tuple[Tensor, MechanismState]]:
+    """Noise of each round, and the state after it."""
+    state = mechanism.start()
+    for t, vectors in enumerate(fresh, start=1):
+        row, state = mechanism.noise(state, t, vectors)
+        yield row, state
+
+
+def streamed_matrix(mechanism: Mechanism, rounds: int) -> Matrix:
+    """B: column i is the noise of unit vector i, row t the noise of round t."""
+    return torch.stack([row for row, _ in stream(mechanism, torch.eye(rounds, dtype=torch.float64))]).numpy()
 
 
 def workload_matrix(rounds: int, decay: float, period: int | None = None) -> Matrix:

@@ -17,10 +17,7 @@ SUMMED, PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, decay=1.0)
 
 ROWS: dict[str, tuple[Optimizer, Estimator]] = {
     "dp-mu2-fl": (AnytimeSGD(1.0, 5.0), SUMMED),
-    "online-to-batch": (
-        AnytimeSGD(1.0, 5.0),
-        RecursiveGradient(1.0, weights=PowerWeights(2), clip_growth=1),
-    ),
+    "online-to-batch": (AnytimeSGD(1.0, 5.0), RecursiveGradient(1.0, weights=PowerWeights(2), clip_growth=1)),
     "accelerated": (NesterovCoupling(1.0, 5.0), SUMMED),
     "unaccelerated": (ProjectedSGD(1.0, 5.0), SUMMED),
     "unaccelerated, average": (ProjectedSGD(1.0, 5.0, averaged=True), SUMMED),

@@ -2,24 +2,15 @@
 
 import itertools
 import json
-import math
 
 import numpy as np
 import pytest
 
-from fedpriv.core.errors import InputError
 from fedpriv.noise.fitting.cost import NoiseStream, apply_adjoint
 from fedpriv.noise.registry import mechanism_from_data
-from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import AnchoredSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import FixedOrder
-
-
-def sums(rounds: int, period: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    t = np.arange(rounds)
-    later = np.subtract.outer(t, t) >= 0
-    return np.where(later & np.equal.outer(t // period, t // period), 1.0, 0.0)
+from tests.noise.matrices import workload_matrix, workload_of
 
 
 @pytest.mark.parametrize(
@@ -28,10 +19,10 @@ def sums(rounds: int, period: int) -> np.ndarray[tuple[int, int], np.dtype[np.fl
 def test_the_worst_record_is_charged_exactly(rounds: int, period: int, anchor: float) -> None:
     """Guarantee: C = B^-1 A from streaming alone, every record of one pass, also in a period that is cut."""
     clips = np.random.default_rng(rounds).uniform(0.3, 2.0, rounds)
-    workload = Workload(FixedOrder(rounds, rounds), 1.0, clips, period)
+    workload = workload_of(rounds, period=period, clips=clips)
     mechanism = AnchoredSquareRoot(period, anchor)
     b = apply_adjoint(NoiseStream(mechanism), np.eye(rounds))
-    c = np.linalg.solve(b, sums(rounds, period))
+    c = np.linalg.solve(b, workload_matrix(rounds, 1.0, period))
     found = mechanism.certified(workload)
     assert found.exact
     assert found.value == pytest.approx(float(np.max(clips * np.linalg.norm(c, axis=0))), rel=1e-9)
@@ -40,34 +31,19 @@ def test_the_worst_record_is_charged_exactly(rounds: int, period: int, anchor: f
 
 
 def test_a_fair_anchor_costs_what_a_difference_costs() -> None:
-    clips = np.tile([3.0, *[0.4] * 9], 4)
-    workload = Workload(FixedOrder(40, 40), 1.0, clips, 10)
+    workload = workload_of(40, period=10, clips=np.tile([3.0, *[0.4] * 9], 4))
     mechanism = AnchoredSquareRoot.with_equal_cost(10, 3.0, 0.4)
     assert mechanism.sensitivity(workload) == pytest.approx(3.0 / mechanism.anchor, rel=1e-12)
-    less = AnchoredSquareRoot(10, mechanism.anchor * 0.999)
+    less, more = (AnchoredSquareRoot(10, mechanism.anchor * factor) for factor in (0.999, 1.001))
     assert less.sensitivity(workload) > mechanism.sensitivity(workload) * 1.0005
-    assert AnchoredSquareRoot(10, mechanism.anchor * 1.001).sensitivity(workload) == mechanism.sensitivity(
-        workload
-    )
+    assert more.sensitivity(workload) == mechanism.sensitivity(workload)
     assert mechanism.worst_variance == pytest.approx(float(np.max(mechanism.variance(workload))))
 
 
 @pytest.mark.parametrize(("ratio", "share"), [(0.1, 0.0497), (0.5, 0.1051), (1.0, 0.2782)])
 def test_there_is_much_less_noise_than_with_a_tree(ratio: float, share: float) -> None:
     """Mean variance at the same μ, Σ = 64, for clips of differences of 0.1, 0.5 and 1 times those of anchors."""
-    clips = np.tile([1.0, *[ratio] * 63], 3)
-    workload = Workload(FixedOrder(192, 192), 1.0, clips, 64)
+    workload = workload_of(192, period=64, clips=np.tile([1.0, *[ratio] * 63], 3))
     ours, tree = AnchoredSquareRoot.with_equal_cost(64, 1.0, ratio), BinaryTree(1.0, 64)
     variances = [each.sensitivity(workload) ** 2 * each.mean_variance(workload) for each in (ours, tree)]
     assert variances[0] / variances[1] == pytest.approx(share, abs=5e-4)
-
-
-def test_records_that_come_back_and_long_periods_are_refused() -> None:
-    with pytest.raises(InputError, match="read once"):
-        AnchoredSquareRoot(4).certified(Workload(FixedOrder(8, 4), 1.0, np.ones(8), 4))
-    with pytest.raises(InputError, match="period"):
-        AnchoredSquareRoot(5000)
-    with pytest.raises(InputError, match="ratio"):
-        AnchoredSquareRoot(4, math.inf)
-    with pytest.raises(InputError, match="period"):
-        AnchoredSquareRoot(4).certified(Workload(FixedOrder(8, 8), 1.0, np.ones(8), 3))

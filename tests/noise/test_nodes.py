@@ -4,22 +4,19 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.noise import tree
-from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.tran_cutkosky import paper_node_count
-from fedpriv.participation.orders import FixedOrder
+from tests.noise.matrices import streamed_matrix, workload_matrix, workload_of
 from tests.oracle_momentum import compose, prefix_nodes, squared_norms
 
 
 def weights_of_nodes(rounds: int, rounds_per_epoch: int, alpha: float) -> float:
     """W: the squared norm of the worst record at clip 1."""
-    workload = Workload(FixedOrder(rounds, rounds_per_epoch), 1.0 - alpha, np.ones(rounds))
-    return BinaryTree(1.0 - alpha).sensitivity(workload) ** 2
+    return BinaryTree(1.0 - alpha).sensitivity(workload_of(rounds, 1.0 - alpha, rounds_per_epoch)) ** 2
 
 
 def test_the_cover_has_the_form_the_tree_relies_on() -> None:
@@ -64,9 +61,8 @@ def test_what_exact_counting_gains(
     """W and the paper's node noise over the exact one, 2 √V / √W, at α = 1/N."""
     squared_norm = weights_of_nodes(rounds, rounds_per_epoch, 1.0 / rounds_per_epoch)
     assert round(squared_norm, digits) == released
-    assert 2.0 * math.sqrt(paper_printed(rounds, rounds_per_epoch) / squared_norm) == pytest.approx(
-        ratio, abs=0.006
-    )
+    gain = 2.0 * math.sqrt(paper_printed(rounds, rounds_per_epoch) / squared_norm)
+    assert gain == pytest.approx(ratio, abs=0.006)
 
 
 def paper_printed(rounds: int, rounds_per_epoch: int) -> float:
@@ -98,15 +94,9 @@ def most_nodes(rounds: int, rounds_per_epoch: int) -> int:
 def test_mu_is_the_mahalanobis_distance_of_the_momenta(place: int) -> None:
     """μ² = ‖B⁻¹ Δm‖² / s² = α² h² W(x) / s² by linear algebra, for a record whose gradient flips its sign."""
     rounds, alpha, step_of_h, std = 13, 0.25, 2.0, 0.05
-    noise, state, rows = BinaryTree(1 - alpha), (), []
-    for t in range(1, rounds + 1):
-        row, state = noise.noise(state, t, torch.eye(rounds, dtype=torch.float64)[t - 1])
-        rows.append(row.numpy())
-    moved = np.zeros(rounds)
-    for t in range(1, rounds + 1):
-        own = step_of_h if (t - 1) % 5 == place else 0.0
-        moved[t - 1] = (1 - alpha) * (moved[t - 2] if t > 1 else 0.0) + alpha * own
-    distance = float(np.linalg.norm(np.linalg.solve(np.array(rows), moved)) / std)
+    steps = np.where(np.arange(rounds) % 5 == place, step_of_h, 0.0)
+    moved = alpha * workload_matrix(rounds, 1 - alpha) @ steps
+    distance = float(np.linalg.norm(np.linalg.solve(streamed_matrix(BinaryTree(1 - alpha), rounds), moved)) / std)
     squared_norm = tree.record_squared_norms(np.ones(rounds), 5, 1 - alpha)[place]
     assert distance == pytest.approx(alpha * step_of_h * math.sqrt(squared_norm) / std, rel=1e-12)
 
@@ -139,16 +129,13 @@ def test_without_decay_the_variance_counts_set_bits(rounds: int) -> None:
 
 @given(rounds=st.integers(1, 300), rounds_per_epoch=st.integers(1, 40), decay=st.floats(0.0, 1.0))
 @settings(deadline=None)
-def test_equal_clips_take_a_short_cut_to_the_same_weights(
-    rounds: int, rounds_per_epoch: int, decay: float
-) -> None:
+def test_equal_clips_are_a_short_cut_to_the_same_weights(rounds: int, rounds_per_epoch: int, decay: float) -> None:
     barely_unequal = np.ones(rounds)
     barely_unequal[-1] += 1e-15
-    np.testing.assert_allclose(
-        tree.record_squared_norms(np.ones(rounds), rounds_per_epoch, decay),
-        tree.record_squared_norms(barely_unequal, rounds_per_epoch, decay),
-        rtol=1e-11,
+    equal, unequal = (
+        tree.record_squared_norms(clips, rounds_per_epoch, decay) for clips in (np.ones(rounds), barely_unequal)
     )
+    np.testing.assert_allclose(equal, unequal, rtol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +148,7 @@ def test_published_guarantees_of_periodic_trees(
 ) -> None:
     """Anchors of another sensitivity than the steps between them: μ does not depend on the number of periods."""
     clips = np.tile(np.r_[first, np.full(period - 1, other)], rounds)
-    total = len(clips)
-    workload = Workload(FixedOrder(total, total), 1.0, clips, period)
+    workload = workload_of(len(clips), period=period, clips=clips)
     assert BinaryTree(1.0, period).sensitivity(workload) / std == pytest.approx(mu, abs=1e-12)
 
 

@@ -5,47 +5,42 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from fedpriv.core.errors import InputError
-from fedpriv.loss.estimators import PlainGradient
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.fitting import cost
 from fedpriv.noise.fitting.cost import NoiseStream, apply_adjoint, rows_response
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Floats
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.papers.tran_cutkosky import NormalizedSGD
-from fedpriv.plan.calibration import compute_response
+from tests.noise.matrices import streamed_matrix
 from tests.noise.rows import ROWS, response
 
-Numbers = NDArray[np.float64]
 
-
-def weights(rounds: int, power: int) -> tuple[Numbers, Numbers]:
+def weights(rounds: int, power: int) -> tuple[Floats, Floats]:
     alpha = np.arange(1, rounds + 1, dtype=np.float64) ** power
     return alpha, np.cumsum(alpha)
 
 
-def anytime(rounds: int, power: int = 1) -> Numbers:
+def anytime(rounds: int, power: int = 1) -> Floats:
     _, total = weights(rounds, power)
     return 1 - total / total[-1]
 
 
-def nesterov(rounds: int) -> Numbers:
+def nesterov(rounds: int) -> Floats:
     alpha, total = weights(rounds, 1)
     at_query = 1 + total / total[-1] * (1 / alpha - 1)
     return np.append(at_query[:-1], 1 / alpha[-1])
 
 
-def momentum_average(rounds: int, momentum: float) -> Numbers:
+def momentum_average(rounds: int, momentum: float) -> Floats:
     s = np.arange(1, rounds + 1)
     reached = [np.where(s <= t, (1 - momentum ** (t - s + 1.0)) / (1 - momentum), 0.0) for t in s]
     return np.mean(reached, axis=0)
 
 
-CLOSED: dict[str, Callable[[int], Numbers]] = {
+CLOSED: dict[str, Callable[[int], Floats]] = {
     "dp-mu2-fl": anytime,
     "online-to-batch": lambda rounds: anytime(rounds, 2),
     "accelerated": nesterov,
@@ -112,11 +107,6 @@ def test_rows_are_themselves() -> None:
     np.testing.assert_array_equal(found.queries, np.eye(5))
 
 
-def test_an_optimizer_that_is_not_linear_is_refused() -> None:
-    with pytest.raises(InputError, match="not linear"):
-        compute_response(NormalizedSGD(0.1), PlainGradient(1.0).round, 10)
-
-
 @pytest.mark.parametrize(
     "mechanism",
     [
@@ -131,12 +121,8 @@ def test_a_mechanisms_rows_are_those_of_its_streamed_noise(
     mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost, "_SEGMENT_ROUNDS", 5)
-    state, rows = mechanism.start(), []
-    for t, fresh in enumerate(torch.eye(13, dtype=torch.float64), start=1):
-        row, state = mechanism.noise(state, t, fresh)
-        rows.append(row)
     weights = np.random.default_rng(0).normal(size=(3, 13))
-    expected = weights @ torch.stack(rows).numpy()
+    expected = weights @ streamed_matrix(mechanism, 13)
     np.testing.assert_allclose(apply_adjoint(NoiseStream(mechanism), weights), expected, atol=1e-13)
 
 

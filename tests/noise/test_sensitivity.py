@@ -1,6 +1,5 @@
 """Sensitivities against brute force over neighbours and participation patterns."""
 
-import itertools
 import math
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedpriv.core.errors import InputError
 from fedpriv.noise import sensitivity
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism, toeplitz_inner
@@ -16,19 +14,19 @@ from fedpriv.noise.sensitivity import farthest_pattern, heaviest_pattern, heavie
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import FixedOrder, MinSeparation
-from tests.noise.matrices import Matrix, clip_norms, farthest, patterns
+from fedpriv.participation.orders import MinSeparation
+from tests.noise.matrices import Matrix, clip_norms, farthest, patterns, separated, workload_of
 
 decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.01, 0.99))
+PERIODS = st.one_of(st.none(), st.integers(1, 14))
 
 
 def factor(mechanism: Mechanism, workload: Workload) -> Matrix:
     """C by its definition; see test_algebra for the proof that it belongs to the streamed B."""
     rounds, decay = workload.rounds, workload.decay
     if isinstance(mechanism, LeafGaussian):
-        return np.diag(
-            [1.0 / mechanism.first if t % workload.rounds_per_period == 0 else 1.0 for t in range(rounds)]
-        )
+        first = np.arange(rounds) % workload.rounds_per_period == 0
+        return np.diag(np.where(first, 1.0 / mechanism.first, 1.0))
     c = np.zeros((rounds, rounds))
     for t in range(rounds):
         place = t % workload.rounds_per_period + 1
@@ -41,14 +39,16 @@ def factor(mechanism: Mechanism, workload: Workload) -> Matrix:
     return c
 
 
+def opposite(mechanism: Mechanism, workload: Workload) -> float:
+    """The farthest that C s moves if a record's increments are replaced by their opposites."""
+    c, clips = factor(mechanism, workload), workload.clips
+    return max(float(np.linalg.norm(2 * c[:, chosen] @ clips[list(chosen)])) for chosen in patterns(workload))
+
+
 @st.composite
 def mechanisms(draw: st.DrawFn, decay: float, period: int | None) -> Mechanism:
-    first = draw(st.floats(0.1, 10.0))
-    members: list[Mechanism] = [
-        IndependentGaussian(),
-        BinaryTree(decay, period),
-        LeafGaussian(decay, period, first),
-    ]
+    leaf = LeafGaussian(decay, period, draw(st.floats(0.1, 10.0)))
+    members: list[Mechanism] = [IndependentGaussian(), BinaryTree(decay, period), leaf]
     if period is None:
         members.append(BandedSquareRoot(decay, draw(st.integers(1, 14))))
     return draw(st.sampled_from(members))
@@ -60,7 +60,7 @@ def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: i
     rounds_per_epoch = data.draw(st.integers(max(1, rounds // 8), 30))
     period = data.draw(st.one_of(st.none(), st.integers(1, 30)))
     mechanism = data.draw(mechanisms(decay, period))
-    workload = Workload(FixedOrder(rounds, rounds_per_epoch), decay, data.draw(clip_norms(rounds)), period)
+    workload = workload_of(rounds, decay, rounds_per_epoch, period, data.draw(clip_norms(rounds)))
     found = mechanism.certified(workload)
     assert found.exact
     assert found.value == pytest.approx(farthest(factor(mechanism, workload), workload), rel=1e-10)
@@ -71,10 +71,9 @@ def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: i
 def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
-    pattern = MinSeparation(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)))
-    period = data.draw(st.one_of(st.none(), st.integers(1, 14)))
+    most, gap, period = (data.draw(numbers) for numbers in (st.integers(1, 4), st.integers(1, 14), PERIODS))
     mechanism = data.draw(mechanisms(decay, period))
-    workload = Workload(pattern, decay, data.draw(clip_norms(rounds)), period)
+    workload = separated(rounds, most, gap, decay, period, data.draw(clip_norms(rounds)))
     found = mechanism.certified(workload)
     worst = farthest(factor(mechanism, workload), workload)
     if found.exact:
@@ -86,7 +85,7 @@ def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
 @pytest.mark.parametrize(("bands", "reason"), [(1, "squares add up"), (3, "squares add up"), (4, "by search")])
 def test_a_separation_of_at_least_the_bands_is_exact_for_any_clips(bands: int, reason: str) -> None:
     clips = np.array([1.0, 5.0, 2.0, 4.0, 4.0, 0.5, 3.0, 2.0])
-    mechanism, workload = BandedSquareRoot(1.0, bands), Workload(MinSeparation(8, 2, 3), 1.0, clips)
+    mechanism, workload = BandedSquareRoot(1.0, bands), separated(8, 2, 3, clips=clips)
     found, worst = mechanism.certified(workload), farthest(factor(mechanism, workload), workload)
     assert found.exact
     assert reason in found.reason
@@ -94,50 +93,37 @@ def test_a_separation_of_at_least_the_bands_is_exact_for_any_clips(bands: int, r
 
 
 def test_the_number_of_participations_counts_also_without_overlap() -> None:
-    mechanism, workload = BandedSquareRoot(1.0, 2), Workload(MinSeparation(12, 2, 3), 1.0, np.ones(12))
+    mechanism, workload = BandedSquareRoot(1.0, 2), separated(12, 2, 3)
     worst = farthest(factor(mechanism, workload), workload)
     assert mechanism.sensitivity(workload) == pytest.approx(worst)
 
 
 def test_the_bound_of_a_periodic_tree_counts_its_last_short_tree() -> None:
-    mechanism, workload = BinaryTree(1.0, 2), Workload(MinSeparation(3, 3, 1), 1.0, np.ones(3), 2)
+    mechanism, workload = BinaryTree(1.0, 2), separated(3, 3, 1, period=2)
     worst = farthest(factor(mechanism, workload), workload)
     assert worst == pytest.approx(math.sqrt(6))
     assert mechanism.sensitivity(workload) >= worst
 
 
-@given(
-    rounds=st.integers(1, 9),
-    most=st.integers(1, 4),
-    gap=st.integers(1, 4),
-    decay=decays,
-    period=st.sampled_from([None, 3, 4]),
-)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), decays, st.sampled_from([None, 3, 4]))
 @settings(max_examples=60, deadline=None)
 def test_a_tree_with_equal_clips_and_separated_rounds_is_bounded(
     rounds: int, most: int, gap: int, decay: float, period: int | None
 ) -> None:
-    mechanism = BinaryTree(decay, period)
-    workload = Workload(MinSeparation(rounds, most, gap), decay, np.full(rounds, 2.0), period)
+    mechanism, workload = BinaryTree(decay, period), separated(rounds, most, gap, decay, period, 2.0)
     worst = farthest(factor(mechanism, workload), workload)
     assert worst * (1 - 1e-12) <= mechanism.sensitivity(workload) <= worst * (1 + 1e-12)
 
 
 def test_rows_tighten_a_tree_with_equal_clips() -> None:
     """Counted level by level it is 6.000, 14.25 and 11.747, by rows alone 5.4772, 13.27 and 10.583."""
-    for (rounds, most, gap), found in {
-        (60, 5, 12): 5.4772,
-        (600, 10, 60): 12.8841,
-        (1000, 10, 100): 10.4881,
-    }.items():
-        workload = Workload(MinSeparation(rounds, most, gap), 1.0, np.ones(rounds))
-        assert BinaryTree().sensitivity(workload) == pytest.approx(found, abs=1e-4)
+    for numbers, expected in {(60, 5, 12): 5.4772, (600, 10, 60): 12.8841, (1000, 10, 100): 10.4881}.items():
+        assert BinaryTree().sensitivity(separated(*numbers)) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BandedSquareRoot(0.8, 5)], ids=str)
 def test_equal_clips_are_exact_for_any_separation(mechanism: Mechanism) -> None:
-    workload = Workload(MinSeparation(10, 3, 2), 0.8, np.full(10, 2.0))
-    assert mechanism.certified(workload).exact
+    assert mechanism.certified(separated(10, 3, 2, 0.8, clips=2.0)).exact
 
 
 @given(data=st.data(), rounds=st.integers(1, 10), decay=decays, seed=st.integers(0, 2**32 - 1))
@@ -149,7 +135,7 @@ def test_no_pair_of_neighbours_with_vector_increments_is_farther_apart(
     mechanism = data.draw(mechanisms(decay, None))
     rounds_per_epoch = data.draw(st.integers(1, rounds))
     clips = data.draw(clip_norms(rounds))
-    workload = Workload(FixedOrder(rounds, rounds_per_epoch), decay, clips)
+    workload = workload_of(rounds, decay, rounds_per_epoch, clips=clips)
     generator = np.random.default_rng(seed)
     record = int(generator.integers(rounds_per_epoch))
     directions = generator.standard_normal((2, rounds, 3))
@@ -164,16 +150,13 @@ def test_no_pair_of_neighbours_with_vector_increments_is_farther_apart(
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.6), BandedSquareRoot(0.6, 4)], ids=str)
 def test_opposite_records_attain_the_replace_one_distance(mechanism: Mechanism) -> None:
-    clips = np.array([0.5, 2.0, 1.0, 3.0, 1.0, 1.0, 0.2])
-    workload = Workload(FixedOrder(7, 3), 0.6, clips)
-    c = factor(mechanism, workload)
-    worst = max(float(np.linalg.norm(2 * c[:, chosen] @ clips[list(chosen)])) for chosen in patterns(workload))
-    assert 2 * mechanism.sensitivity(workload) == pytest.approx(worst, rel=1e-12)
+    workload = workload_of(7, 0.6, 3, clips=[0.5, 2.0, 1.0, 3.0, 1.0, 1.0, 0.2])
+    assert 2 * mechanism.sensitivity(workload) == pytest.approx(opposite(mechanism, workload), rel=1e-12)
 
 
 def test_the_papers_single_pass_noise() -> None:
     """Reshef & Levy: σ² = 4S²T/ρ², so the sensitivity is S√T."""
-    workload = Workload(FixedOrder(600, 600), 1.0, np.full(600, 118.1))
+    workload = workload_of(600, clips=118.1)
     assert IndependentGaussian().sensitivity(workload) == pytest.approx(118.1 * math.sqrt(600), rel=1e-14)
 
 
@@ -183,7 +166,7 @@ def test_clips_that_grow_towards_their_limit_are_charged_round_by_round() -> Non
     for rounds, ratio in ((16, 0.67), (60, 0.81), (600, 0.94), (60_000, 0.993)):
         t = np.arange(1.0, rounds + 1)
         clips = g + 2 * ld * (t - 1) / (t + 1)
-        sensitivity = IndependentGaussian().sensitivity(Workload(FixedOrder(rounds, rounds), 1.0, clips))
+        sensitivity = IndependentGaussian().sensitivity(workload_of(rounds, clips=clips))
         assert sensitivity / ((g + 2 * ld) * math.sqrt(rounds)) == pytest.approx(ratio, abs=0.006)
 
 
@@ -191,9 +174,9 @@ def test_clips_that_grow_towards_their_limit_are_charged_round_by_round() -> Non
 def test_clipping_the_first_leaf_tighter_is_free(rounds: int, gain: float) -> None:
     levels = rounds.bit_length()
     clips = np.ones(rounds)
-    plain = BinaryTree().sensitivity(Workload(FixedOrder(rounds, rounds), 1.0, clips))
+    plain = BinaryTree().sensitivity(workload_of(rounds, clips=clips))
     clips[0] = math.sqrt((levels - 1) / levels)
-    tighter = BinaryTree().sensitivity(Workload(FixedOrder(rounds, rounds), 1.0, clips))
+    tighter = BinaryTree().sensitivity(workload_of(rounds, clips=clips))
     assert 1 - tighter / plain == pytest.approx(gain, abs=0.006)
 
 
@@ -201,16 +184,15 @@ def test_clipping_the_first_leaf_tighter_is_free(rounds: int, gain: float) -> No
 @settings(deadline=None)
 def test_the_heaviest_pattern_is_the_heaviest(data: st.DataObject, rounds: int) -> None:
     weights = np.array(data.draw(st.lists(st.floats(0.0, 9.0), min_size=rounds, max_size=rounds)))
-    pattern = MinSeparation(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 16)))
-    workload = Workload(pattern, 1.0, np.ones(rounds))
+    workload = separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 16)))
     best = max(sum(weights[list(chosen)]) for chosen in patterns(workload))
-    assert heaviest_pattern(weights, pattern) == pytest.approx(best)
+    assert heaviest_pattern(weights, workload.schedule) == pytest.approx(best)
 
 
 @given(rounds=st.integers(1, 10_000_000), decay=decays)
 @settings(max_examples=5, deadline=None)
 def test_single_pass_formulas_hold_up_to_ten_million_rounds(rounds: int, decay: float) -> None:
-    workload = Workload(FixedOrder(rounds, rounds), decay, np.ones(rounds))
+    workload = workload_of(rounds, decay)
     first = (
         rounds if decay == 1.0 else -math.expm1(2 * rounds * math.log(decay)) / (1 - decay**2) if decay else 1.0
     )
@@ -220,27 +202,15 @@ def test_single_pass_formulas_hold_up_to_ten_million_rounds(rounds: int, decay: 
 
 
 def test_many_epochs_of_unequal_clips_match_the_matrix() -> None:
-    rounds, rounds_per_epoch = 96, 7
-    clips = np.random.default_rng(3).uniform(0.5, 2.0, rounds)
-    workload = Workload(FixedOrder(rounds, rounds_per_epoch), 0.97, clips)
+    workload = workload_of(96, 0.97, 7, clips=np.random.default_rng(3).uniform(0.5, 2.0, 96))
     for mechanism in (IndependentGaussian(), BinaryTree(0.97), BandedSquareRoot(0.97, 20)):
-        c = factor(mechanism, workload)
-        worst = max(float(np.linalg.norm(c[:, s] @ clips[list(s)])) for s in patterns(workload))
-        assert mechanism.sensitivity(workload) == pytest.approx(worst, rel=1e-11)
+        assert 2 * mechanism.sensitivity(workload) == pytest.approx(opposite(mechanism, workload), rel=1e-11)
 
 
-def test_a_participation_that_cannot_be_is_refused() -> None:
-    for arguments in ((0, 1, 1), (5, 0, 1), (5, 1, 0)):
-        with pytest.raises(InputError, match="1 or more"):
-            MinSeparation(*arguments)
-
-
-@given(rounds=st.integers(1, 50), max_participations=st.integers(1, 50), min_separation=st.integers(1, 60))
-def test_a_record_takes_part_no_more_often_than_the_rounds_allow(
-    rounds: int, max_participations: int, min_separation: int
-) -> None:
-    pattern = MinSeparation(rounds, max_participations, min_separation)
-    assert pattern.max_rounds_per_record == min(max_participations, len(range(0, rounds, min_separation)))
+@given(rounds=st.integers(1, 50), most=st.integers(1, 50), gap=st.integers(1, 60))
+def test_a_record_takes_part_no_more_often_than_the_rounds_allow(rounds: int, most: int, gap: int) -> None:
+    pattern = MinSeparation(rounds, most, gap)
+    assert pattern.max_rounds_per_record == min(most, len(range(0, rounds, gap)))
     assume(pattern.max_rounds_per_record == 1)
     assert pattern.single_pass
 
@@ -259,31 +229,24 @@ def test_it_is_the_heaviest_pattern_of_every_row(data: st.DataObject, rounds: in
 @settings(max_examples=150, deadline=None)
 def test_the_search_finds_the_worst_pattern(data: st.DataObject, rounds: int, period: int | None) -> None:
     """For any C ≥ 0, its coefficients falling or not."""
-    numbers = st.lists(st.floats(0.0, 1.0), min_size=rounds, max_size=rounds)
-    series = np.array(data.draw(numbers))
+    series = np.array(data.draw(st.lists(st.floats(0.0, 1.0), min_size=rounds, max_size=rounds)))
     clips = np.array(data.draw(st.lists(st.floats(0.1, 5.0), min_size=rounds, max_size=rounds)))
-    pattern = MinSeparation(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6)))
-    workload = Workload(pattern, 1.0, clips, period)
+    workload = separated(
+        rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6)), period=period, clips=clips
+    )
     block = np.arange(rounds) // workload.rounds_per_period
     c = sum(value * np.eye(rounds, k=-lag) for lag, value in enumerate(series))
     c = np.where(np.equal.outer(block, block), c, 0.0)
-    moved = max(
-        float(np.linalg.norm(c[:, chosen] @ clips[list(chosen)]))
-        for count in range(1, pattern.max_participations + 1)
-        for chosen in itertools.combinations(range(rounds), count)
-        if all(b - a >= pattern.min_separation for a, b in itertools.pairwise(chosen))
-    )
-    found = sensitivity_from_rows(toeplitz_inner(series, rounds, period), workload, pattern)
+    moved = max(float(np.linalg.norm(c[:, chosen] @ clips[list(chosen)])) for chosen in patterns(workload))
+    found = sensitivity_from_rows(toeplitz_inner(series, rounds, period), workload, workload.schedule)
     assert found.exact
     assert found.value == pytest.approx(moved, rel=1e-12)
 
 
 def test_it_is_exact_where_columns_do_not_overlap() -> None:
-    workload = Workload(MinSeparation(7, 3, 2), 1.0, np.array([1.0, 3.0, 1.0, 2.0, 0.5, 4.0, 1.0]))
-    inner = toeplitz_inner(np.array([1.0]), 7)
-    assert sensitivity_from_rows(inner, workload, MinSeparation(7, 3, 2)).value == pytest.approx(
-        np.sqrt(9 + 4 + 16)
-    )
+    workload = separated(7, 3, 2, clips=[1.0, 3.0, 1.0, 2.0, 0.5, 4.0, 1.0])
+    found = sensitivity_from_rows(toeplitz_inner(np.array([1.0]), 7), workload, workload.schedule)
+    assert found.value == pytest.approx(np.sqrt(9 + 4 + 16))
 
 
 def test_a_search_that_is_cut_short_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +255,7 @@ def test_a_search_that_is_cut_short_is_a_bound(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(60):
         rounds, most, gap = (int(draw.integers(low, high)) for low, high in ((3, 12), (1, 5), (1, 5)))
         clips = np.exp(draw.uniform(-1.0, 1.0, rounds))
-        workload = Workload(MinSeparation(rounds, most, gap), 1.0, clips)
+        workload = separated(rounds, most, gap, clips=clips)
         weights = BinaryTree().columns(workload).inner(np.arange(rounds)) * np.outer(clips, clips)
         worst = max(float(weights[np.ix_(chosen, chosen)].sum()) for chosen in patterns(workload))
         for steps in (1, 2, 4, 400):

@@ -57,16 +57,13 @@ class GoldenDirections:
         return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
     def ball(self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None) -> Tensor:
-        lengths = self._per_row(
-            slots, count, lambda t, r, i: math.sqrt(fraction(0.5 + 0.37 * (t + 2 * r + 3 * i)))
-        )
-        return lengths.unsqueeze(-1) * self.sphere(slots, count, like)
+        lengths = self._per_row(slots, count, lambda t, r, i: fraction(0.5 + 0.37 * (t + 2 * r + 3 * i)))
+        return lengths.sqrt().unsqueeze(-1) * self.sphere(slots, count, like)
 
     def _per_row(self, slots: BatchLayout, count: int, formula) -> Tensor:  # type: ignore[no-untyped-def]
         ((_, rows),) = slots.silo_sizes
-        return torch.tensor(
-            [[formula(slots.t, r, i) for i in range(count)] for r in range(rows)], dtype=torch.float64
-        )
+        values = [[formula(slots.t, r, i) for i in range(count)] for r in range(rows)]
+        return torch.tensor(values, dtype=torch.float64)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The theorems of Accelerated-DP-SRGD against their formulas evaluated apart, in mpmath with 50 digits."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -17,13 +18,12 @@ from fedpriv.papers.choquette_choo import (
 )
 from fedpriv.participation.orders import FixedOrder
 
-
-def reading(records: int) -> FixedOrder:
-    return FixedOrder(records, records)
-
-
-MNIST = Problem(7850, 2.0, 3.0, True, 1, reading(60_000), epsilon=1.0, delta=1e-5, relation="zero-out")
+MNIST = Problem(7850, 2.0, 3.0, True, 1, FixedOrder(60_000, 60_000), epsilon=1.0, delta=1e-5, relation="zero-out")
 RADIUS = 10.0
+
+
+def problem_of(records: int = 60_000, **changes: float) -> Problem:
+    return replace(MNIST, schedule=FixedOrder(records, records), **changes)  # type: ignore[arg-type]
 
 
 def holds(asked: AcceleratedParameters) -> dict[str, bool]:
@@ -47,16 +47,16 @@ def test_the_factor_is_about_twenty_one_thousand_for_mnist() -> None:
 
 def test_realizable_numbers_by_hand() -> None:
     """n = 10^8, p = 10^10, ε = 2: √p/(ε√n) = 5, n^{1/4} = 100, n^{3/4} = 10^6."""
-    problem = replace(MNIST, schedule=reading(10**8), dimension=10**10, epsilon=2.0, delta=1e-9, lipschitz=3.0)
+    problem = problem_of(10**8, dimension=10**10, epsilon=2.0, delta=1e-9, lipschitz=3.0, smoothness=0.5)
     factor = float(factor_in_mpmath(10**8, "1e-9"))
-    asked = realizable_parameters(replace(problem, smoothness=0.5), 4.0)
+    asked = realizable_parameters(problem, 4.0)
     assert asked.rounds == pytest.approx(100 * factor, rel=1e-12)
     assert asked.batch == pytest.approx(1e6 / factor, rel=1e-12)
     assert asked.beta == pytest.approx(5 * factor**2 * 3 / 4, rel=1e-12)
     assert asked.clip == pytest.approx(3 * factor, rel=1e-12)
     nodes = math.floor(math.log2(100 * factor)) + 1
-    mu = gdp.mu_of(2.0, 1e-9)
-    assert asked.sigma == pytest.approx(asked.clip / asked.batch * math.sqrt(nodes) / mu, rel=1e-12)
+    sigma = asked.clip / asked.batch * math.sqrt(nodes) / gdp.mu_of(2.0, 1e-9)
+    assert asked.sigma == pytest.approx(sigma, rel=1e-12)
     assert asked.refusal is None
     assert all(holds(asked).values())
     assert asked.whole_batch == math.floor(1e6 / factor)
@@ -64,7 +64,7 @@ def test_realizable_numbers_by_hand() -> None:
 
 
 def test_noise_matters_less_than_one_in_beta() -> None:
-    asked = realizable_parameters(replace(MNIST, dimension=1), RADIUS)
+    asked = realizable_parameters(problem_of(dimension=1), RADIUS)
     assert asked.beta == pytest.approx(float(factor_in_mpmath(60_000, "1e-5")) ** 2 * 2.0 / 10.0, rel=1e-12)
 
 
@@ -83,13 +83,13 @@ def test_the_realizable_formula_can_be_run_from_1014903_examples_on() -> None:
     with mpmath.workdps(30):
         root = mpmath.findroot(lambda n: n**0.75 - factor_in_mpmath(n, "1e-5"), 1e6)
     assert 1_014_902 < float(root) < 1_014_903
-    assert realizable_parameters(replace(MNIST, schedule=reading(1_014_902)), RADIUS).refusal is not None
-    assert realizable_parameters(replace(MNIST, schedule=reading(1_014_903)), RADIUS).refusal is None
+    assert realizable_parameters(problem_of(1_014_902), RADIUS).refusal is not None
+    assert realizable_parameters(problem_of(1_014_903), RADIUS).refusal is None
 
 
 def test_non_realizable_numbers_by_hand() -> None:
     """c = M R / L = 15: β = (240 + 8) L n^{3/2} / (R n) = 248 · 2 · √n / 10, clip = 124 · 2."""
-    asked = non_realizable_parameters(replace(MNIST, schedule=reading(40_000)), RADIUS)
+    asked = non_realizable_parameters(problem_of(40_000), RADIUS)
     assert (asked.rounds, asked.batch) == (pytest.approx(200.0), pytest.approx(200.0))
     assert asked.beta == pytest.approx(248 * 2 * 200 / 10, rel=1e-13)
     assert asked.clip == pytest.approx(248.0, rel=1e-13)
@@ -108,9 +108,8 @@ def test_the_noise_that_corollary_9_prints_is_too_small_for_what_it_claims(epsil
         printed = float(asked.clip / asked.batch * spread / epsilon)
     assert asked.printed_sigma == pytest.approx(printed, rel=1e-12)
     nodes = math.floor(math.log2(asked.rounds)) + 1
-    assert asked.printed_epsilon == pytest.approx(
-        gdp.epsilon_of(math.sqrt(nodes) * asked.clip / asked.batch / printed, 1e-5), rel=1e-9
-    )
+    really = gdp.epsilon_of(math.sqrt(nodes) * asked.clip / asked.batch / printed, 1e-5)
+    assert asked.printed_epsilon == pytest.approx(really, rel=1e-9)
     assert least < asked.printed_epsilon < least + 0.01
     assert asked.sigma > asked.printed_sigma
 
@@ -128,9 +127,10 @@ def test_the_noise_that_corollary_13_prints_is_private_and_twice_as_much_as_need
 def test_the_two_bounds_on_the_batch_meet_where_the_theorem_ends() -> None:
     n, epsilon = 10_000, 0.01
     limit = round((epsilon * n) ** 2)
-    problem = replace(MNIST, schedule=reading(n), epsilon=epsilon)
-    at = non_realizable_parameters(replace(problem, dimension=limit), RADIUS)
-    beyond = non_realizable_parameters(replace(problem, dimension=4 * limit), RADIUS)
+    at, beyond = (
+        non_realizable_parameters(problem_of(n, epsilon=epsilon, dimension=dimension), RADIUS)
+        for dimension in (limit, 4 * limit)
+    )
     assert at.batch == pytest.approx(100.0)
     assert holds(at)["p ≤ ε² n²"]
     assert beyond.batch == pytest.approx(50.0)
@@ -139,10 +139,10 @@ def test_the_two_bounds_on_the_batch_meet_where_the_theorem_ends() -> None:
 
 
 def test_beta_is_at_least_twice_smoothness_times_rounds_whatever_the_batch() -> None:
-    for epsilon in (MNIST.epsilon, 0.01, 0.001):  # the second bound on B holds from 0.0015 down
-        for smoothness in (1e-3, 1.0, 1e3):
-            asked = non_realizable_parameters(replace(MNIST, smoothness=smoothness, epsilon=epsilon), RADIUS)
-            assert holds(asked)["2 M T ≤ β"]
+    for epsilon, smoothness in itertools.product((1.0, 0.01, 0.001), (1e-3, 1.0, 1e3)):
+        # the second bound on B holds from ε = 0.0015 down
+        asked = non_realizable_parameters(problem_of(smoothness=smoothness, epsilon=epsilon), RADIUS)
+        assert holds(asked)["2 M T ≤ β"]
 
 
 def test_a_batch_below_one_is_refused_here_too() -> None:
@@ -152,19 +152,16 @@ def test_a_batch_below_one_is_refused_here_too() -> None:
     assert asked.refusal is not None
 
 
-def test_delta_above_one_over_n_breaks_a_condition() -> None:
-    assert not holds(realizable_parameters(replace(MNIST, delta=1e-4), RADIUS))["δ ≤ 1/n"]
-    assert holds(realizable_parameters(replace(MNIST, delta=1 / 60_000), RADIUS))["δ ≤ 1/n"]
-
-
-def test_too_rough_a_loss_breaks_a_condition() -> None:
-    asked = realizable_parameters(MNIST, RADIUS)
-    assert not holds(realizable_parameters(replace(MNIST, smoothness=asked.beta * 1.01), RADIUS))["M ≤ β"]
+def test_delta_above_one_over_n_and_too_rough_a_loss_break_conditions() -> None:
+    assert not holds(realizable_parameters(problem_of(delta=1e-4), RADIUS))["δ ≤ 1/n"]
+    assert holds(realizable_parameters(problem_of(delta=1 / 60_000), RADIUS))["δ ≤ 1/n"]
+    rough = 1.01 * realizable_parameters(MNIST, RADIUS).beta
+    assert not holds(realizable_parameters(problem_of(smoothness=rough), RADIUS))["M ≤ β"]
 
 
 @pytest.mark.parametrize("key", ["epsilon", "delta", "lipschitz", "smoothness", "radius"])
 def test_what_means_nothing_is_refused(key: str) -> None:
-    changed, radius = (MNIST, 0.0) if key == "radius" else (replace(MNIST, **{key: 0.0}), RADIUS)
+    changed, radius = (MNIST, 0.0) if key == "radius" else (problem_of(**{key: 0.0}), RADIUS)
     for theorem in (realizable_parameters, non_realizable_parameters):
         with pytest.raises(InputError, match=key):
             theorem(changed, radius)

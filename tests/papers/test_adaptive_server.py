@@ -5,16 +5,12 @@ import math
 import pytest
 import torch
 
-from fedpriv.loss.estimators import Round
 from fedpriv.loss.views import MIN_ADAPTIVE_CLIP, joint_clip
 from fedpriv.papers.fedavg import FedAdagrad, FedAdam, FedYogi, QuantileClipping
 from fedpriv.papers.sgd import ProjectedSGD
+from tests.papers.builders import draw_normals, drive, plain_round, vectors
 
 ETA, B1, B2, TAU = 0.3, 0.8, 0.95, 0.05
-
-
-def round_of(t: int) -> Round:
-    return Round(t, (1.0,), 0.0, 1.0, 1.0)
 
 
 def second(rule: str, before: float, square: float) -> float:
@@ -27,46 +23,40 @@ def second(rule: str, before: float, square: float) -> float:
 
 @pytest.mark.parametrize("rule", ["adagrad", "yogi", "adam"])
 def test_a_server_is_its_paper(rule: str) -> None:
-    made = {
-        "adagrad": FedAdagrad(ETA, B1, TAU),
-        "yogi": FedYogi(ETA, B1, TAU, B2),
-        "adam": FedAdam(ETA, B1, TAU, B2),
-    }[rule]
-    generator = torch.Generator().manual_seed(1)
-    released = torch.randn(20, 3, generator=generator, dtype=torch.float64)
-    state = made.start(torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64))
+    adaptive = {"yogi": FedYogi(ETA, B1, TAU, B2), "adam": FedAdam(ETA, B1, TAU, B2)}
+    server = FedAdagrad(ETA, B1, TAU) if rule == "adagrad" else adaptive[rule]
+    released = draw_normals(1, 20, 3)
+    states = drive(server, vectors(1.0, -2.0, 0.0), released)
     x, m, v = [1.0, -2.0, 0.0], [0.0] * 3, [TAU**2] * 3
-    for t, vector in enumerate(released, start=1):
-        assert made.query(state).tolist() == pytest.approx(x, rel=1e-12)
-        state = made.update(state, vector, round_of(t))
+    for vector, state in zip(released, states, strict=False):
+        assert server.query(state).tolist() == pytest.approx(x, rel=1e-12)
         for i, g in enumerate(vector.tolist()):
             m[i] = B1 * m[i] + (1 - B1) * g
             v[i] = second(rule, v[i], g * g)
             x[i] -= ETA * m[i] / (math.sqrt(v[i]) + TAU)
-    assert made.output(state).tolist() == pytest.approx(x, rel=1e-12)
+    assert server.output(states[-1]).tolist() == pytest.approx(x, rel=1e-12)
 
 
 def test_the_clip_finds_the_quantile_of_the_norms() -> None:
     """Norms 0.01 … 1.00, without noise: the clip ends at the median, and the inner server gets clip · mean."""
     norms, weight = torch.arange(1, 101, dtype=torch.float64) / 100, 0.3
     server = QuantileClipping(ProjectedSGD(0.0, math.inf), weight, 0.5, 0.2)
-    state = server.start(torch.tensor([0.0, 8.0], dtype=torch.float64))
+    state = server.start(vectors(0.0, 8.0))
     for t in range(1, 400):
         limit = server.query(state)[-1]
         bits = torch.where(norms <= limit, weight / 2, -weight / 2)
-        vectors = norms * torch.minimum(1 / limit, 1 / norms)
-        state = server.update(state, torch.stack([vectors.mean(), bits.mean()]), round_of(t))
+        clipped = norms * torch.minimum(1 / limit, 1 / norms)
+        state = server.update(state, torch.stack([clipped.mean(), bits.mean()]), plain_round(t))
     assert 0.48 <= float(state.clip) <= 0.52
     assert server.output(state).shape == (1,)
     moved = QuantileClipping(ProjectedSGD(1.0, math.inf), weight, 0.5, 0.2)
-    start = moved.start(torch.tensor([0.0, 8.0], dtype=torch.float64))
-    assert moved.output(moved.update(start, torch.tensor([0.25, 0.0]).double(), round_of(1))).tolist() == [-2.0]
+    *_, state = drive(moved, vectors(0.0, 8.0), [vectors(0.25, 0.0)])
+    assert moved.output(state).tolist() == [-2.0]
 
 
 def test_a_clip_stays_a_number_whatever_is_released() -> None:
     server = QuantileClipping(ProjectedSGD(1.0, math.inf), 0.01, 0.5, 10.0)
-    state = server.start(torch.tensor([0.0, 1.0], dtype=torch.float64))
-    state = server.update(state, torch.tensor([0.0, 1e6], dtype=torch.float64), round_of(1))
+    *_, state = drive(server, vectors(0.0, 1.0), [vectors(0.0, 1e6)])
     assert float(state.clip) == MIN_ADAPTIVE_CLIP
 
 

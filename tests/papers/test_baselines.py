@@ -15,7 +15,8 @@ def failing(conditions: tuple[Condition, ...]) -> list[str]:
     return [condition.text for condition in conditions if not condition.holds]
 
 
-def test_phases_halve() -> None:
+def test_phases_halve_and_steps_quarter() -> None:
+    assert [phased.phase_step_factor(i) for i in (1, 2, 3)] == [0.25, 0.0625, 0.015625]
     assert phased.make_phases(64).lengths == (32, 16, 8, 4, 2, 1)
     assert phased.make_phases(60_000, batch=250).lengths == (120, 60, 30, 15, 7, 3, 1)
 
@@ -29,10 +30,6 @@ def test_phases_never_read_more_than_there_is(examples: int, batch: int) -> None
 def test_too_few_examples_for_a_phase_are_refused(examples: int, batch: int) -> None:
     with pytest.raises(InputError, match="two batches"):
         phased.make_phases(examples, batch)
-
-
-def test_steps_quarter() -> None:
-    assert [phased.phase_step_factor(i) for i in (1, 2, 3)] == [0.25, 0.0625, 0.015625]
 
 
 def test_the_suggested_step_by_hand() -> None:
@@ -65,13 +62,10 @@ def test_noisy_minibatch_by_advanced_composition_by_hand() -> None:
     assert failing(setting.conditions) == []
 
 
-def test_few_rounds_ask_for_more_records_than_there_are() -> None:
+def test_few_rounds_ask_for_more_records_than_there_are_and_a_small_epsilon_for_one() -> None:
     setting = noisy_minibatch.parameters_by_moments(100, 1, 5.0, 1e-5, 1.0)
     assert setting.batch == 111
     assert failing(setting.conditions) == ["K ≤ n"]
-
-
-def test_a_small_epsilon_still_has_a_batch_of_one() -> None:
     assert noisy_minibatch.parameters_by_moments(100, 1000, 1e-9, 1e-5, 1.0).batch == 1
 
 

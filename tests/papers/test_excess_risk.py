@@ -1,8 +1,9 @@
 """Bounds on the excess risk: inequalities against literal transcriptions, and runs whose optimum is known."""
 
-import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError
 from fedpriv.noise.series import Floats
 from fedpriv.papers.base import Problem, ReleaseNumbers
 from fedpriv.papers.choquette_choo import accelerated_bound, non_realizable_parameters, realizable_parameters
 from fedpriv.papers.phased import phased_bound
 from fedpriv.papers.sgd import projected_bound
 from fedpriv.participation.orders import FixedOrder
+from tests.papers.builders import printed_theorem
 
 _ROUNDING = 1e-9
 
@@ -73,10 +76,9 @@ def test_three_sequences_never_leave_their_bound(seed: int) -> None:
         ask = output + 2 / (t + 2) * (mirror - output)
     total = rounds * (rounds + 1) / 2
     exact = (beta / 2 * float(problem.best @ problem.best) + turned + squares) / total
+    bound = accelerated_bound(np.array(sizes), radius, smoothness, beta)
     assert problem.value(output) <= exact * (1 + _ROUNDING) + 1e-12
-    assert problem.value(output) <= accelerated_bound(np.array(sizes), radius, smoothness, beta).value * (
-        1 + _ROUNDING
-    )
+    assert problem.value(output) <= bound.value * (1 + _ROUNDING)
 
 
 @given(seed=st.sampled_from(range(150)))
@@ -98,25 +100,19 @@ def test_projected_steps_never_leave_their_bound(seed: int) -> None:
 
 def test_the_bounds_are_attained_up_to_two() -> None:
     """One round on a straight line of slope βR/2 (or R/(2η)): half of the bound is really lost."""
-    radius, slope = 3.0, 2.0
+    radius, slope, none = 3.0, 2.0, np.zeros(1)
     beta = 2 * slope / radius
-    for found in (
-        accelerated_bound(np.zeros(1), radius, 0.0, beta),
-        projected_bound(np.zeros(1), radius, 0.0, 1 / beta),
-    ):
-        assert slope * (radius - slope / beta) == pytest.approx(found.value / 2)
+    for bound in (accelerated_bound(none, radius, 0.0, beta), projected_bound(none, radius, 0.0, 1 / beta)):
+        assert slope * (radius - slope / beta) == pytest.approx(bound.value / 2)
 
 
 def test_numbers_by_hand() -> None:
     """T = 2, β = 10, M = 2, R = 1, s = (3, 4): slacks 8 and 14/3."""
-    found = accelerated_bound(np.array([3.0, 4.0]), 1.0, 2.0, 10.0)
-    squares = 2 / (4 * 8) * 9 + 3 / (8 * 14 / 3) * 16
-    assert found.value == pytest.approx((5.0 + 2 * 7 + squares) / 3)
-    assert accelerated_bound(np.array([3.0, 4.0]), 1.0, 2.0, 10.0, fresh=True).value == pytest.approx(
-        (5 + squares) / 3
-    )
-    assert projected_bound(np.array([3.0, 4.0]), 1.0, 2.0, 0.1).value == pytest.approx(1 / 0.4 + 7)
-    assert projected_bound(np.array([3.0, 4.0]), 1.0, 2.0, 0.1, fresh=True).value == pytest.approx(2.5 + 12.5 / 16)
+    sizes, squares = np.array([3.0, 4.0]), 2 / (4 * 8) * 9 + 3 / (8 * 14 / 3) * 16
+    assert accelerated_bound(sizes, 1.0, 2.0, 10.0).value == pytest.approx((5.0 + 2 * 7 + squares) / 3)
+    assert accelerated_bound(sizes, 1.0, 2.0, 10.0, fresh=True).value == pytest.approx((5 + squares) / 3)
+    assert projected_bound(sizes, 1.0, 2.0, 0.1).value == pytest.approx(1 / 0.4 + 7)
+    assert projected_bound(sizes, 1.0, 2.0, 0.1, fresh=True).value == pytest.approx(2.5 + 12.5 / 16)
     of_phases = phased_bound((4, 2), (0.5, 0.125), (0.2, 0.1), 1.0, 3.0).value
     assert of_phases == pytest.approx(1 / 4 + 0.25 * 9 + 0.04 / 0.5 + 0.125 / 2 * 9 + 0.3)
 
@@ -128,13 +124,11 @@ def test_what_is_released_errs_by_sampling_and_noise() -> None:
 
 
 def test_where_nothing_is_proved_the_bound_is_infinite_and_the_condition_fails() -> None:
-    for found in (
-        accelerated_bound(np.ones(9), 1.0, 2.0, 10.0),
-        projected_bound(np.ones(9), 1.0, 2.0, 1.0),
-        projected_bound(np.ones(9), 1.0, 2.0, 0.5, fresh=True),
-    ):
-        assert math.isinf(found.value)
-    assert not accelerated_bound(np.ones(9), 1.0, 2.0, 9.0).conditions[0].holds
+    sizes = np.ones(9)
+    assert math.isinf(accelerated_bound(sizes, 1.0, 2.0, 10.0).value)
+    assert math.isinf(projected_bound(sizes, 1.0, 2.0, 1.0).value)
+    assert math.isinf(projected_bound(sizes, 1.0, 2.0, 0.5, fresh=True).value)
+    assert not accelerated_bound(sizes, 1.0, 2.0, 9.0).conditions[0].holds
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
@@ -143,13 +137,12 @@ def test_the_theorems_own_numbers_have_a_bound(relation: Any) -> None:
     schedule = FixedOrder(10_000, 10_000)
     problem = Problem(50, 2.0, 0.5, True, 1, schedule, epsilon=1.0, delta=1e-5, relation=relation)
     asked = non_realizable_parameters(problem, 3.0)
-    rounds, nodes = asked.whole_rounds, [bin(t).count("1") for t in range(1, asked.whole_rounds + 1)]
     errors = [
-        math.sqrt(t * asked.clip**2 / asked.whole_batch + 50 * count * asked.sigma**2)
-        for t, count in zip(range(1, rounds + 1), nodes, strict=True)
+        math.sqrt(t * asked.clip**2 / asked.whole_batch + 50 * t.bit_count() * asked.sigma**2)
+        for t in range(1, asked.whole_rounds + 1)
     ]
     assert asked.excess_risk() == pytest.approx(accelerated_bound(np.array(errors), 3.0, 0.5, asked.beta).value)
-    with pytest.raises(fedpriv.core.errors.InputError, match="asks for"):
+    with pytest.raises(InputError, match="asks for"):
         realizable_parameters(problem, 3.0).excess_risk()
 
 
@@ -185,15 +178,22 @@ RUNS = {
 }
 
 
+def write_scenario(folder: Path, name: str, keys: str, changes: Mapping[str, str] = MappingProxyType({})) -> Path:
+    text = SCENARIO.format(algorithm=f'name = "{name}"\n{keys}')
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / f"{name}.toml"
+    file.write_text(text)
+    return file
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_bounds_stand_beside_what_was_measured_and_above_it(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "known.toml"
-    file.write_text(SCENARIO.format(algorithm=f'name = "{name}"\n{RUNS[name]}'))
-    folder = tmp_path / "run"
+    file, folder = write_scenario(tmp_path, name, RUNS[name]), tmp_path / "run"
     results = fedpriv.run(file, out=folder)
     assert all(cell.metrics["clipped"] == 0.0 for cell in results.cells if "clipped" in cell.metrics)
-    shown = CliRunner().invoke(app, ["privacy", "theorem", str(file), "--run", str(folder), "--json"])
-    (point,) = json.loads(shown.output)["points"]
+    point = printed_theorem(file, "--run", str(folder))
     measured = point["scenario"]["excess risk"]
     if name == "dp-mu2-fl":
         bounds = [found["numbers"]["excess risk"] for found in point["theorems"]]
@@ -207,37 +207,28 @@ def test_bounds_stand_beside_what_was_measured_and_above_it(name: str, tmp_path:
 
 def test_no_bound_where_nothing_is_proved(tmp_path: Path) -> None:
     """The last iterate, a ball beyond the one that the loss is known in, two epochs: each alone."""
-    for change, name in (
-        ('output = "last"\nclip = 8.0\nstep = 0.1\nradius = 1.0', "dp-sgd"),
-        ("clip = 25.0\nbeta = 40.0\nradius = 1.5", "accelerated-dp-srgd"),
-        ("clip = 25.0\nbeta = 40.0\nradius = 1.0", "accelerated-dp-srgd"),
-    ):
-        file = tmp_path / "none.toml"
-        text = SCENARIO.format(algorithm=f'name = "{name}"\n{change}')
-        file.write_text(text.replace("rounds = 12", "rounds = 12\nepochs = 2") if "1.0" in change[-4:] else text)
-        shown = CliRunner().invoke(app, ["privacy", "theorem", str(file), "--json"])
-        if name == "dp-sgd":
-            assert "no theorem with explicit numbers is known for dp-sgd" in str(shown.exception)
-        else:
-            assert json.loads(shown.output)["points"][0]["bound"] is None
+    last = write_scenario(tmp_path, "dp-sgd", 'output = "last"\nclip = 8.0\nstep = 0.1\nradius = 1.0')
+    with pytest.raises(InputError, match="no theorem with explicit numbers is known for dp-sgd"):
+        printed_theorem(last)
+    accelerated, epochs = "clip = 25.0\nbeta = 40.0\nradius = ", {"rounds = 12": "rounds = 12\nepochs = 2"}
+    for radius, changes in ("1.5", {}), ("1.0", epochs):
+        file = write_scenario(tmp_path, "accelerated-dp-srgd", accelerated + radius, changes)
+        assert printed_theorem(file)["bound"] is None
 
 
 def test_phases_and_increments_have_their_numbers(tmp_path: Path) -> None:
     """A curator's phased SGD on a convex loss; online-to-batch's increments of at most G + 4 H R for weights t."""
-    file = tmp_path / "phased.toml"
-    text = SCENARIO.format(algorithm='name = "phased-sgd"\nstep = 0.02\nradius = 1.0')
-    text = text.replace('trust = "trusted"', 'trust = "curator"').replace('"linear-regression"', '"synthetic"')
-    text = text.replace('[model]\nname = "least-squares"\nball = 1.0\n', "").replace("silos = 2", "silos = 1")
-    file.write_text(text.replace("rounds = 12\nsamples = 2400", "rounds = 12\nbatch = 20"))
-    (point,) = json.loads(CliRunner().invoke(app, ["privacy", "theorem", str(file), "--json"]).output)["points"]
-    (found,), told = point["theorems"], point["problem"]
-    slope, dimension = told["lipschitz"], told["dimension"]
-    expected = 2.0 / slope * min(4.0 / math.sqrt(told["records"]), 2.0 * 2.0 / (2.0 * math.sqrt(dimension)))
-    assert found["numbers"]["step"] == pytest.approx(expected)
-    assert found["numbers"]["noise std"] == pytest.approx(slope / 2.0)
+    changes = {
+        'trust = "trusted"': 'trust = "curator"', '"linear-regression"': '"synthetic"', "silos = 2": "silos = 1",
+        '[model]\nname = "least-squares"\nball = 1.0\n': "", "samples = 2400": "batch = 20",
+    }  # fmt: skip
+    point = printed_theorem(write_scenario(tmp_path, "phased-sgd", "step = 0.02\nradius = 1.0", changes))
+    (theorem,), problem = point["theorems"], point["problem"]
+    slope, dimension = problem["lipschitz"], problem["dimension"]
+    expected = 2.0 / slope * min(4.0 / math.sqrt(problem["records"]), 2.0 * 2.0 / (2.0 * math.sqrt(dimension)))
+    assert theorem["numbers"]["step"] == pytest.approx(expected)
+    assert theorem["numbers"]["noise std"] == pytest.approx(slope / 2.0)
     assert point["bound"]["excess risk"] > 0.0
-    text = SCENARIO.format(algorithm='name = "online-to-batch"\nclip = 1.0\nstep = 0.01\nradius = 1.0')
-    file.write_text(text)
-    (point,) = json.loads(CliRunner().invoke(app, ["privacy", "theorem", str(file), "--json"]).output)["points"]
-    told = point["problem"]
-    assert point["theorems"][0]["numbers"]["clip"] == pytest.approx(told["lipschitz"] + 4.0 * told["smoothness"])
+    point = printed_theorem(write_scenario(tmp_path, "online-to-batch", "clip = 1.0\nstep = 0.01\nradius = 1.0"))
+    most = point["problem"]["lipschitz"] + 4.0 * point["problem"]["smoothness"]
+    assert point["theorems"][0]["numbers"]["clip"] == pytest.approx(most)

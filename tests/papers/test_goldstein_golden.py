@@ -3,6 +3,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,8 @@ from fedpriv.loss.goldstein import RandomSmoothing
 from fedpriv.loss.objective import Batch, Objective, Query
 from fedpriv.noise.diagonal import LeafGaussian
 from fedpriv.noise.tree import BinaryTree, column_squared_norms
+from tests.noise.matrices import streamed_matrix
+from tests.papers.builders import vectors
 from tests.papers.goldstein_golden import (
     ALPHA,
     LOSS,
@@ -34,32 +37,21 @@ def smoothed(order: str, shared: bool) -> RandomSmoothing:
 
 def node_noise(t: int) -> torch.Tensor:
     period, place = (t - 1) // PERIOD, (t - 1) % PERIOD + 1
-    return 0.05 * torch.tensor(
-        [math.sin(1 + 5 * period + 7 * place + 11 * c) for c in (0, 1)], dtype=torch.float64
-    )
+    return 0.05 * vectors(*(math.sin(1 + 5 * period + 7 * place + 11 * c) for c in (0, 1)))
 
 
 def single_pass(objective: Objective, anchor_clip: float = NEVER, clip: float = NEVER) -> Trace:
     sizes = [3 if (t - 1) % PERIOD == 0 else 2 for t in range(1, ROUNDS + 1)]
     starts = [sum(sizes[: t - 1]) for t in range(1, ROUNDS + 1)]
-    return golden_run(
-        objective,
-        VarianceReducedGradient(anchor_clip, clip, PERIOD),
-        BinaryTree(period=PERIOD),
-        [node_noise(t) for t in range(1, ROUNDS + 1)],
-        [records(start, size) for start, size in zip(starts, sizes, strict=True)],
-    )
+    estimator, fresh = VarianceReducedGradient(anchor_clip, clip, PERIOD), map(node_noise, range(1, ROUNDS + 1))
+    batches = [records(start, size) for start, size in zip(starts, sizes, strict=True)]
+    return golden_run(objective, estimator, BinaryTree(period=PERIOD), list(fresh), batches)
 
 
 def multi_pass(objective: Objective) -> Trace:
-    fresh = [
-        0.02 * torch.tensor([math.sin(2 + 3 * t + 11 * c) for c in (0, 1)], dtype=torch.float64)
-        for t in range(1, ROUNDS + 1)
-    ]
-    estimator = VarianceReducedGradient(NEVER, NEVER, PERIOD)
-    return golden_run(
-        objective, estimator, LeafGaussian(period=PERIOD, first=2.5), fresh, [records(0, 5)] * ROUNDS
-    )
+    fresh = [0.02 * vectors(*(math.sin(2 + 3 * t + 11 * c) for c in (0, 1))) for t in range(1, ROUNDS + 1)]
+    estimator, mechanism = VarianceReducedGradient(NEVER, NEVER, PERIOD), LeafGaussian(period=PERIOD, first=2.5)
+    return golden_run(objective, estimator, mechanism, fresh, [records(0, 5)] * ROUNDS)
 
 
 GOLDEN = {
@@ -135,15 +127,9 @@ def test_as_many_records_are_clipped_as_in_the_golden_run() -> None:
 @pytest.mark.parametrize("period", [1, 3, 4, 20])
 def test_the_full_batch_without_noise_telescopes_to_the_gradient(period: int) -> None:
     """g_t = ∇F_α(z_t) at every t, for every period, also where the rounds are no multiple of it."""
-    nothing = torch.zeros(2, dtype=torch.float64)
-    batch = records(0, 7)
-    trace = golden_run(
-        EXACT,
-        VarianceReducedGradient(NEVER, NEVER, period),
-        BinaryTree(period=period),
-        [nothing] * ROUNDS,
-        [batch] * ROUNDS,
-    )
+    batch, estimator = records(0, 7), VarianceReducedGradient(NEVER, NEVER, period)
+    nothing = [vectors(0.0, 0.0)] * ROUNDS
+    trace = golden_run(EXACT, estimator, BinaryTree(period=period), nothing, [batch] * ROUNDS)
     weights = torch.full((7,), 1 / 7, dtype=torch.float64)
     for query, total in zip(trace.queries, trace.sums, strict=True):
         expected = EXACT.increment(Query([query]), Batch(batch, weights), NEVER).total
@@ -154,13 +140,9 @@ def test_the_full_batch_without_noise_telescopes_to_the_gradient(period: int) ->
 def test_every_release_of_every_period_has_noise(rounds_per_tree: int) -> None:
     """As printed the last step of a period has none, nor has any step for Σ = 1: the tree's index runs to Σ here."""
     tree, rounds = BinaryTree(period=rounds_per_tree), 3 * rounds_per_tree
-    state, rows = tree.start(), []
-    for t in range(1, rounds + 1):
-        row, state = tree.noise(state, t, torch.eye(rounds, dtype=torch.float64)[t - 1])
-        rows.append(row)
-    for t, row in enumerate(rows, start=1):
+    for t, row in enumerate(streamed_matrix(tree, rounds), start=1):
         place = (t - 1) % rounds_per_tree + 1
-        assert float(row.square().sum()) == place.bit_count()
+        assert float(np.sum(row**2)) == place.bit_count()
         assert not row[: t - place].any()  # nothing of the tree before
 
 

@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,8 +39,7 @@ PROBLEM = NonsmoothProblem(dimension=20, lipschitz=1.0, gap=1.0, smoothing=0.2)
 
 
 @pytest.mark.parametrize(
-    ("dimension", "constant"),
-    [(1, 1.0), (2, 4 / math.pi), (3, 1.5), (10, 2.586899392478), (100, 7.998817343488)],
+    ("dimension", "constant"), [(1, 1.0), (2, 4 / math.pi), (3, 1.5), (10, 2.586899392478), (100, 7.998817343488)]
 )
 def test_smoothness_constant(dimension: int, constant: float) -> None:
     assert smoothness_constant(dimension) == pytest.approx(constant, rel=1e-12)
@@ -49,56 +51,61 @@ def test_direction_energy(dimension: int, energy: float) -> None:
     assert direction_energy(dimension) == pytest.approx(energy, rel=1e-14)
 
 
-def test_golden_single_pass() -> None:
-    plan = plan_single_pass(PROBLEM, 60_000, mu=1.0)
-    assert (plan.rounds, plan.window, plan.windows, plan.period) == (30_000, 136, 220, 188)
-    assert (plan.anchor_batch, plan.batch, plan.records) == (188, 1, 59_920)
-    assert plan.radius == pytest.approx(3.67641190e-4, rel=1e-8)
-    assert 2 * plan.anchor_clip / plan.anchor_batch == pytest.approx(0.0106382979, rel=1e-8)
-    assert 2 * plan.clip / plan.batch == pytest.approx(0.0265665796, rel=1e-8)
-    assert plan.anchor_std == plan.difference_std == pytest.approx(0.0702885628, rel=1e-8)
-    assert plan.error == pytest.approx(0.854389841, rel=1e-8)
-    assert plan.step == pytest.approx(1.70001858e-5, rel=1e-8)
-    assert plan.bound == pytest.approx(2.21540388, rel=1e-8)
+def near(value: float) -> Any:
+    return pytest.approx(value, rel=1e-8)
 
 
-def test_golden_single_pass_without_privacy() -> None:
-    plan = plan_single_pass(PROBLEM, 60_000, mu=math.inf)
-    assert (plan.period, plan.records, plan.anchor_std) == (122, 59_766, 0.0)
-    assert plan.error == pytest.approx(0.171891424, rel=1e-8)
-    assert plan.bound == pytest.approx(0.704097650, rel=1e-8)
+MANY_DIMENSIONS = NonsmoothProblem(7850, 1.0, 2.3, 0.1)
+PLANS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "single pass": (
+        lambda: plan_single_pass(PROBLEM, 60_000, mu=1.0),
+        {
+            "rounds": 30_000, "window": 136, "windows": 220, "period": 188, "anchor_batch": 188, "batch": 1,
+            "records": 59_920, "radius": near(3.67641190e-4), "anchor_clip": near(0.0106382979 * 188 / 2),
+            "clip": near(0.0265665796 / 2), "anchor_std": near(0.0702885628), "difference_std": near(0.0702885628),
+            "error": near(0.854389841), "step": near(1.70001858e-5), "bound": near(2.21540388),
+        },
+    ),
+    "without privacy": (
+        lambda: plan_single_pass(PROBLEM, 60_000, mu=math.inf),
+        {
+            "period": 122, "records": 59_766, "anchor_std": 0.0, "error": near(0.171891424),
+            "bound": near(0.704097650),
+        },
+    ),
+    "a million records": (
+        lambda: plan_single_pass(PROBLEM, 10**6, mu=1.0),
+        {
+            "rounds": 499_800, "window": 887, "period": 1026, "radius": near(5.63453823e-5),
+            "anchor_std": near(0.0128756692), "bound": near(0.534847079),
+        },
+    ),
+    "vacuous at the size of MNIST": (
+        lambda: plan_single_pass(MANY_DIMENSIONS, 60_000, mu=1.0), {"bound": pytest.approx(117, rel=0.01)},
+    ),
+    "multi pass": (
+        lambda: plan_multi_pass(PROBLEM, 60_000, target=0.3, mu=1.0),
+        {
+            "rounds": 1482, "window": 11, "windows": 134, "period": 10, "radius": pytest.approx(0.0045, rel=1e-12),
+            "anchor_std": near(6.38036869e-4), "difference_std": near(2.56887586e-4), "error": near(0.00447439858),
+            "step": near(0.00135075722), "bound": near(0.947013477),
+        },
+    ),
+    "multi pass in many dimensions": (
+        lambda: plan_multi_pass(MANY_DIMENSIONS, 60_000, target=0.3, mu=1.0),
+        {
+            "rounds": 6815, "period": 1, "error": pytest.approx(0.2438, abs=1e-4),
+            "bound": pytest.approx(1.58, abs=0.005),
+        },
+    ),
+}  # fmt: skip
 
 
-def test_golden_single_pass_of_a_million_records() -> None:
-    plan = plan_single_pass(PROBLEM, 10**6, mu=1.0)
-    assert (plan.rounds, plan.window, plan.period) == (499_800, 887, 1026)
-    assert plan.radius == pytest.approx(5.63453823e-5, rel=1e-8)
-    assert plan.anchor_std == pytest.approx(0.0128756692, rel=1e-8)
-    assert plan.bound == pytest.approx(0.534847079, rel=1e-8)
-
-
-def test_the_guarantee_is_vacuous_at_the_size_of_mnist() -> None:
-    assert plan_single_pass(NonsmoothProblem(7850, 1.0, 2.3, 0.1), 60_000, mu=1.0).bound == pytest.approx(
-        117, rel=0.01
-    )
-
-
-def test_golden_multi_pass() -> None:
-    plan = plan_multi_pass(PROBLEM, 60_000, target=0.3, mu=1.0)
-    assert (plan.rounds, plan.window, plan.windows, plan.period) == (1482, 11, 134, 10)
-    assert plan.radius == pytest.approx(0.0045, rel=1e-12)
-    assert plan.anchor_std == pytest.approx(6.38036869e-4, rel=1e-8)
-    assert plan.difference_std == pytest.approx(2.56887586e-4, rel=1e-8)
-    assert plan.error == pytest.approx(0.00447439858, rel=1e-8)
-    assert plan.step == pytest.approx(0.00135075722, rel=1e-8)
-    assert plan.bound == pytest.approx(0.947013477, rel=1e-8)
-
-
-def test_golden_multi_pass_in_many_dimensions() -> None:
-    plan = plan_multi_pass(NonsmoothProblem(7850, 1.0, 2.3, 0.1), 60_000, target=0.3, mu=1.0)
-    assert (plan.rounds, plan.period) == (6815, 1)
-    assert plan.error == pytest.approx(0.2438, abs=1e-4)
-    assert plan.bound == pytest.approx(1.58, abs=0.005)
+@pytest.mark.parametrize("name", PLANS)
+def test_golden_plans(name: str) -> None:
+    make, golden = PLANS[name]
+    plan = make()
+    assert {key: getattr(plan, key) for key in golden} == golden
 
 
 @pytest.mark.parametrize(("length", "loss"), [(7.0, 1.0), (1.0, 5.0), (0.1, 0.3)])
@@ -110,12 +117,8 @@ def test_units(length: float, loss: float) -> None:
         (plan_multi_pass(PROBLEM, 5000, 0.3, 1.0), plan_multi_pass(scaled, 5000, 0.3 * loss / length, 1.0)),
     ):
         assert same.radius == pytest.approx(plan.radius * length, rel=1e-9)
-        assert (same.rounds, same.window, same.period, same.windows) == (
-            plan.rounds,
-            plan.window,
-            plan.period,
-            plan.windows,
-        )
+        counts = attrgetter("rounds", "window", "period", "windows")
+        assert counts(same) == counts(plan)
         assert same.bound == pytest.approx(plan.bound * loss / length, rel=1e-9)
 
 
@@ -246,11 +249,10 @@ def test_directions_of_a_single_pass_as_printed() -> None:
     assert printed_directions(zeroth, asked, delta, multi_pass=False) == pytest.approx(printed, rel=1e-12)
     gradients = printed_directions(first, asked, delta, multi_pass=False)
     assert gradients == pytest.approx(math.log(d / delta) * moved / d, rel=1e-12)
-    assert needed_directions(zeroth, asked.radius, delta) == pytest.approx(
-        math.log(1 / delta) * (d + moved), rel=1e-12
-    )
+    needed = needed_directions(zeroth, asked.radius, delta)
+    assert needed == pytest.approx(math.log(1 / delta) * (d + moved), rel=1e-12)
     assert needed_directions(first, alpha, delta) == pytest.approx(math.log(1 / delta), rel=1e-12)
-    assert needed_directions(zeroth, asked.radius, delta) < 0.03 * printed
+    assert needed < 0.03 * printed
 
 
 def test_a_single_pass_of_anchors_alone_has_its_own_theorem() -> None:
@@ -286,13 +288,8 @@ def test_directions_over_all_records_as_printed_are_too_few() -> None:
     price = math.sqrt(rounds * math.log(1 / delta)) / n
     anchor, difference = price / math.sqrt(period), price * radius * math.sqrt(d) / alpha
     problem = NonsmoothProblem(d, 1.0, 1.0, alpha, "zeroth")
-    asked = dataclasses.replace(
-        plan_multi_pass(problem, n, beta, 1.0),
-        radius=radius,
-        period=period,
-        anchor_std=anchor,
-        difference_std=difference,
-    )
+    changes = {"radius": radius, "period": period, "anchor_std": anchor, "difference_std": difference}
+    asked = dataclasses.replace(plan_multi_pass(problem, n, beta, 1.0), **changes)  # type: ignore[arg-type]
     assert round(printed_directions(problem, asked, delta, multi_pass=True)) == 458
     assert needed_directions(problem, radius, delta / 2 / rounds) > 500 * 458
 
@@ -301,10 +298,8 @@ def test_directions_over_all_records_as_printed_are_too_few() -> None:
 def test_the_scenario_as_printed_has_the_theorems_numbers(method: str) -> None:
     path = Path(__file__).parents[2] / "scenarios" / "goldstein-as-printed.toml"
     cell = load_scenario(path, [f"label.method={method}", "privacy.mu=1.666"]).points[0].cell
-    run, problem = (
-        cell.algorithm.settings,
-        NonsmoothProblem(8, 1.0, 0.8, 0.25, "zeroth", 1, shares_directions=False),
-    )
+    run = cell.algorithm.settings
+    problem = NonsmoothProblem(8, 1.0, 0.8, 0.25, "zeroth", 1, shares_directions=False)
     assert isinstance(run, GoldsteinSettings)
     assert not run.first_order
     assert not run.shared_directions

@@ -1,6 +1,8 @@
 """Tran & Cutkosky's algorithms: golden runs, parameters, the length of a step, and the measured table of noise."""
 
+import itertools
 import math
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -9,16 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from benchmarks.momentum_crossing import (
-    crossing_table,
-    momentum,
-    noise,
-    reduced_noise,
-    tree_noise,
-)
+from benchmarks.momentum_crossing import crossing_table, momentum, noise, reduced_noise, tree_noise
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.core.errors import InputError
-from fedpriv.loss.estimators import Round
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.differences import AlignedDifferences, paper_window_counts
 from fedpriv.noise.sliding import SlidingDifferences
@@ -34,20 +29,8 @@ from fedpriv.papers.tran_cutkosky import (
     tree_parameters,
 )
 from fedpriv.participation.orders import FixedOrder
-from tests.oracle_momentum import (
-    GOLDEN_ALPHA,
-    GOLDEN_MIXING,
-    GOLDEN_PLACES,
-    GOLDEN_ROUNDS,
-    GOLDEN_START,
-    GOLDEN_STDS,
-    GOLDEN_STEP,
-    Step,
-    golden_gradient,
-    golden_noise,
-    reduced_run,
-    tree_run,
-)
+from tests import oracle_momentum as oracle
+from tests.papers.builders import draw_normals, drive
 
 
 def test_theorem_6() -> None:
@@ -67,21 +50,12 @@ def test_theorem_9() -> None:
 
 
 def test_theorem_9_needs_gamma_of_at_most_a_half() -> None:
-    """T ≥ 4N is εN ≥ 2√2 √d, which the paper forgets."""
-    enough = 2.0 * math.sqrt(2.0 * 100) / 1000
-    assert reduced_parameters(1000, 100, enough * 1.001).mixing <= 0.5
-    with pytest.raises(InputError, match="gamma"):
-        reduced_parameters(1000, 100, enough * 0.99)
+    assert reduced_parameters(1000, 100, ENOUGH * 1.001).mixing <= 0.5
 
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "paper", "exact"),
-    [
-        (0.5, 1e-5, 13.57, 7.03),
-        (1.0, 1e-5, 6.79, 3.73),
-        (2.0, 1e-6, 3.72, 2.23),
-        (8.0, 1e-5, 0.848, 0.600),
-    ],
+    [(0.5, 1e-5, 13.57, 7.03), (1.0, 1e-5, 6.79, 3.73), (2.0, 1e-6, 3.72, 2.23), (8.0, 1e-5, 0.848, 0.600)],
 )
 def test_two_conversions(epsilon: float, delta: float, paper: float, exact: float) -> None:
     assert simple_noise_multiplier(epsilon, delta) == pytest.approx(paper, rel=2e-3)
@@ -94,15 +68,25 @@ def test_the_simple_noise_is_refused_where_it_is_too_little() -> None:
     mu = 20.0 / (2.0 * math.sqrt(math.log(10.0)))
     true_delta = norm.cdf(-20.0 / mu + mu / 2) - math.exp(20.0) * norm.cdf(-20.0 / mu - mu / 2)
     assert true_delta == pytest.approx(0.543, abs=5e-4)
-    with pytest.raises(InputError, match="ln"):
-        simple_noise_multiplier(20.0, 0.1)
     assert simple_noise_multiplier(2.3, 0.1) > 0.0
 
 
-@pytest.mark.parametrize("rounds_per_epoch", [1, 2, 5])
-def test_the_papers_counts_are_refused_where_they_are_too_small(rounds_per_epoch: int) -> None:
-    with pytest.raises(InputError, match="exact"):
-        paper_window_counts(100, rounds_per_epoch)
+ENOUGH = 2.0 * math.sqrt(2.0 * 100) / 1000
+"""The least ε of Theorem 9: T ≥ 4N is εN ≥ 2√2 √d, which the paper forgets."""
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: simple_noise_multiplier(20.0, 0.1), "ln"),
+    (lambda: paper_window_counts(100, 1), "exact"),
+    (lambda: paper_window_counts(100, 2), "exact"),
+    (lambda: paper_window_counts(100, 5), "exact"),
+    (lambda: tree_parameters(3, 1, 0.1, 1e-6), "Theorem 6"),
+    (lambda: reduced_parameters(1000, 100, ENOUGH * 0.99), "gamma"),
+]
+
+
+@pytest.mark.parametrize(("ask", "named"), REFUSED, ids=[named for _, named in REFUSED])
+def test_what_the_theorems_do_not_cover_is_refused(ask: Callable[[], object], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        ask()
 
 
 def test_the_papers_counts() -> None:
@@ -127,73 +111,56 @@ def test_theorem_6_has_no_bound_with_a_clip_that_shortens_gradients() -> None:
     assert bounds[2.0] == tree_gradient_bound(1.0, 2.0, 1.0, 1000, 10, 1.0, 1e-5)
 
 
-def test_theorem_6_says_where_it_has_no_parameters() -> None:
-    with pytest.raises(InputError, match="Theorem 6"):
-        tree_parameters(3, 1, 0.1, 1e-6)
+def powers(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high).map(lambda exponent: 10.0**exponent)
 
 
-def current(t: int) -> Round:
-    return Round(t, (1.0,), 0.0, 1.0, 1.0)
+def step_lengths(
+    optimizer: NormalizedSGD, start: torch.Tensor, releases: Iterable[torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    queries = [optimizer.query(state).double() for state in drive(optimizer, start, releases)]
+    return ((after - before).norm(dim=-1) for before, after in itertools.pairwise(queries))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_step_has_the_length_of_the_bound(dtype: torch.dtype) -> None:
-    optimizer, generator = NormalizedSGD(0.3), torch.Generator().manual_seed(1)
-    state = optimizer.start(torch.zeros(3, 50_000, dtype=dtype))
-    for t in range(1, 8):
-        before = optimizer.query(state)
-        released = torch.randn(before.shape, generator=generator, dtype=dtype) * 10.0 ** (t - 4)
-        state = optimizer.update(state, released, current(t))
-        moved = (optimizer.query(state).double() - before.double()).norm(dim=-1)
+    generator = torch.Generator().manual_seed(1)
+    releases = [torch.randn(3, 50_000, generator=generator, dtype=dtype) * 10.0 ** (t - 4) for t in range(1, 8)]
+    for moved in step_lengths(NormalizedSGD(0.3), torch.zeros(3, 50_000, dtype=dtype), releases):
         assert bool((moved <= movement_bound(0.3)).all())
         assert moved.tolist() == pytest.approx([0.3] * 3, rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@given(
-    size=st.integers(1, 30),
-    step=st.floats(-12.0, 2.0).map(lambda exponent: 10.0**exponent),
-    scale=st.floats(-3.0, 6.0).map(lambda exponent: 10.0**exponent),
-    seed=st.integers(0, 10**6),
-)
+@given(size=st.integers(1, 30), step=powers(-12.0, 2.0), scale=powers(-3.0, 6.0), seed=st.integers(0, 10**6))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_no_rounded_step_is_longer_than_the_bound(
     dtype: torch.dtype, size: int, step: float, scale: float, seed: int
 ) -> None:
     """Noise is sized for steps of η (1 + 1e-6): far from 0, where a step is rounded to its type, too."""
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = NormalizedSGD(step)
-    start = scale * torch.randn(3, size, generator=generator, dtype=torch.float64)
-    state = optimizer.start(start.to(dtype))
-    for t in range(1, 20):
-        before = optimizer.query(state)
-        released = torch.randn(3, size, generator=generator, dtype=torch.float64).to(dtype)
-        state = optimizer.update(state, released, current(t))
-        moved = (optimizer.query(state).double() - before.double()).norm(dim=-1)
-        assert bool((moved <= movement_bound(step)).all())
+    start, *releases = draw_normals(seed, 20, 3, size)
+    lengths = step_lengths(
+        NormalizedSGD(step), (scale * start).to(dtype), [vector.to(dtype) for vector in releases]
+    )
+    assert all(bool((moved <= movement_bound(step)).all()) for moved in lengths)
 
 
 def test_a_momentum_of_zero_moves_nothing() -> None:
-    optimizer = NormalizedSGD(0.3)
-    start = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    state = optimizer.update(optimizer.start(start), torch.tensor([[0.0, 0.0], [0.0, 5.0]]), current(1))
+    optimizer, start = NormalizedSGD(0.3), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    *_, state = drive(optimizer, start, [torch.tensor([[0.0, 0.0], [0.0, 5.0]])])
     assert optimizer.query(state).tolist() == [[1.0, 2.0], [3.0, pytest.approx(3.7)]]
 
 
 @pytest.mark.parametrize("output_round", [1.0, 3.0, math.inf])
 def test_the_output_is_the_chosen_iterate_or_the_last(output_round: float) -> None:
     optimizer = NormalizedSGD(1.0, output_round)
-    state = optimizer.start(torch.zeros(1))
-    for t in range(1, 6):
-        state = optimizer.update(state, torch.ones(1), current(t))
+    *_, state = drive(optimizer, torch.zeros(1), torch.ones(5, 1))
     assert float(optimizer.output(state)) == -(min(output_round, 6.0) - 1.0)
 
 
 def test_replicates_may_publish_different_iterates() -> None:
     optimizer = NormalizedSGD(torch.tensor([[1.0], [1.0]]), torch.tensor([[2.0], [math.inf]]))
-    state = optimizer.start(torch.zeros(2, 1))
-    for t in range(1, 5):
-        state = optimizer.update(state, torch.ones(2, 1), current(t))
+    *_, state = drive(optimizer, torch.zeros(2, 1), torch.ones(4, 2, 1))
     assert optimizer.output(state).tolist() == [[-1.0], [-4.0]]
 
 
@@ -202,9 +169,7 @@ def test_the_random_iterate_is_public_and_one_of_the_theorems() -> None:
     settings = row.settings.model_validate({"clip": 1.0, "output": "random"})
     chosen = set()
     for seed in range(40):
-        problem = Problem(
-            2, lipschitz=1.0, smoothness=1.0, batch=1, schedule=FixedOrder(8, 4), seed=seed, convex=False
-        )
+        problem = Problem(2, 1.0, 1.0, convex=False, batch=1, schedule=FixedOrder(8, 4), seed=seed)
         optimizer = row.optimizer(settings, problem, 0.0)
         assert optimizer == row.optimizer(settings, problem, 1.0)
         chosen.add(optimizer.output_round)
@@ -225,34 +190,32 @@ REDUCED = {
 }
 
 
-def golden_tree_run() -> list[Step]:
-    return tree_run(
-        GOLDEN_START, golden_gradient, golden_noise, GOLDEN_ROUNDS, GOLDEN_ALPHA, GOLDEN_STEP, std=0.05
+GOLDEN = oracle.GOLDEN_START, oracle.golden_gradient, oracle.golden_noise
+
+
+def golden_tree_run() -> list[oracle.Step]:
+    return oracle.tree_run(*GOLDEN, oracle.GOLDEN_ROUNDS, oracle.GOLDEN_ALPHA, oracle.GOLDEN_STEP, std=0.05)
+
+
+def golden_reduced_run() -> list[oracle.Step]:
+    return oracle.reduced_run(
+        *GOLDEN,
+        oracle.GOLDEN_ROUNDS,
+        oracle.GOLDEN_PLACES,
+        oracle.GOLDEN_ALPHA,
+        oracle.GOLDEN_MIXING,
+        oracle.GOLDEN_STEP,
+        oracle.GOLDEN_STDS,
     )
 
 
-def golden_reduced_run() -> list[Step]:
-    return reduced_run(
-        GOLDEN_START,
-        golden_gradient,
-        golden_noise,
-        GOLDEN_ROUNDS,
-        GOLDEN_PLACES,
-        GOLDEN_ALPHA,
-        GOLDEN_MIXING,
-        GOLDEN_STEP,
-        GOLDEN_STDS,
-    )
-
-
-@pytest.mark.parametrize("t", TREE)
-def test_the_oracle_of_algorithm_1_gives_the_golden_run(t: int) -> None:
-    np.testing.assert_allclose(np.concatenate(golden_tree_run()[t - 1]), TREE[t], atol=1e-11)
-
-
-@pytest.mark.parametrize("t", REDUCED)
-def test_the_oracle_of_algorithm_2_gives_the_golden_run(t: int) -> None:
-    np.testing.assert_allclose(np.concatenate(golden_reduced_run()[t - 1]), REDUCED[t], atol=1e-11)
+@pytest.mark.parametrize(("run", "golden"), [(golden_tree_run, TREE), (golden_reduced_run, REDUCED)])
+def test_the_oracles_give_the_golden_runs(
+    run: Callable[[], list[oracle.Step]], golden: dict[int, tuple[float, ...]]
+) -> None:
+    steps = run()
+    for t, expected in golden.items():
+        np.testing.assert_allclose(np.concatenate(steps[t - 1]), expected, atol=1e-11)
 
 
 @pytest.mark.every(5)
@@ -277,10 +240,7 @@ def test_the_table_of_noise(
             assert 0.95 * expected < found < 1.01 * expected
 
 
-@pytest.mark.parametrize(
-    ("smoothness", "before", "after"),
-    [(1.0, 40, 100), (0.1, 5, 10)],
-)
+@pytest.mark.parametrize(("smoothness", "before", "after"), [(1.0, 40, 100), (0.1, 5, 10)])
 def test_the_paper_s_algorithm_2_wins_between(smoothness: float, before: int, after: int) -> None:
     """Near 80 epochs if L = G, near 10 (less with γ = η N L / G) if L = G/10, at N = 50."""
     few, many = (reduced_noise(SlidingDifferences, 50, epochs, smoothness) for epochs in (before, after))
@@ -291,9 +251,8 @@ def test_the_paper_s_algorithm_2_wins_between(smoothness: float, before: int, af
 @pytest.mark.parametrize(("rounds_per_epoch", "epochs"), [(50, 10), (50, 100), (51, 10), (51, 100)])
 def test_aligned_trees_have_less_noise(rounds_per_epoch: int, epochs: int) -> None:
     """15 to 26 % less than windows that slide, L = G."""
-    sliding, aligned = (
-        reduced_noise(kind, rounds_per_epoch, epochs, 1.0) for kind in (SlidingDifferences, AlignedDifferences)
-    )
+    kinds = (SlidingDifferences, AlignedDifferences)
+    sliding, aligned = (reduced_noise(kind, rounds_per_epoch, epochs, 1.0) for kind in kinds)
     assert 0.74 < aligned / sliding < 0.85
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.random import Generator
 from scipy import optimize
 from torch.autograd.functional import hessian
 
@@ -21,7 +22,7 @@ from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import MeanStatistics
 from fedpriv.noise.integers.increments import sum_integer_increments
-from fedpriv.papers.newton import GradientAndHessian, NoisyNewton, symmetric_matrix
+from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian, NoisyNewton, symmetric_matrix
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import parse_scenario, resolve_cell
@@ -40,15 +41,13 @@ def asked(clip: float = 2.0, curvature_clip: float = 1.0, share: float = 0.25) -
     return GradientAndHessian(LogisticRegression(3, 2.0), clip, curvature_clip, kappa, 0.02)
 
 
-def drawn(count: int, draw: np.random.Generator) -> Records:
+def drawn(count: int, draw: Generator) -> Records:
     z = np.hstack([draw.uniform(-1.0, 1.0, (count, 2)), np.ones((count, 1))])
     chance = 1.0 / (1.0 + np.exp(-z @ np.array([1.2, -0.8, 0.3])))
     return Records(torch.from_numpy(z), torch.from_numpy((draw.random(count) < chance).astype(np.float64)))
 
 
-def solved(
-    of: GradientAndHessian, records: Records, rounds: int, std: float, draw: np.random.Generator
-) -> torch.Tensor:
+def solved(of: GradientAndHessian, records: Records, rounds: int, std: float, draw: Generator) -> torch.Tensor:
     server = NoisyNewton(3, of.kappa, of.penalty)
     weights = torch.full((len(records.labels),), 1.0 / len(records.labels), dtype=torch.float64)
     state = server.start(of.initial())
@@ -81,10 +80,8 @@ def test_no_record_adds_more_than_either_clip() -> None:
     for a, b, y, query in itertools.product(values, values, (0.0, 1.0), (0.0, 0.3, -1e30, math.nan)):
         point = torch.full((of.dimension,), query, dtype=torch.float64)
         record = Records(torch.tensor([[a, b, 1.0]]).double(), torch.tensor([y]).double())
-        seen.append(
-            sum_integer_increments(of, Query((point,)), clip, record, NORM, NORM / clip, 0).astype(float) / NORM
-        )
-    array = np.array(seen) * clip
+        seen.append(sum_integer_increments(of, Query((point,)), clip, record, NORM, NORM / clip, 0))
+    array = np.array(seen, float) / NORM * clip
     assert np.linalg.norm(array, axis=1).max() <= clip
     assert 0.49 < np.linalg.norm(array[:, :3], axis=1).max() <= 0.5 * (1.0 + 1e-9)
     assert 0.099 < np.linalg.norm(array[:, 3:], axis=1).max() / of.kappa <= 0.1 * (1.0 + 1e-9)
@@ -134,9 +131,8 @@ def test_intervals_cover_the_weights_of_the_population(rounds: int, std: float) 
     true = solved(of, drawn(300_000, draw), 10, 0.0, draw)[:3].tolist()
     hits = list[bool]()
     for _ in range(100):
-        found = of.coefficients(
-            solved(of, drawn(1000, draw), rounds, std, draw), MeanStatistics(std, 1000, 1.0, rounds)
-        )
+        weights = solved(of, drawn(1000, draw), rounds, std, draw)
+        found = of.coefficients(weights, MeanStatistics(std, 1000, 1.0, rounds))
         hits += [each.low <= value <= each.high for each, value in zip(found, true, strict=True)]
     print(f"covered: {100 * float(np.mean(hits)):.1f} %")
     assert 0.95 - 4.5 * math.sqrt(0.0475 / 300) < float(np.mean(hits)) <= 0.995
@@ -146,9 +142,8 @@ def test_one_round_has_no_intervals() -> None:
     """They covered 77 % of weights, and 50 % of constants."""
     draw, of = np.random.default_rng(5), asked()
     found = solved(of, drawn(100, draw), 1, 0.02, draw)
-    with pytest.raises(
-        InputError, match=r"^federation\.rounds: 1 round of noisy-newton .*; take 2 rounds or more$"
-    ):
+    line = r"^federation\.rounds: 1 round of noisy-newton .*; take 2 rounds or more$"
+    with pytest.raises(InputError, match=line):
         of.coefficients(found, MeanStatistics(0.02, 100, 1.0, 1))
 
 
@@ -213,8 +208,6 @@ def test_other_models_are_refused(tmp_path: Path, model: dict[str, Any], said: s
 
 
 def test_more_than_fifty_parameters_are_refused() -> None:
-    from fedpriv.papers.newton import NOISY_NEWTON
-
     assert NOISY_NEWTON.model is not None
     settings = NOISY_NEWTON.settings.model_validate({"clip": 1.0, "curvature_clip": 1.0, "penalty": 0.1})
     assert NOISY_NEWTON.model(settings, LogisticRegression(50, 1.0)).dimension == 1325

@@ -9,20 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.core.replicates import stack, stack_signature
-from fedpriv.loss.estimators import Round
-from fedpriv.papers.kornowski import O2NC, O2NCState, PublicChoices
-
-
-def plain_round(t: int) -> Round:
-    return Round(t, (1.0,), 0.0, 1.0, scale=1.0)
-
-
-def drive(optimizer: O2NC, start: torch.Tensor, releases: torch.Tensor) -> list[O2NCState]:
-    """The states before rounds 1, 2, … and after the last."""
-    states = [optimizer.start(start)]
-    for t, released in enumerate(releases, start=1):
-        states.append(optimizer.update(states[-1], released, plain_round(t)))
-    return states
+from fedpriv.papers.kornowski import O2NC, PublicChoices
+from tests.papers.builders import draw_normals, drive, plain_round, vectors
 
 
 @given(seed=st.integers(0, 10**6), window=st.integers(1, 6), rounds=st.integers(6, 30), size=st.integers(1, 4))
@@ -40,9 +28,8 @@ def test_it_is_the_papers_algorithm(seed: int, window: int, rounds: int, size: i
         z = x + s * move
         x = x + move
         queries.append(z)
-        target = move - step * releases[t - 1]
-        norm = math.sqrt(float(target @ target))
-        move = target if norm <= radius else radius / norm * target
+        move = move - step * releases[t - 1]
+        move = move * min(1.0, radius / float(np.linalg.norm(move)))
     means = [np.mean(queries[k * window : (k + 1) * window], axis=0) for k in range(rounds // window)]
 
     optimizer = O2NC(step, radius, choices)
@@ -57,11 +44,9 @@ def test_it_is_the_papers_algorithm(seed: int, window: int, rounds: int, size: i
 @given(seed=st.integers(0, 10**6), window=st.integers(1, 8), radius=st.floats(0.01, 5.0))
 @settings(deadline=None, max_examples=40)
 def test_moves_queries_and_windows_are_bounded_under_any_noise(seed: int, window: int, radius: float) -> None:
-    rounds = 5 * window
-    generator = torch.Generator().manual_seed(seed)
-    releases = 100.0 * torch.randn((rounds, 3), generator=generator, dtype=torch.float64)
-    start = torch.ones(3, dtype=torch.float64)
-    states = drive(O2NC(1.0, radius, PublicChoices((seed,), rounds, window)), start, releases)
+    rounds, start = 5 * window, torch.ones(3, dtype=torch.float64)
+    optimizer = O2NC(1.0, radius, PublicChoices((seed,), rounds, window))
+    states = drive(optimizer, start, 100.0 * draw_normals(seed, rounds, 3))
     queries = torch.stack([state.query_point for state in states[:rounds]])
     assert torch.equal(queries[0], start)
     assert all(float(state.move.norm()) <= radius * (1 + 1e-12) for state in states)
@@ -73,7 +58,7 @@ def test_moves_queries_and_windows_are_bounded_under_any_noise(seed: int, window
 
 
 def test_a_zero_gradient_leaves_the_point_where_it_is() -> None:
-    start = torch.tensor([0.3, -2.0], dtype=torch.float64)
+    start = vectors(0.3, -2.0)
     states = drive(O2NC(1.0, 0.5, PublicChoices((1,), 9, 3)), start, torch.zeros((9, 2), dtype=torch.float64))
     assert torch.equal(states[-1].iterate, start)
     torch.testing.assert_close(states[-1].published, start)
@@ -81,10 +66,8 @@ def test_a_zero_gradient_leaves_the_point_where_it_is() -> None:
 
 def test_the_regret_constant_is_five_halves_and_attained() -> None:
     """Start at Δ = 1, compare with u = -1, gradients 1: regret 5 = 2.5 D G1 √M at M = 4; the paper prints 1.5."""
-    step = 1.0 / math.sqrt(4)
-    optimizer = O2NC(step, 1.0, PublicChoices((0,), 4, 4))
-    one = torch.ones(1, dtype=torch.float64)
-    state = optimizer.start(torch.zeros(1, dtype=torch.float64))._replace(move=one)
+    optimizer, one = O2NC(1.0 / math.sqrt(4), 1.0, PublicChoices((0,), 4, 4)), vectors(1.0)
+    state = optimizer.start(vectors(0.0))._replace(move=one)
     regret = 0.0
     for t in range(1, 5):
         regret += float(state.move) + 1.0
@@ -108,22 +91,20 @@ def test_the_published_window_is_uniform_at_every_stop() -> None:
 
 def test_the_last_window_can_be_published_instead() -> None:
     optimizer = O2NC(0.1, 0.4, PublicChoices((0,), 9, 3, publishes_last=True))
-    releases = torch.randn((9, 2), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    states = drive(optimizer, torch.ones(2, dtype=torch.float64), releases)
+    states = drive(optimizer, vectors(1.0, 1.0), draw_normals(1, 9, 2))
     for end in (3, 6, 9):
         queries = torch.stack([state.query_point for state in states[end - 3 : end]])
         torch.testing.assert_close(optimizer.output(states[end]), queries.mean(0))
 
 
 def test_replicates_with_seeds_of_their_own_move_as_if_alone() -> None:
-    rounds, dtype = 12, torch.float64
+    rounds = 12
     alone = [O2NC(0.1 * (1 + seed), 0.4, PublicChoices((seed,), rounds, 3)) for seed in range(3)]
     assert len({stack_signature(optimizer) for optimizer in alone}) == 1
-    together = stack(alone, dtype, torch.device("cpu"))
-    releases = torch.randn((rounds, 3, 2), generator=torch.Generator().manual_seed(5), dtype=dtype)
-    stacked = drive(together, torch.ones((3, 2), dtype=dtype), releases)
+    together, releases = stack(alone, torch.float64, torch.device("cpu")), draw_normals(5, rounds, 3, 2)
+    stacked = drive(together, torch.ones((3, 2), dtype=torch.float64), releases)
     for place, optimizer in enumerate(alone):
-        single = drive(optimizer, torch.ones(2, dtype=dtype), releases[:, place])
+        single = drive(optimizer, vectors(1.0, 1.0), releases[:, place])
         for ours, theirs in zip(stacked, single, strict=True):
             torch.testing.assert_close(ours.query_point[place], theirs.query_point, rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(ours.published[place], theirs.published, rtol=1e-12, atol=1e-12)

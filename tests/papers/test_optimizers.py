@@ -14,7 +14,7 @@ from fedpriv.core.replicates import stack
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.adam import CorrectedAdam
-from fedpriv.papers.base import FadingAverage, Optimizer, ReleaseNumbers, ScheduledSettings, ScheduledSteps
+from fedpriv.papers.base import FadingAverage, ReleaseNumbers, ScheduledSettings, ScheduledSteps
 from fedpriv.plan.plan import make_plan, make_problem
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
@@ -22,6 +22,7 @@ from fedpriv.scenario.schema import Cell
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
+from tests.papers.builders import draw_normals, drive
 from tests.parts import in_turn
 from tests.silo.charged import charged
 
@@ -100,29 +101,23 @@ def test_what_is_subtracted_is_the_variance_of_what_is_released(
         optimizer: Any = make_plan(unequal, load_task(unequal).objective).optimizer
         assert np.mean(released**2) == pytest.approx(optimizer.noise_std**2, rel=0.1)
         assert optimizer.noise_std == optimizer.floor
-    kept: Any = make_plan(
-        biased := cell_of(trust, arithmetic, name="dp-adam", bias="kept"), load_task(biased).objective
-    ).optimizer
+    biased = cell_of(trust, arithmetic, name="dp-adam", bias="kept")
+    kept: Any = make_plan(biased, load_task(biased).objective).optimizer
     assert kept.noise_std == 0.0 < kept.floor
 
 
 @pytest.mark.slow  # torch.optim takes seconds to import
 def test_without_noise_it_is_torchs_adamw() -> None:
-    generator = torch.Generator().manual_seed(1)
-    released = torch.randn(30, 4, generator=generator, dtype=torch.float64)
+    released = draw_normals(1, 30, 4)
     ours, point = CorrectedAdam(0.1, 0.9, 0.99, 0.0, 1e-40, 0.2), torch.ones(4, dtype=torch.float64)
     theirs = torch.nn.Parameter(point.clone())
     torchs = torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.99), eps=0.0, weight_decay=0.2)
-    state = ours.start(point)
-    for t, vector in enumerate(released, start=1):
-        state = ours.update(state, vector, round_of(t))
+    for vector in released:
         theirs.grad = vector.clone()
         torchs.step()
-    torch.testing.assert_close(ours.output(state), theirs.detach(), rtol=1e-12, atol=1e-12)
-
-
-def round_of(t: int) -> Round:
-    return Round(t, (1.0,), 0.0, 1.0, 1.0)
+    torch.testing.assert_close(
+        ours.output(drive(ours, point, released)[-1]), theirs.detach(), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("hostile", [0.0, 1e38, 1e-310, -1e-310])
@@ -130,9 +125,7 @@ def test_a_release_of_any_size_leaves_numbers(hostile: float) -> None:
     """The root is never below γ, whatever was released before."""
     for dtype in (torch.float32, torch.float64):
         server = CorrectedAdam(0.1, 0.9, 0.999, 1e-3, 1e-3, 0.01)
-        state = server.start(torch.zeros(3, dtype=dtype))
-        for t in range(1, 4):
-            state = server.update(state, torch.full((3,), hostile, dtype=dtype), round_of(t))
+        *_, state = drive(server, torch.zeros(3, dtype=dtype), torch.full((3, 3), hostile, dtype=dtype))
         assert state.iterate.isfinite().all()
 
 
@@ -151,32 +144,18 @@ def test_schedules_by_hand() -> None:
     assert all(min(settings(step_schedule="cosine", warm_up=0.9).step_factors(n)) > 0.0 for n in range(1, 30))
 
 
-class Walk:
-    """One optimizer over fixed releases."""
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(2)
-        self.released = torch.randn(8, 2, 3, generator=generator, dtype=torch.float64)
-
-    def __call__(self, optimizer: Optimizer, pick: slice = slice(None)) -> torch.Tensor:
-        state = optimizer.start(torch.zeros_like(self.released[0, pick]))
-        for t, vector in enumerate(self.released[:, pick], start=1):
-            state = optimizer.update(state, vector, round_of(t))
-        return optimizer.output(state)
-
-
 def test_replicates_move_as_they_do_alone() -> None:
     """Steps, noise, floors and averages of one's own, in one stacked optimizer."""
-    factors = settings(step_schedule="cosine").step_factors(8)
+    factors, released = settings(step_schedule="cosine").step_factors(8), draw_normals(2, 8, 2, 3)
     alone = [
         FadingAverage(ScheduledSteps(CorrectedAdam(0.1 * k, 0.9, 0.99, 0.2 * k, 0.1 * k, 0.0), factors), 0.5 / k)
         for k in (1, 2)
     ]
-    walk = Walk()
-    together = walk(stack(alone, torch.float64, torch.device("cpu")))
+    stacked = stack(alone, torch.float64, torch.device("cpu"))
+    together = stacked.output(drive(stacked, torch.zeros(2, 3).double(), released)[-1])
     for place, optimizer in enumerate(alone):
-        one = walk(optimizer, slice(place, place + 1))
-        torch.testing.assert_close(together[place : place + 1], one, rtol=1e-12, atol=1e-15)
+        one = optimizer.output(drive(optimizer, torch.zeros(3).double(), released[:, place])[-1])
+        torch.testing.assert_close(together[place], one, rtol=1e-12, atol=1e-15)
 
 
 def test_nothing_is_proved_of_steps_that_change() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from fedpriv.plan.task import load_task
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
+from tests.noise.matrices import streamed_matrix
+from tests.papers.builders import draw_normals, drive, vectors
 
 MNIST = Problem(7850, math.sqrt(2 * 785), 785 / 2, True, 100, FixedOrder(600, 600), silos=100)
 ASKED = 4.0, 0.1
@@ -66,20 +69,18 @@ def test_a_loss_without_bounds_is_refused() -> None:
 
 
 ESTIMATOR = RecursiveGradient(clip=1.0)
+MakeCell = Callable[..., Cell]
 
 
 @given(rounds=st.integers(1, 30), seed=st.integers(0, 10**6), radius=st.floats(0.01, 10.0))
 @settings(max_examples=40, deadline=None)
 def test_output_is_the_weighted_average_of_iterates(rounds: int, seed: int, radius: float) -> None:
     """x_T = Σ_{t≤T} α_t w_t / α_{1:T} with α_t = t: the update of round T moves nothing that is published."""
-    torch.manual_seed(seed)
-    optimizer = AnytimeSGD(step=0.3, radius=radius)
-    state = optimizer.start(torch.zeros(4, dtype=torch.float64))
+    optimizer, releases = AnytimeSGD(step=0.3, radius=radius), draw_normals(seed, rounds, 4)
     iterate, iterates = torch.zeros(4, dtype=torch.float64), []
-    for t in range(1, rounds + 1):
+    states = drive(optimizer, iterate, releases, ESTIMATOR.round)[1:]
+    for t, (state, released) in enumerate(zip(states, releases, strict=True), start=1):
         iterates.append(iterate)
-        released = torch.randn(4, dtype=torch.float64)
-        state = optimizer.update(state, released, ESTIMATOR.round(t))
         iterate = project_to_ball(iterate - 0.3 * released, radius)
         weights = torch.arange(1, t + 1, dtype=torch.float64)
         average = (weights[:, None] * torch.stack(iterates)).sum(0) / weights.sum()
@@ -89,8 +90,7 @@ def test_output_is_the_weighted_average_of_iterates(rounds: int, seed: int, radi
 
 def test_query_moves_by_two_over_t_plus_two() -> None:
     optimizer = AnytimeSGD(step=1.0, radius=1e9)
-    state = optimizer.start(torch.zeros(1))
-    state = optimizer.update(state, torch.tensor([-3.0]), ESTIMATOR.round(1))
+    *_, state = drive(optimizer, torch.zeros(1), [torch.tensor([-3.0])], ESTIMATOR.round)
     assert float(optimizer.query(state)) == pytest.approx(3.0 * 2 / 3)
     assert float(optimizer.output(state)) == 0.0
 
@@ -99,15 +99,10 @@ def test_query_moves_by_two_over_t_plus_two() -> None:
 @settings(max_examples=50, deadline=None)
 def test_consecutive_queries_are_close(seed: int, radius: float) -> None:
     """(t-1) ‖x_t - x_{t-1}‖ ≤ 2D whatever is released: the fact behind S = G + 2LD."""
-    torch.manual_seed(seed)
     optimizer = AnytimeSGD(step=10.0, radius=radius)
-    state = optimizer.start(torch.zeros(3, dtype=torch.float64))
-    before = optimizer.query(state)
-    for t in range(1, 40):
-        state = optimizer.update(state, torch.randn(3, dtype=torch.float64), ESTIMATOR.round(t))
-        query = optimizer.query(state)
+    states = drive(optimizer, torch.zeros(3, dtype=torch.float64), draw_normals(seed, 39, 3), ESTIMATOR.round)
+    for t, (before, query) in enumerate(pairwise(map(optimizer.query, states)), start=1):
         assert t * float((query - before).norm()) <= 2 * (2 * radius) * (1 + 1e-9)
-        before = query
 
 
 def test_projection_leaves_the_inside_and_zero_alone() -> None:
@@ -125,7 +120,7 @@ def plan(cell: Cell) -> Plan:
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 def test_raised_late_clips_cost_no_noise_and_every_record_what_is_claimed(
-    small_cell: Callable[..., Cell], trust: str
+    small_cell: MakeCell, trust: str
 ) -> None:
     """Replace-one by hand: record t moves each of the sums t … T of its silo by up to twice its clip."""
     keys: dict[str, Any] = {"algorithm__trust": trust, "algorithm__clip": CLIP, "algorithm__step": 0.01}
@@ -134,10 +129,8 @@ def test_raised_late_clips_cost_no_noise_and_every_record_what_is_claimed(
     assert balanced.noise == same.noise
     share = 1.0 if trust == "untrusted" else 1.0 / 3.0
     std = float(balanced.noise.sources[0].std)
-    moved = [
-        2.0 * share * float(balanced.estimator.round(t).clip) * np.sqrt(ROUNDS - t + 1) / std
-        for t in range(1, ROUNDS + 1)
-    ]
+    rounds = range(1, ROUNDS + 1)
+    moved = [2.0 * share * float(balanced.estimator.round(t).clip) * np.sqrt(ROUNDS - t + 1) / std for t in rounds]
     np.testing.assert_allclose(moved, MU)
     (stream,) = make_release_streams(balanced, ROUNDS)
     assert stream.mu == pytest.approx(MU)
@@ -150,49 +143,57 @@ def test_increments_are_clipped_to_the_raised_bounds() -> None:
     records = Records(torch.full((1, 4), 1e6, dtype=torch.float64), torch.tensor([1]))
     total = initial_running_sum(objective.initial())
     for t in range(1, ROUNDS + 1):
-        before = total.total.clone()
+        before, batch = total.total.clone(), (objective, records, torch.ones(1))
         total, clipped = update_running_sum(
-            total, estimator.round(t), objective.initial(), objective, records, torch.ones(1), estimator.memory
+            total, estimator.round(t), objective.initial(), *batch, estimator.memory
         )
         assert int(clipped) == 1
         assert float((total.total - before).norm()) == pytest.approx(CLIP * (ROUNDS / (ROUNDS - t + 1)) ** 0.5)
 
 
-@pytest.mark.parametrize("mechanism", ["tree", "banded"])
-def test_late_clips_are_not_raised_where_that_is_not_free(small_cell: Callable[..., Cell], mechanism: str) -> None:
-    with pytest.raises(InputError, match='late_clip = "balanced" is for mechanism = "independent"'):
-        small_cell(algorithm__late_clip="balanced", algorithm__mechanism=mechanism)
+BALANCED = {"algorithm__late_clip": "balanced"}
+EPOCHS = BALANCED | {"federation__epochs": 2, "privacy": {"relation": "zero-out", "mode": "none"}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (BALANCED | {"algorithm__mechanism": "tree"}, 'late_clip = "balanced" is for mechanism = "independent"'),
+        (BALANCED | {"algorithm__mechanism": "banded"}, 'late_clip = "balanced" is for mechanism = "independent"'),
+        # they were called free, and cost 17 % more noise with two epochs
+        (EPOCHS, r"late_clip = \"balanced\" is free for a single pass .*use \"same\""),
+        (
+            EPOCHS | {"federation__sampling": "poisson"},
+            r"late_clip = \"balanced\" is free for a single pass .*use \"same\"",
+        ),
+        # 8,000 rounds with as many bands would be 32 million vector additions for every run: it did not end
+        ({"algorithm__mechanism": "banded", "algorithm__bands": 8000}, r"bands.*1024"),
+    ],
+)
+def test_what_is_not_free_or_does_not_end_is_refused(
+    small_cell: MakeCell, keys: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(InputError, match=line):
+        plan(small_cell(**keys))
 
 
 @pytest.mark.parametrize("mechanism", ["tree", "banded", "independent"])
-def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(
-    small_cell: Callable[..., Cell], mechanism: str
-) -> None:
+def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(small_cell: MakeCell, mechanism: str) -> None:
     shared: dict[str, Any] = {"trust": "trusted", "mechanism": mechanism, "clip": CLIP, "step": 0.01}
     mu2 = small_cell(algorithm={"name": "dp-mu2-fl", "diameter": 3.0, **shared})
-    other = small_cell(
-        algorithm={"name": "online-to-batch", "radius": 1.5, **shared},
-        privacy={"relation": "replace-one", "mu": MU},
-    )
+    privacy = {"relation": "replace-one", "mu": MU}
+    other = small_cell(algorithm={"name": "online-to-batch", "radius": 1.5, **shared}, privacy=privacy)
     ours, theirs = (next(run_vectorized([cell], RunObserver())).cell_outcome for cell in (mu2, other))
     np.testing.assert_array_equal(ours.model, theirs.model)
     assert ours.releases[0].std == theirs.releases[0].std > 0.0
 
 
 @pytest.mark.parametrize("mechanism", ["independent", "tree", "banded"])
-def test_the_papers_step_is_for_the_noise_that_is_released(
-    small_cell: Callable[..., Cell], mechanism: str
-) -> None:
+def test_the_papers_step_is_for_the_noise_that_is_released(small_cell: MakeCell, mechanism: str) -> None:
     """η = D / (σ √(T d)) with σ the noise in a release: measured here by running the mechanism on unit vectors."""
-    made = plan(
-        small_cell(
-            algorithm__mechanism=mechanism, federation__rounds=ROUNDS, algorithm__clip=CLIP, privacy__rho=0.1
-        )
-    )
-    state, rows = made.mechanism.start(), []
-    for t, fresh in enumerate(torch.eye(ROUNDS, dtype=torch.float64), start=1):
-        row, state = made.mechanism.noise(state, t, fresh)
-        rows.append(float(row.square().sum()))
+    keys = {"algorithm__mechanism": mechanism, "federation__rounds": ROUNDS, "algorithm__clip": CLIP}
+    made = plan(small_cell(**keys, privacy__rho=0.1))
+    rows = np.sum(streamed_matrix(made.mechanism, ROUNDS) ** 2, axis=1)
     released = made.noise.std_in_mean * np.sqrt(np.mean(rows))
     assert (np.mean(rows) > 1.2) == (mechanism != "independent")
     assert isinstance(made.optimizer, AnytimeSGD)
@@ -200,34 +201,17 @@ def test_the_papers_step_is_for_the_noise_that_is_released(
     assert made.optimizer.step == pytest.approx(0.1 / (released * np.sqrt(ROUNDS * dimension)), rel=1e-12)
 
 
-def test_more_bands_than_a_round_can_take_are_refused(small_cell: Callable[..., Cell]) -> None:
-    """T = 8,000 rounds with as many bands would be 32 million vector additions for every run: it did not end."""
-    with pytest.raises(InputError, match=r"bands.*1024"):
-        small_cell(algorithm__mechanism="banded", algorithm__bands=8000)
-
-
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-def test_late_clips_are_refused_beyond_a_single_pass(small_cell: Callable[..., Cell], sampling: str) -> None:
-    """They were called free, and cost 17 % more noise with two epochs."""
-    late = {"algorithm__late_clip": "balanced", "federation__epochs": 2, "federation__sampling": sampling}
-    privacy = {"relation": "zero-out", "mode": "none"}
-    cell = small_cell(**late, privacy=privacy)
-    with pytest.raises(InputError, match=r"late_clip = \"balanced\" is free for a single pass .*use \"same\""):
-        make_plan(cell, load_task(cell).objective)
-
-
 def test_late_clips_in_two_epochs_would_cost_17_percent() -> None:
     """What the refusal says: the price of two passes, over that of equal clips."""
     rounds, schedule = 60, FixedOrder(60, 30)
-    clips = np.array([math.sqrt(rounds / (rounds - t + 1)) for t in range(1, rounds + 1)])
-    raised, same = (
-        IndependentGaussian().sensitivity(Workload(schedule, 1.0, of)) for of in (clips, np.ones(rounds))
-    )
+    clips = np.sqrt(rounds / np.arange(rounds, 0.0, -1.0))
+    works = (Workload(schedule, 1.0, norms) for norms in (clips, np.ones(rounds)))
+    raised, same = map(IndependentGaussian().sensitivity, works)
     assert raised / same == pytest.approx(1.17, abs=0.01)
 
 
 @pytest.mark.parametrize(("rounds", "share"), [(16, 0.674), (60, 0.812), (600, 0.936)])
-def test_growing_clips_cost_less(small_cell: Callable[..., Cell], rounds: int, share: float) -> None:
+def test_growing_clips_cost_less(small_cell: MakeCell, rounds: int, share: float) -> None:
     """S_t = G + 2LD (t-1)/(t+1): the noise falls to that of the worst round, S_t √(T - t + 1) over S √T."""
     keys: dict[str, Any] = {"federation__rounds": rounds, "algorithm__diameter": 0.1}
     keys |= {"data__name": "synthetic", "model": {"name": "softmax-regression"}}
@@ -239,7 +223,7 @@ def test_growing_clips_cost_less(small_cell: Callable[..., Cell], rounds: int, s
     assert stream.mu == pytest.approx(4.0)
 
 
-def test_no_increment_is_clipped_by_growing_clips(small_cell: Callable[..., Cell]) -> None:
+def test_no_increment_is_clipped_by_growing_clips(small_cell: MakeCell) -> None:
     """Without noise the trajectory is the paper's: the bound holds for every increment of the run."""
     quiet = {"privacy": {"relation": "replace-one", "mode": "none"}, "algorithm__step": 0.01}
     (paper,), _ = run("vectorized", small_cell(**quiet))
@@ -248,7 +232,7 @@ def test_no_increment_is_clipped_by_growing_clips(small_cell: Callable[..., Cell
     np.testing.assert_allclose(growing.cell_outcome.model, paper.cell_outcome.model, rtol=1e-9, atol=1e-15)
 
 
-def test_the_next_point_uses_the_last_batch(small_cell: Callable[..., Cell]) -> None:
+def test_the_next_point_uses_the_last_batch(small_cell: MakeCell) -> None:
     """x_{T+1} of T rounds is x_T of a run that asks once more, whose last release moves nothing."""
     quiet = {"privacy": {"relation": "replace-one", "mode": "none"}, "algorithm__step": 0.01}
     (following,), _ = run("vectorized", small_cell(**quiet, algorithm__output="next"))
@@ -257,13 +241,10 @@ def test_the_next_point_uses_the_last_batch(small_cell: Callable[..., Cell]) -> 
     (inprocess,), _ = run("inprocess", small_cell(**quiet, algorithm__output="next"))
     np.testing.assert_allclose(following.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9)
     optimizer = plan(small_cell(**quiet, algorithm__output="next")).optimizer
-    state = optimizer.start(torch.zeros(3, dtype=torch.float64))
-    for t in range(1, 4):
-        state = optimizer.update(state, torch.ones(3, dtype=torch.float64), RecursiveGradient(1.0).round(t))
+    for state in drive(optimizer, vectors(0.0, 0.0), torch.ones(3, 2).double(), RecursiveGradient(1.0).round)[1:]:
         assert torch.equal(optimizer.output(state), optimizer.query(state))
 
 
 def test_an_estimator_without_weights_is_refused_and_not_left_without_averages() -> None:
-    optimizer, start = AnytimeSGD(step=1.0, radius=1e9), torch.zeros(3, dtype=torch.float64)
     with pytest.raises(InputError, match="the estimator's weights, and this estimator has none"):
-        optimizer.update(optimizer.start(start), torch.ones_like(start), PlainGradient(1.0).round(1))
+        drive(AnytimeSGD(step=1.0, radius=1e9), vectors(0.0, 0.0), [vectors(1.0, 1.0)], PlainGradient(1.0).round)

@@ -1,8 +1,10 @@
 """The rates and identities that pin Accelerated-DP-SRGD and its variants, noise off."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,13 +14,25 @@ from torch import Tensor
 from fedpriv.loss.estimators import Estimator, LinearWeights, PlainGradient, PowerWeights, RecursiveGradient
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.papers.base import Problem
 from fedpriv.papers.choquette_choo import NesterovCoupling
 from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.papers.sgd import ProjectedSGD
+from fedpriv.papers.table import find_algorithm
+from fedpriv.participation.orders import FixedOrder
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
+from tests.noise.matrices import workload_of
+from tests.papers.builders import drive
 
 LOOSE = 1e9
+OBJECTIVE = SoftmaxRegression(4, 3, feature_norm=LOOSE, dtype=torch.float64)
+
+
+def random_records(count: int, generator: torch.Generator, size: float = 1.0) -> Records:
+    features = size * torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    return Records(features, torch.randint(0, 3, (count,), generator=generator))
 
 
 def huber(seed: int, directions: int = 12, dimension: int = 8) -> tuple[Callable[[Tensor], Tensor], float]:
@@ -75,24 +89,15 @@ def test_without_coupling_it_is_visibly_slower() -> None:
 def test_at_a_fixed_point_the_sum_is_the_running_mean(rounds: int, batch: int, seed: int) -> None:
     """S_t / η_t with x_t = x_{t-1} is the mean of the batch gradients so far."""
     generator = torch.Generator().manual_seed(seed)
-    objective = SoftmaxRegression(4, 3, feature_norm=LOOSE, dtype=torch.float64)
     point = torch.randn(12, generator=generator, dtype=torch.float64)
     weights = torch.full((batch,), 1.0 / batch, dtype=torch.float64)
     recursive, plain = RecursiveGradient(LOOSE), PlainGradient(LOOSE)
     state, gradients = initial_running_sum(point), []
     for t in range(1, rounds + 1):
-        records = Records(
-            torch.randn(batch, 4, generator=generator, dtype=torch.float64),
-            torch.randint(0, 3, (batch,), generator=generator),
-        )
-        state, _ = update_running_sum(
-            state, recursive.round(t), point, objective, records, weights, recursive.memory
-        )
-        gradients.append(
-            update_running_sum(initial_running_sum(point), plain.round(t), point, objective, records, weights, 1)[
-                0
-            ].total
-        )
+        batch_of_round = OBJECTIVE, random_records(batch, generator), weights
+        state, _ = update_running_sum(state, recursive.round(t), point, *batch_of_round, recursive.memory)
+        alone, _ = update_running_sum(initial_running_sum(point), plain.round(t), point, *batch_of_round, 1)
+        gradients.append(alone.total)
         torch.testing.assert_close(state.total / t, torch.stack(gradients).mean(0), rtol=1e-10, atol=1e-12)
 
 
@@ -104,7 +109,6 @@ def test_zeroing_a_record_moves_every_later_sum_by_the_clip_over_the_batch(
     """Brute force, neighbours with the same queries: ≤ C/B from the record's round on (round 1: first_clip/B)."""
     batch, victim = 3, victim % rounds + 1
     generator = torch.Generator().manual_seed(seed)
-    objective = SoftmaxRegression(4, 3, feature_norm=LOOSE, dtype=torch.float64)
     estimator = RecursiveGradient(clip, first_clip=0.7 * clip)
     weights = torch.full((batch,), 1.0 / batch, dtype=torch.float64)
     without = weights.clone()
@@ -112,15 +116,10 @@ def test_zeroing_a_record_moves_every_later_sum_by_the_clip_over_the_batch(
     ours = theirs = initial_running_sum(torch.zeros(12, dtype=torch.float64))
     for t in range(1, rounds + 1):
         point = 3.0 * torch.randn(12, generator=generator, dtype=torch.float64)
-        records = Records(
-            5.0 * torch.randn(batch, 4, generator=generator, dtype=torch.float64),
-            torch.randint(0, 3, (batch,), generator=generator),
-        )
-        current = estimator.round(t)
-        ours, _ = update_running_sum(ours, current, point, objective, records, weights, 2)
-        theirs, _ = update_running_sum(
-            theirs, current, point, objective, records, without if t == victim else weights, 2
-        )
+        records, current = random_records(batch, generator, 5.0), estimator.round(t)
+        ours, _ = update_running_sum(ours, current, point, OBJECTIVE, records, weights, 2)
+        counted = without if t == victim else weights
+        theirs, _ = update_running_sum(theirs, current, point, OBJECTIVE, records, counted, 2)
         moved = float((ours.total - theirs.total).norm())
         bound = (0.7 * clip if victim == 1 else clip) / batch
         assert moved <= bound * (1 + 1e-9) if t >= victim else moved == 0.0
@@ -128,11 +127,11 @@ def test_zeroing_a_record_moves_every_later_sum_by_the_clip_over_the_batch(
 
 def test_the_bound_on_a_zeroed_record_is_attained() -> None:
     """A record whose gradient is above the clip norm moves the sum by exactly C/B: the noise buys no slack."""
-    objective, point = SoftmaxRegression(4, 3, feature_norm=LOOSE, dtype=torch.float64), torch.zeros(12).double()
+    point = torch.zeros(12).double()
     records = Records(10.0 * torch.eye(4, dtype=torch.float64)[:2], torch.tensor([0, 1]))
     current = RecursiveGradient(0.5).round(1)
     both, one = (
-        update_running_sum(initial_running_sum(point), current, point, objective, records, weights, 2)[0].total
+        update_running_sum(initial_running_sum(point), current, point, OBJECTIVE, records, weights, 2)[0].total
         for weights in (torch.tensor([0.5, 0.5]).double(), torch.tensor([0.0, 0.5]).double())
     )
     assert float((both - one).norm()) == pytest.approx(0.25, rel=1e-12)
@@ -151,10 +150,8 @@ def test_momentum_and_averages_by_hand() -> None:
     """Three gradients of one coordinate: heavy ball, its average, and follow the leader on sums."""
     gradients, rounds = [1.0, -2.0, 4.0], PlainGradient(LOOSE)
     sgd, leader = ProjectedSGD(0.1, LOOSE, 0.5, averaged=True), FollowTheRegularizedLeader(0.1, LOOSE, 0.5)
-    state, chosen = sgd.start(torch.zeros(1)), leader.start(torch.ones(1))
-    for t, gradient in enumerate(gradients, start=1):
-        state = sgd.update(state, torch.tensor([gradient]), rounds.round(t))
-        chosen = leader.update(chosen, torch.tensor([sum(gradients[:t])]), rounds.round(t))
+    *_, state = drive(sgd, torch.zeros(1), torch.tensor(gradients)[:, None], rounds.round)
+    *_, chosen = drive(leader, torch.ones(1), torch.tensor(gradients).cumsum(0)[:, None], rounds.round)
     velocities = [1.0, 0.5 - 2.0, 0.25 - 1.0 + 4.0]
     iterates = [-0.1 * sum(velocities[: t + 1]) for t in range(3)]
     assert float(sgd.query(state)) == pytest.approx(iterates[-1])
@@ -167,8 +164,23 @@ def test_online_to_batch_with_power_one_is_the_anytime_server() -> None:
     outputs = []
     for weights in (LinearWeights(), PowerWeights(1)):
         optimizer = AnytimeSGD(0.1, 2.0)
-        state = optimizer.start(torch.zeros(2))
-        for t, vector in enumerate(released, start=1):
-            state = optimizer.update(state, vector, RecursiveGradient(1.0, weights=weights).round(t))
+        *_, state = drive(optimizer, torch.zeros(2), released, RecursiveGradient(1.0, weights=weights).round)
         outputs.append(optimizer.query(state))
     torch.testing.assert_close(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize(("rounds", "saved"), [(16, 0.106), (60, 0.087), (240, 0.065)])
+def test_a_balanced_first_clip_evens_out_the_nodes_of_round_1(rounds: int, saved: float) -> None:
+    """Round 1 is in one released node more than any other; with its clip smaller all cost the same."""
+    row = find_algorithm("accelerated-dp-srgd")
+    problem = Problem(10, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=FixedOrder(rounds, rounds))
+    prices = []
+    for first_clip in ("same", "balanced"):
+        settings = row.settings.model_validate({"clip": 3.0, "beta": 1.0, "radius": 1.0, "first_clip": first_clip})
+        estimator = row.estimator(settings, problem)
+        clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
+        assert clips[1:].tolist() == [3.0] * (rounds - 1)
+        prices.append(BinaryTree().sensitivity(workload_of(rounds, clips=clips)))
+    most = math.floor(math.log2(rounds)) + 1
+    assert prices == pytest.approx([3.0 * math.sqrt(most), 3.0 * math.sqrt(most - 1)])
+    assert 1.0 - prices[1] / prices[0] == pytest.approx(saved, abs=5e-4)

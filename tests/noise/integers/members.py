@@ -17,6 +17,7 @@ from fedpriv.noise.buffered import (
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints, to_coefficient
+from fedpriv.noise.integers.plan import ExactRunInputs
 from fedpriv.noise.integers.strategies import IntegerStrategy, Lattice, pack_state, unpack_state
 from fedpriv.noise.mechanism import Factorization, Mechanism
 from fedpriv.noise.series import Workload
@@ -33,9 +34,13 @@ Matrix = list[list[Fraction]]
 def workload_of(
     rounds: int, decay: float, passes: int = 1, clips: np.ndarray | None = None, period: int | None = None
 ) -> Workload:
-    return Workload(
-        FixedOrder(rounds, -(-rounds // passes)), decay, np.ones(rounds) if clips is None else clips, period
-    )
+    order = FixedOrder(rounds, -(-rounds // passes))
+    return Workload(order, decay, np.ones(rounds) if clips is None else clips, period)
+
+
+def run_of(mechanism: Mechanism, workload: Workload, records: int = 100, **options: object) -> ExactRunInputs:
+    settings: dict[str, object] = {"dimension": 7850, "relation": "replace-one", "mu": 4.0, **options}
+    return ExactRunInputs(mechanism.integer(workload), (records,) * workload.rounds, **settings)  # type: ignore[arg-type]
 
 
 def simple(name: str, decay: float, period: int | None = None) -> Mechanism:
@@ -61,18 +66,13 @@ PERIODIC = ["independent", "tree", "leaf"]
 
 
 def aligned(decay: float, rounds_per_epoch: int, clip: float = 1.0) -> AlignedDifferences:
-    return AlignedDifferences(
-        rounds_per_epoch,
-        mixing=0.3,
-        difference=2.0 * clip / 3.0,
-        residual=clip / 3.0,
-        movement=None,
-        decay=decay,
-        std_early=1.0,
-        std_late=0.8,
-        std_difference=0.5,
-        std_residual=0.6,
-    )
+    stds = {"std_early": 1.0, "std_late": 0.8, "std_difference": 0.5, "std_residual": 0.6}
+    return AlignedDifferences(rounds_per_epoch, 0.3, 2.0 * clip / 3.0, clip / 3.0, None, decay, **stds)
+
+
+def aligned_form(rounds: int, decay: float, rounds_per_epoch: int, clip: float = 1.0) -> Factorization:
+    workload = Workload(FixedOrder(rounds, rounds_per_epoch), decay, np.full(rounds, clip))
+    return aligned(decay, rounds_per_epoch, clip).integer(workload)
 
 
 def exact_form(name: str, decay: float, workload: Workload) -> Factorization:
@@ -103,6 +103,17 @@ def strategy_buffered(name: str, digits: int) -> IntegerBuffered:
     return make_integer_buffered(*BUFFERED[name], digits)
 
 
+def series_of(strategy: IntegerBuffered, rounds: int) -> list[Fraction]:
+    poles = [
+        (Fraction(theta, COEFFICIENT_ONE), Fraction(omega, COEFFICIENT_ONE))
+        for theta, omega in zip(strategy.theta, strategy.omega, strict=True)
+    ]
+    return [
+        Fraction(1),
+        *(sum((omega * theta**j for theta, omega in poles), Fraction(0)) for j in range(rounds - 1)),
+    ]
+
+
 def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -> Matrix:
     """C over its noises' scales, from the definitions; the decay is the multiple of 2^-31 that is meant."""
     factor = Fraction(to_coefficient(decay), COEFFICIENT_ONE)
@@ -117,11 +128,7 @@ def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -
     if name in ("lambda-cgd", "blt"):
         strategy = exact_form(name, decay, workload_of(rounds, decay)).strategy
         assert isinstance(strategy, IntegerBuffered)
-        poles = [
-            (Fraction(theta, COEFFICIENT_ONE), Fraction(omega, COEFFICIENT_ONE))
-            for theta, omega in zip(strategy.theta, strategy.omega, strict=True)
-        ]
-        series += [sum(omega * theta ** (j - 1) for theta, omega in poles) for j in range(1, rounds)]
+        series = series_of(strategy, rounds)
     for t in range(rounds):
         place = t if period is None else t % period
         for age in range(place + 1):
@@ -137,16 +144,7 @@ def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -
 
 
 def buffered_rows(strategy: IntegerBuffered, rounds: int) -> Matrix:
-    series = [Fraction(1)] + [
-        sum(
-            (
-                Fraction(w, COEFFICIENT_ONE) * Fraction(q, COEFFICIENT_ONE) ** j
-                for q, w in zip(strategy.theta, strategy.omega, strict=True)
-            ),
-            Fraction(0),
-        )
-        for j in range(rounds - 1)
-    ]
+    series = series_of(strategy, rounds)
     return [[series[t - i] if i <= t else Fraction(0) for i in range(rounds)] for t in range(rounds)]
 
 
@@ -154,14 +152,8 @@ def largest_squared_norm(rows: Matrix, workload: Workload) -> Fraction:
     """The square of the sensitivity in rationals, for C ≥ 0 and a fixed order."""
     rounds, rounds_per_epoch = workload.rounds, workload.schedule.rounds_per_epoch
     clips = [Fraction(clip) for clip in workload.clips.tolist()]
-    squared_norms = [
-        sum(
-            (sum(clips[i] * row[i] for i in range(place, rounds, rounds_per_epoch)) ** 2 for row in rows),
-            Fraction(0),
-        )
-        for place in range(min(rounds_per_epoch, rounds))
-    ]
-    return max(squared_norms)
+    records = [range(place, rounds, rounds_per_epoch) for place in range(min(rounds_per_epoch, rounds))]
+    return max(sum((sum(clips[i] * row[i] for i in held) ** 2 for row in rows), Fraction(0)) for held in records)
 
 
 def disc(radius: int) -> np.ndarray:

@@ -37,9 +37,8 @@ def test_a_rounded_gaussian_is_the_discrete_one(sigma: float, h: float) -> None:
     density = np.exp(-(x**2) / (2 * wide**2)) / math.sqrt(2 * math.pi) / wide * (x[1] - x[0])
     near = np.round(x)[:, None] + np.arange(-40, 41)
     normalizer = np.exp(-((near - x[:, None]) ** 2) / (2 * h**2)).sum(axis=1)
-    found = np.array(
-        [np.sum(density * np.exp(-((y - x) ** 2) / (2 * h**2)) / normalizer) for y in range(-radius, radius + 1)]
-    )
+    values = range(-radius, radius + 1)
+    found = np.array([np.sum(density * np.exp(-((y - x) ** 2) / (2 * h**2)) / normalizer) for y in values])
     assert np.max(np.abs(np.log(found / pmf(sigma, radius)))) <= 2.0 * smoothing(h) + 1e-9
 
 
@@ -83,12 +82,7 @@ GROUPS = [
 
 
 @settings(max_examples=100)
-@given(
-    st.floats(2.0**20, 2.0**42),
-    st.floats(0.05, 20.0),
-    st.sampled_from(GROUPS),
-    st.integers(1, 300),
-)
+@given(st.floats(2.0**20, 2.0**42), st.floats(0.05, 20.0), st.sampled_from(GROUPS), st.integers(1, 300))
 def test_the_claim_is_safe_in_rationals(distance: float, mu: float, groups: list[NoiseGroup], owners: int) -> None:
     least = min(Fraction(scale) for _, scale, _ in groups)
     try:
@@ -101,11 +95,10 @@ def test_the_claim_is_safe_in_rationals(distance: float, mu: float, groups: list
     assert Fraction(claim.mu) ** 2 * left >= Fraction(distance) ** 2  # what is on record is not too small
     assert claim.mu <= mu * (1 + 2.0**-38)
     for _, scale, _ in groups:
-        assert Fraction(claim.sigma_of(scale)) >= Fraction(scale) * Fraction(claim.sigma)
-        assert 2.0**16 <= claim.sigma_of(scale) < 2.0**48
-    for _, scale, _ in groups:  # and of every group itself, with 16 units deducted
-        whole = owners * Fraction(claim.sigma_of(scale)) ** 2 - 256
-        assert whole >= Fraction(scale) ** 2 * left
+        sigma = Fraction(claim.sigma_of(scale))
+        assert sigma >= Fraction(scale) * Fraction(claim.sigma)
+        assert 2.0**16 <= sigma < 2.0**48
+        assert owners * sigma**2 - 256 >= Fraction(scale) ** 2 * left  # every group, with 16 units deducted
 
 
 def test_groups_with_little_noise_deduct_more() -> None:
@@ -123,9 +116,8 @@ def test_roundings_count_once_and_relative_to_their_noise() -> None:
     rounding = math.sqrt(10 * (4 * 36 + 5 * 4))
     assert integer_distance(100.0, "zero-out", groups, 10) == pytest.approx(100.0 + rounding, rel=1e-11)
     assert integer_distance(100.0, "replace-one", groups, 10) == pytest.approx(200.0 + rounding, rel=1e-11)
-    assert integer_distance(100.0, "replace-one", groups, 10, 1 + Fraction(1, 100)) == pytest.approx(
-        202.0 + rounding
-    )
+    spread = integer_distance(100.0, "replace-one", groups, 10, 1 + Fraction(1, 100))
+    assert spread == pytest.approx(202.0 + rounding)
     assert Fraction(integer_distance(0.1, "zero-out", groups[2:], 10)) >= Fraction(0.1) * (1 + Fraction(1, 2**40))
 
 

@@ -12,24 +12,8 @@ from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints, repeated_s
 from fedpriv.noise.integers.strategies import NoiseGroup, integer_distance
 from fedpriv.noise.mechanism import Factorization
 from fedpriv.noise.series import Workload
-from fedpriv.participation.orders import FixedOrder, MinSeparation
-from tests.noise.integers.members import (
-    BUFFERED,
-    PERIODIC,
-    SIMPLE,
-    UNITS,
-    aligned,
-    buffered_certified,
-    buffered_rows,
-    disc,
-    exact_form,
-    largest_squared_norm,
-    rows_of_c,
-    scaled_form,
-    strategy_buffered,
-    streamed,
-    workload_of,
-)
+from fedpriv.participation.orders import MinSeparation
+from tests.noise.integers import members
 
 DECAYS = [1.0, 0.9, 0.3, 0.0]
 
@@ -37,8 +21,8 @@ DECAYS = [1.0, 0.9, 0.3, 0.0]
 def distances(form: Factorization, moved: list[Ints], base: list[Ints]) -> np.ndarray:
     """Σ_t ‖v_t / scale_t‖² for every trial; sums have shape (..., trials, d)."""
     strategy = form.strategy
-    ours = streamed(strategy, base)
-    theirs = streamed(strategy, [s + m for s, m in zip(base, moved, strict=True)])
+    ours = members.streamed(strategy, base)
+    theirs = members.streamed(strategy, [s + m for s, m in zip(base, moved, strict=True)])
     total = np.zeros(base[0].shape[-2])
     for t, (first, second) in enumerate(zip(ours, theirs, strict=True), start=1):
         v = (second - first) / np.array(strategy.noise_scales(t)).reshape(-1, 1, 1)
@@ -47,6 +31,7 @@ def distances(form: Factorization, moved: list[Ints], base: list[Ints]) -> np.nd
 
 
 RADIUS, ROUNDS, TRIALS = 3, 9, 4000
+CLIPS = np.full(ROUNDS, float(RADIUS))
 
 
 def worst_found(form: Factorization, seed: int) -> float:
@@ -54,7 +39,7 @@ def worst_found(form: Factorization, seed: int) -> float:
 
     Half of the trials move as far as they can in one direction; all start from random sums of others.
     """
-    generator, ball, worst = np.random.default_rng(seed), disc(RADIUS), 0.0
+    generator, ball, worst = np.random.default_rng(seed), members.disc(RADIUS), 0.0
     rounds_per_epoch = form.workload.schedule.rounds_per_epoch
     for place in range(rounds_per_epoch):
         base, moved = [], []
@@ -86,40 +71,38 @@ def allowed(form: Factorization, certified: float) -> tuple[float, float]:
     )
 
 
-@pytest.mark.parametrize("passes", [1, 3])
-@pytest.mark.parametrize("decay", [1.0, 0.9, 0.3])
-@pytest.mark.parametrize("name", SIMPLE)
-def test_no_neighbours_are_farther_than_the_distance_charged(name: str, decay: float, passes: int) -> None:
-    """What the attacker would gain: a μ that is larger than the one on record."""
-    form = exact_form(name, decay, workload_of(ROUNDS, decay, passes, np.full(ROUNDS, float(RADIUS))))
-    found = worst_found(form, seed=3)
-    most, linear = allowed(form, form.sensitivity_in_units(UNITS))
-    assert found <= most
-    if most == linear:  # nothing is rounded: the distance is attained
-        assert found >= linear * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("period", [3, 4])
-@pytest.mark.parametrize("decay", [1.0, 0.9])
-@pytest.mark.parametrize("name", PERIODIC)
-def test_sums_that_restart_are_no_farther(name: str, decay: float, period: int) -> None:
-    workload = workload_of(ROUNDS, decay, 3, np.full(ROUNDS, float(RADIUS)), period)
-    form = exact_form(name, decay, workload)
-    most, linear = allowed(form, form.sensitivity_in_units(UNITS))
-    found = worst_found(form, seed=4)
+def check_neighbours(form: Factorization, seed: int) -> None:
+    """None are farther than the distance charged, and some are as far where nothing is rounded."""
+    found, (most, linear) = worst_found(form, seed), allowed(form, form.sensitivity_in_units(members.UNITS))
     assert found <= most
     if most == linear:
         assert found >= linear * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("decay", [1.0, 0.9, 0.3])
+@pytest.mark.parametrize("name", members.SIMPLE)
+def test_no_neighbours_are_farther_than_the_distance_charged(name: str, decay: float, passes: int) -> None:
+    """What the attacker would gain: a μ that is larger than the one on record."""
+    check_neighbours(members.exact_form(name, decay, members.workload_of(ROUNDS, decay, passes, CLIPS)), seed=3)
+
+
+@pytest.mark.parametrize("period", [3, 4])
+@pytest.mark.parametrize("decay", [1.0, 0.9])
+@pytest.mark.parametrize("name", members.PERIODIC)
+def test_sums_that_restart_are_no_farther(name: str, decay: float, period: int) -> None:
+    form = members.exact_form(name, decay, members.workload_of(ROUNDS, decay, 3, CLIPS, period))
+    check_neighbours(form, seed=4)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("digits", [0, 10])
-@pytest.mark.parametrize("name", BUFFERED)
+@pytest.mark.parametrize("name", members.BUFFERED)
 def test_no_neighbours_of_buffers_are_farther(name: str, digits: int, passes: int) -> None:
-    workload = workload_of(ROUNDS, 1.0, passes, np.full(ROUNDS, float(RADIUS)))
-    strategy = strategy_buffered(name, digits)
+    workload = members.workload_of(ROUNDS, 1.0, passes, CLIPS)
+    strategy = members.strategy_buffered(name, digits)
     form = Factorization(strategy, IndependentGaussian(), workload)
-    most, linear = allowed(form, buffered_certified(strategy, workload))
+    most, linear = allowed(form, members.buffered_certified(strategy, workload))
     found = worst_found(form, seed=5)
     assert found <= most
     assert found >= linear * (1 - 1e-9)
@@ -131,9 +114,9 @@ SCALED = {"λ-CGD": ((0.96,), (0.0,)), "two": ((0.98, 0.7), (0.9, 0.3))}
 @pytest.mark.parametrize("name", SCALED)
 def test_no_neighbours_of_scaled_buffers_are_farther(name: str) -> None:
     """Increments of a late round are longer, D_t times the clip, and charged as such."""
-    form = scaled_form(ROUNDS, *SCALED[name], float(RADIUS))
+    form = members.scaled_form(ROUNDS, *SCALED[name], float(RADIUS))
     assert form.increment_scale(ROUNDS) > form.increment_scale(1) * 1.05
-    most, linear = allowed(form, form.sensitivity_in_units(UNITS))
+    most, linear = allowed(form, form.sensitivity_in_units(members.UNITS))
     found = worst_found(form, seed=12)
     assert linear * 0.99 < found <= most
 
@@ -141,42 +124,41 @@ def test_no_neighbours_of_scaled_buffers_are_farther(name: str) -> None:
 @pytest.mark.parametrize("name", SCALED)
 def test_certified_of_scaled_buffers_is_within_2_to_the_minus_40_of_rationals(name: str) -> None:
     for rounds in (7, 33, 64):
-        form = scaled_form(rounds, *SCALED[name], 2.0**36 + 5)
+        form = members.scaled_form(rounds, *SCALED[name], 2.0**36 + 5)
         assert isinstance(form.strategy, IntegerBuffered)
-        norms = np.array([UNITS.norm(clip) for t in range(1, rounds + 1) for clip in form.part_clips(t)])
-        of_integers = workload_of(rounds, 1.0, clips=norms.astype(float))
-        exact = largest_squared_norm(buffered_rows(form.strategy, rounds), of_integers)
-        assert abs(Fraction(form.sensitivity_in_units(UNITS)) ** 2 / exact - 1) < Fraction(2, 2**40)
+        norms = np.array([members.UNITS.norm(clip) for t in range(1, rounds + 1) for clip in form.part_clips(t)])
+        of_integers = members.workload_of(rounds, 1.0, clips=norms.astype(float))
+        exact = members.largest_squared_norm(members.buffered_rows(form.strategy, rounds), of_integers)
+        assert abs(Fraction(form.sensitivity_in_units(members.UNITS)) ** 2 / exact - 1) < Fraction(2, 2**40)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])
 @pytest.mark.parametrize("rounds_per_epoch", [1, 3, 4])
 def test_no_neighbours_of_clipped_parts_are_farther(rounds_per_epoch: int, decay: float) -> None:
-    workload = Workload(FixedOrder(ROUNDS, rounds_per_epoch), decay, np.full(ROUNDS, float(RADIUS)))
-    form = aligned(decay, rounds_per_epoch, float(RADIUS)).integer(workload)
-    most, _ = allowed(form, form.sensitivity_in_units(UNITS))
+    form = members.aligned_form(ROUNDS, decay, rounds_per_epoch, float(RADIUS))
+    most, _ = allowed(form, form.sensitivity_in_units(members.UNITS))
     assert worst_found(form, seed=6) <= most
 
 
 def test_the_rounding_of_a_band_is_real() -> None:
     """Control: neighbours do get farther apart than C alone says."""
-    form = exact_form("banded 4", 0.9, workload_of(ROUNDS, 0.9, 1, np.full(ROUNDS, float(RADIUS))))
-    _, linear = allowed(form, form.sensitivity_in_units(UNITS))
+    form = members.exact_form("banded 4", 0.9, members.workload_of(ROUNDS, 0.9, 1, CLIPS))
+    _, linear = allowed(form, form.sensitivity_in_units(members.UNITS))
     assert worst_found(form, seed=3) > linear * 1.01
 
 
 @pytest.mark.every(5)
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("decay", [*DECAYS, 1 - 1 / 60])
-@pytest.mark.parametrize("name", SIMPLE)
+@pytest.mark.parametrize("name", members.SIMPLE)
 def test_certified_is_within_2_to_the_minus_40_of_rationals(name: str, decay: float, passes: int) -> None:
     """What Δ is multiplied by for it, 1 + 2^-40, therefore covers it."""
     generator = np.random.default_rng(7)
     for rounds in (1, 7, 33, 64):
         for clips in (np.full(rounds, 2.0**36 + 5), np.floor(generator.uniform(2.0**24, 2.0**37, rounds))):
-            form = exact_form(name, decay, workload_of(rounds, decay, passes, clips))
-            exact = largest_squared_norm(rows_of_c(name, decay, rounds), form.workload)
-            found = Fraction(form.sensitivity_in_units(UNITS)) ** 2
+            form = members.exact_form(name, decay, members.workload_of(rounds, decay, passes, clips))
+            exact = members.largest_squared_norm(members.rows_of_c(name, decay, rounds), form.workload)
+            found = Fraction(form.sensitivity_in_units(members.UNITS)) ** 2
             assert abs(found / exact - 1) < Fraction(2, 2**40)
 
 
@@ -184,9 +166,9 @@ def test_certified_is_within_2_to_the_minus_40_of_rationals(name: str, decay: fl
 def test_what_is_rounded_is_charged_once_a_participation(name: str) -> None:
     """Nodes that a tree rounds, and poles that are rounded, move with every round that holds the record."""
     rounds, decay = 64, 0.9
-    once = exact_form(name, decay, workload_of(rounds, decay))
-    often = exact_form(name, decay, workload_of(rounds, decay, 4))
-    apart = exact_form(name, decay, Workload(MinSeparation(rounds, 4, 16), decay, np.ones(rounds)))
+    once = members.exact_form(name, decay, members.workload_of(rounds, decay))
+    often = members.exact_form(name, decay, members.workload_of(rounds, decay, 4))
+    apart = members.exact_form(name, decay, Workload(MinSeparation(rounds, 4, 16), decay, np.ones(rounds)))
     assert (once.max_participations, often.max_participations, apart.max_participations) == (1, 4, 4)
     for several in (often, apart):
         assert several.sensitivity_factor - 1 == pytest.approx(4 * (once.sensitivity_factor - 1), rel=1e-9)
@@ -202,33 +184,36 @@ def test_the_spread_covers_decays_that_are_rounded_level_by_level(passes: int) -
     """In rationals, with the coefficients that the tree really has; and it is needed for some of the decays."""
     rounds, needed = 64, 0
     for decay in (0.9, 0.99, 0.995, 0.97, 1 - 1 / 60, 0.8, 0.3):
-        form = exact_form("tree", decay, workload_of(rounds, decay, passes))
+        form = members.exact_form("tree", decay, members.workload_of(rounds, decay, passes))
         levels = repeated_squares(to_coefficient(decay), 7)
         rows = [[Fraction(0)] * rounds for _ in range(rounds)]
         for t in range(1, rounds + 1):
             for age in range(t & -t):
                 powers = [Fraction(levels[k], COEFFICIENT_ONE) for k in range(7) if age >> k & 1]
                 rows[t - 1][t - 1 - age] = math.prod(powers, start=Fraction(1))
-        exact, found = largest_squared_norm(rows, form.workload), Fraction(form.sensitivity_in_units(UNITS))
+        exact, found = (
+            members.largest_squared_norm(rows, form.workload),
+            Fraction(form.sensitivity_in_units(members.UNITS)),
+        )
         assert exact <= (found * form.sensitivity_factor) ** 2
         needed += exact > (found * (1 + Fraction(1, 2**40))) ** 2
     assert needed >= 1
 
 
-@pytest.mark.parametrize("name", BUFFERED)
+@pytest.mark.parametrize("name", members.BUFFERED)
 def test_certified_of_buffers_is_within_2_to_the_minus_40_of_rationals(name: str) -> None:
     for rounds, passes in ((1, 1), (33, 1), (64, 4)):
-        workload = workload_of(rounds, 1.0, passes, np.full(rounds, 2.0**36 + 5))
-        strategy = strategy_buffered(name, 0)
-        exact = largest_squared_norm(buffered_rows(strategy, rounds), workload)
-        assert abs(Fraction(buffered_certified(strategy, workload)) ** 2 / exact - 1) < Fraction(2, 2**40)
+        workload = members.workload_of(rounds, 1.0, passes, np.full(rounds, 2.0**36 + 5))
+        strategy = members.strategy_buffered(name, 0)
+        exact = members.largest_squared_norm(members.buffered_rows(strategy, rounds), workload)
+        assert abs(Fraction(members.buffered_certified(strategy, workload)) ** 2 / exact - 1) < Fraction(2, 2**40)
 
 
 @pytest.mark.parametrize("name", ["independent", "tree"])
 def test_distances_do_not_drift(name: str) -> None:
     """60,000 increments and no decay: two neighbours stay exactly one record apart in every node that holds it."""
     rounds = 60_000
-    form = exact_form(name, 1.0, workload_of(rounds, 1.0))
+    form = members.exact_form(name, 1.0, members.workload_of(rounds, 1.0))
     generator = np.random.default_rng(8)
     states = [form.strategy.initial_state(), form.strategy.initial_state()]
     moved = np.array([2**37, -5, 0])
@@ -242,7 +227,10 @@ def test_distances_do_not_drift(name: str) -> None:
 
 @pytest.mark.parametrize("decay", [0.9, 1 - 1 / 600])
 def test_distances_under_a_decay_stay_within_the_bound(decay: float) -> None:
-    strategy, rounds = exact_form("independent", decay, workload_of(10_000, decay)).strategy, 10_000
+    strategy, rounds = (
+        members.exact_form("independent", decay, members.workload_of(10_000, decay)).strategy,
+        10_000,
+    )
     assert isinstance(strategy, IntegerPrefix)
     ((_, _, difference),) = strategy.noise_groups(rounds, 1)
     decay, linear = strategy.decay / COEFFICIENT_ONE, 0.0

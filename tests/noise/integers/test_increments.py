@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fedpriv.loss.alone import softmax_residuals
 from fedpriv.loss.objective import OuterProduct
 from fedpriv.noise.integers import increments
-from fedpriv.noise.integers import increments as rank_one
 from fedpriv.noise.integers.increments import (
     add_truncated,
     integer_residuals,
@@ -62,16 +61,13 @@ def test_no_row_is_longer_than_k(flushed: bool, given_rows: np.ndarray, norm: in
     assert found.dtype == np.int64
     assert found.shape == given_rows.shape
     for row, k in zip(given_rows, found, strict=True):
-        assert exact_square(k) <= norm**2
-        if not np.all(np.isfinite(row)):
-            assert not k.any()
+        assert exact_square(k) <= (norm**2 if np.all(np.isfinite(row)) else 0)
 
 
 @HOSTILE
 @given(rows(), st.floats(width=64, allow_nan=True, allow_infinity=True))
 def test_no_factor_makes_a_row_longer_than_k(given_rows: np.ndarray, factor: float) -> None:
-    for k in truncate_increments(given_rows, 1000, factor):
-        assert exact_square(k) <= 1000**2
+    assert max(map(exact_square, truncate_increments(given_rows, 1000, factor))) <= 1000**2
 
 
 @both_flags
@@ -84,8 +80,7 @@ def test_a_denormal_clip_makes_no_row_longer_than_k(flushed: bool, clip: float) 
             given_rows = (generator.normal(size=(8, 50)) * clip).astype(kind)
             with flushing(flushed):
                 found = truncate_increments(given_rows, 2**36, float(np.float64(2**36) / clip))
-            for k in found:
-                assert exact_square(k) <= 2**72
+            assert max(map(exact_square, found)) <= 2**72
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
@@ -116,12 +111,11 @@ def test_a_row_depends_on_itself_alone(flushed: bool) -> None:
     given_rows = generator.normal(size=(7, 513)) * 10.0 ** generator.integers(-3, 3, (7, 1))
     with flushing(flushed):
         before = truncate_increments(given_rows, 2**36, 2.0**36)
-    for hostile in (np.nan, np.inf, -np.inf, 1e308, 5e-324, 0.0):
-        changed = given_rows.copy()
-        changed[[0, 2, 3, 6]] = hostile
-        with flushing(flushed):
+        for hostile in (np.nan, np.inf, -np.inf, 1e308, 5e-324, 0.0):
+            changed = given_rows.copy()
+            changed[[0, 2, 3, 6]] = hostile
             after = truncate_increments(changed, 2**36, 2.0**36)
-        assert np.array_equal(after[[1, 4, 5]], before[[1, 4, 5]])
+            assert np.array_equal(after[[1, 4, 5]], before[[1, 4, 5]])
 
 
 @pytest.mark.parametrize("size", [2, 2**15, 2**15 + 1, 70_000])
@@ -164,8 +158,7 @@ def test_a_row_of_more_than_a_block() -> None:
 def test_the_last_check_stands_alone(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """Whatever happened before it, here a scale that is too large: rows are in the ball, or zeros."""
     ordinary = increments.row_scales
-    for module in (increments, rank_one):
-        monkeypatch.setattr(module, "row_scales", lambda *arguments: ordinary(*arguments) * factor)
+    monkeypatch.setattr(increments, "row_scales", lambda *arguments: ordinary(*arguments) * factor)
     generator = np.random.default_rng(8)
     for size in (1, 2, 50):
         for k in truncate_increments(generator.normal(size=(40, size)) * 100, 2**36, 2.0**36):
@@ -210,21 +203,14 @@ def test_sums_of_squares_are_taken_in_aligned_memory(offset: int) -> None:
     assert found.ctypes.data % 64 == 0
 
 
-def test_norms_have_53_bits_at_most() -> None:
-    for norm in (0, -1, 2**53):
-        with pytest.raises(ValueError, match="2\\^53"):
-            truncate_increments(np.ones((1, 1)), norm, 1.0)
-
-
 def test_clips_become_norms_exactly() -> None:
     lattice = choose_lattice([0.75, 1.0], 36)
     assert lattice.unit == 2.0**-36
     assert (lattice.norm(1.0), lattice.norm(0.75)) == (2**36, 3 * 2**34)
     assert lattice.factor(batches=4) == 2.0**34
-    near = math.nextafter(1.0, 0.0)
-    assert choose_lattice([near], 36).norm(near) == 2**37 - 1  # the largest below a power of 2
-    near = math.nextafter(2.0**30, 0.0)
-    assert choose_lattice([near], 36).norm(near) == 2**37 - 1  # where log2 rounds to 30
+    for power in (1.0, 2.0**30):  # the largest float below, whose log2 rounds to 30
+        near = math.nextafter(power, 0.0)
+        assert choose_lattice([near], 36).norm(near) == 2**37 - 1
 
 
 features = st.integers(1, 6).flatmap(
@@ -253,12 +239,9 @@ def test_rank_one_is_the_general_path_up_to_truncation() -> None:
     x = np.where(generator.random((50, 785)) < 0.2, generator.integers(0, 256, (50, 785)), 0)
     x[:, -1] = 255
     residuals = generator.normal(size=(50, 10)) * 3
-    clip = 1.0
-    general = truncate_increments(
-        (residuals[:, :, None] * (x / 255)[:, None]).reshape(50, -1), norm, norm / clip
-    ).sum(axis=0)
-    r = integer_residuals(residuals, x, norm, norm / clip / 255)
-    found = sum_outer_products(r, x, norm)
+    products = (residuals[:, :, None] * (x / 255)[:, None]).reshape(50, -1)
+    general = truncate_increments(products, norm, float(norm)).sum(axis=0)
+    found = sum_outer_products(integer_residuals(residuals, x, norm, norm / 255), x, norm)
     assert np.linalg.norm(found - general) / np.linalg.norm(general) < 2.0**-20
     outer = OuterProduct(softmax_residuals, 10, 255, 255 * 28)
     assert suits_rank_one(norm, outer, 785)

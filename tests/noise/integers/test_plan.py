@@ -1,11 +1,15 @@
 """Lattice, norms and noise fitted to each other: nothing can overflow, and too little room is refused."""
 
 import math
+from functools import partial
+from math import log2
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import RunError
 from fedpriv.noise.buffered import IntegerBuffered, make_integer_buffered
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.fixed_point import pack_masked, unpack_sum
@@ -17,22 +21,11 @@ from fedpriv.noise.integers.gaussian import (
 )
 from fedpriv.noise.integers.increments import truncate_increments
 from fedpriv.noise.integers.plan import ExactPlan, ExactRunInputs, fit_lattice
-from fedpriv.noise.mechanism import Factorization, Mechanism
-from fedpriv.noise.series import Workload
+from fedpriv.noise.mechanism import Factorization
 from fedpriv.noise.toeplitz import BandedSquareRoot, RoundedBanded
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import FixedOrder
 from fedpriv.rounds.integers import add_discrete_noise, add_exact_sums, release_running_sum
-from tests.noise.integers.members import SIMPLE, aligned, buffered_certified, simple, workload_of
-
-
-def run_of(mechanism: Mechanism, workload: Workload, records: int = 100, **options: object) -> ExactRunInputs:
-    settings: dict[str, object] = {"dimension": 7850, "relation": "replace-one", "mu": 4.0, **options}
-    return ExactRunInputs(mechanism.integer(workload), (records,) * workload.rounds, **settings)  # type: ignore[arg-type]
-
-
-def log2(value: float) -> float:
-    return math.log2(value)
+from tests.noise.integers.members import SIMPLE, aligned, buffered_certified, run_of, simple, workload_of
 
 
 def test_the_published_setting() -> None:
@@ -43,12 +36,9 @@ def test_the_published_setting() -> None:
     assert log2(plan.norms(1)[0]) == 36.0
     assert log2(plan.claim.sigma) == pytest.approx(36 + log2(2 * math.sqrt(600) / 4), abs=0.01)
     assert 4.0 <= plan.claim.mu <= 4.0 * (1 + 2.0**-39)
-    kappas = {
-        word: fit_lattice(run_of(IndependentGaussian(), workload, word_bits=word, party_count=100))
-        for word in (40, 48)
-    }
-    assert [-kappas[word].lattice.exponent for word in (40, 48)] == [23, 31]
-    assert kappas[40].claim.sigma >= 2.0**16
+    words = [run_of(IndependentGaussian(), workload, word_bits=word, party_count=100) for word in (40, 48)]
+    assert [-fit_lattice(run).lattice.exponent for run in words] == [23, 31]
+    assert fit_lattice(words[0]).claim.sigma >= 2.0**16
 
 
 @pytest.mark.parametrize("word", [40, 48, 64])
@@ -98,42 +88,16 @@ def test_buffers_with_digits_count() -> None:
             assert isinstance(self.strategy, IntegerBuffered)
             return buffered_certified(self.strategy, workload_of(2000, 1.0, clips=norms))
 
-    run = ExactRunInputs(
-        Form(strategy, IndependentGaussian(), workload), (10_000,) * 2000, 100, "replace-one", 4.0
-    )
-    plan = fit_lattice(run)
+    form = Form(strategy, IndependentGaussian(), workload)
+    plan = fit_lattice(ExactRunInputs(form, (10_000,) * 2000, 100, "replace-one", 4.0))
     inside = strategy.bound_integers([(10_000 * plan.norms(t)[0],) for t in range(1, 2001)]).max_intermediate
     assert inside < 2**61
     assert 2 * inside >= 2**61
     assert plan.max_output < 2**55
 
 
-def test_clips_that_are_too_small_beside_others_are_refused() -> None:
-    """K_t of 24 bits: clips that grow like t fit up to 8,191 rounds."""
-    growing = [np.arange(1.0, rounds + 1) for rounds in (8191, 8192)]
-    fit_lattice(run_of(IndependentGaussian(), workload_of(8191, 1.0, clips=growing[0]), records=1))
-    with pytest.raises(InputError, match="8,191 rounds"):
-        fit_lattice(run_of(IndependentGaussian(), workload_of(8192, 1.0, clips=growing[1]), records=1))
-
-
-def test_what_has_no_room_is_refused() -> None:
-    workload = workload_of(60, 1.0)
-    with pytest.raises(InputError, match="bits"):
-        fit_lattice(run_of(IndependentGaussian(), workload, records=10**13))
-    with pytest.raises(InputError, match="2\\^16 to 2\\^48"):
-        fit_lattice(run_of(IndependentGaussian(), workload_of(60, 1.0), word_bits=40, records=10**4, mu=3000.0))
-    with pytest.raises(InputError, match="accepted are"):
-        fit_lattice(run_of(IndependentGaussian(), workload, word_bits=32))
-    with pytest.raises(InputError, match="60 rounds"):
-        fit_lattice(ExactRunInputs(IndependentGaussian().integer(workload), (1,) * 59, 10, "zero-out", 1.0))
-    for clip in (2.0**-41, 2.0**41):
-        with pytest.raises(InputError, match="2\\^-40"):
-            fit_lattice(run_of(IndependentGaussian(), workload_of(3, 1.0, clips=np.array([1.0, clip, 1.0]))))
-
-
 def test_parts_have_norms_of_their_own() -> None:
-    workload = Workload(FixedOrder(9, 3), 0.9, np.ones(9))
-    plan = fit_lattice(run_of(aligned(0.9, 3), workload))
+    plan = fit_lattice(run_of(aligned(0.9, 3), workload_of(9, 0.9, 3)))
     assert [log2(norm) for norm in plan.norms(4)] == pytest.approx([36 - log2(3), 36, 36 + log2(2 / 3)], abs=1e-6)
     assert len(plan.norms(1)) == 2
 
@@ -148,18 +112,10 @@ def released(plan: ExactPlan, increments: list[np.ndarray], key: bytes | None) -
         if key is None:
             noisy, state = form.strategy.step(state, t, sums)
         else:
-            source = lambda exact, t=t, chain=chain: round_noise(key, 2, t, chain, exact)  # noqa: E731
-            noisy, state = add_discrete_noise(
-                form.strategy, plan.plan_round(t, 1).sigmas or (), state, t, sums, source
-            )
-        row, hidden = release_running_sum(
-            form.mechanism,
-            form.strategy.noise_scales(t),
-            hidden,
-            t,
-            noisy,
-            plan.lattice.unit / run.record_counts[0],
-        )
+            sigmas, source = plan.plan_round(t, 1).sigmas or (), partial(round_noise, key, 2, t, chain)
+            noisy, state = add_discrete_noise(form.strategy, sigmas, state, t, sums, source)
+        scales, unit = form.strategy.noise_scales(t), plan.lattice.unit / run.record_counts[0]
+        row, hidden = release_running_sum(form.mechanism, scales, hidden, t, noisy, unit)
         rows.append(row.numpy())
     return rows
 
@@ -191,16 +147,12 @@ def test_what_leaves_is_a_function_of_the_noisy_integers() -> None:
     form = IndependentGaussian().integer(workload_of(2, 1.0))
     y = np.array([2**40 + 1, -7, 5])
 
-    class Fixed:
-        def __init__(self, z: np.ndarray) -> None:
-            self.z = z
-
-        def vector(self, size: int, sigma: float, node: int = 0) -> np.ndarray:
-            return self.z
+    def noise_to(exact: np.ndarray) -> Any:
+        return Mock(vector=lambda *_, **__: y - exact)
 
     found = []
     for s in (np.array([5, 0, 1]), np.array([-(2**39), 3, 2])):
-        noisy, _ = add_discrete_noise(form.strategy, (1.0,), (), 1, s, lambda exact: Fixed(y - exact))  # type: ignore[arg-type, return-value]
+        noisy, _ = add_discrete_noise(form.strategy, (1.0,), (), 1, s, noise_to)
         row, _ = release_running_sum(form.mechanism, (1.0,), (), 1, noisy, 2.0**-36)
         found.append(row.numpy().tobytes())
     assert found[0] == found[1]
@@ -221,11 +173,8 @@ def test_a_trusted_server_adds_what_is_in_bounds() -> None:
 @pytest.mark.parametrize("word", [40, 48, 64])
 def test_masked_words_add_up(word: int) -> None:
     generator, owners, size = np.random.default_rng(3), 5, 1000
-    sigma = 2.0 ** (word - 12)
-    noisy = [
-        KeyedDiscreteGaussian(bytes(32), i, 1).vector(size, min(sigma, 2.0**45)).reshape(2, -1)
-        for i in range(owners)
-    ]
+    sigma = min(2.0 ** (word - 12), 2.0**45)
+    noisy = [KeyedDiscreteGaussian(bytes(32), i, 1).vector(size, sigma).reshape(2, -1) for i in range(owners)]
     masks = [np.zeros((2, size // 2), np.uint64) for _ in range(owners)]
     for i in range(owners):
         for j in range(i):
@@ -238,9 +187,8 @@ def test_masked_words_add_up(word: int) -> None:
     with pytest.raises(RunError, match="message 1"):
         unpack_sum([messages[0], messages[1][:-1]], word, (2, size // 2))
     extremes = np.array([2 ** (word - 1) - 1, -(2 ** (word - 1))])
-    assert (
-        unpack_sum([pack_masked(extremes, np.zeros(2, np.uint64), word)], word, (2,)).tolist() == extremes.tolist()
-    )
+    alone = pack_masked(extremes, np.zeros(2, np.uint64), word)
+    assert unpack_sum([alone], word, (2,)).tolist() == extremes.tolist()
 
 
 def test_bands_are_rounded_in_every_role() -> None:

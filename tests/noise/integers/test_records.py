@@ -2,8 +2,9 @@
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -36,8 +37,7 @@ HOSTILE = (math.nan, math.inf, -math.inf, 1e38, -1e308, 5e-324)
 
 
 def objective_of_case(name: str, dtype: torch.dtype, rows: int = HELD) -> Any:
-    made = CASES_HERE[name].make(dtype)
-    return made.for_batch(first_rows(1, ((0, rows),)))
+    return CASES_HERE[name].make(dtype).for_batch(first_rows(1, ((0, rows),)))
 
 
 def some_records(name: str, dtype: torch.dtype, count: int = HELD, seed: int = 3) -> Records:
@@ -50,17 +50,12 @@ def some_records(name: str, dtype: torch.dtype, count: int = HELD, seed: int = 3
 
 
 def sum_of(
-    objective: Objective,
-    points: Sequence[Tensor],
-    coefficients: Sequence[float],
-    records: Records,
-    clip: float = 1.0,
+    objective: Objective, query: Query, records: Records, clip: float = 1.0, norm: int | None = None
 ) -> np.ndarray:
+    """Sum of the records' integers, on the lattice of 36 bits for the clip or with `norm` units as its length."""
     lattice, rows = choose_lattice([clip], 36), np.arange(len(records.labels))
-    asked = Query(points, coefficients)
-    return sum_integer_increments(
-        objective, asked, clip, records, lattice.norm(clip), lattice.factor(), row_indices=rows
-    )
+    length, factor = (lattice.norm(clip), lattice.factor()) if norm is None else (norm, float(norm))
+    return sum_integer_increments(objective, query, clip, records, length, factor, row_indices=rows)
 
 
 def with_row(records: Records, place: int, other: Records) -> Records:
@@ -87,11 +82,9 @@ def test_integers_are_the_clipped_increments(name: str, dtype: torch.dtype) -> N
     """What trains is what it was: the float sum of the same objective, to the precision of the run's type."""
     objective, records = objective_of_case(name, dtype), some_records(name, dtype)
     points = points_of(objective, dtype)
-    for coefficients in ((1.0,), (3.0, -2.0)):
-        weights = torch.ones(HELD, dtype=F64)
-        asked = points[: len(coefficients)]
-        expected = objective.increment(Query(asked, coefficients), Batch(records, weights), 1.0).total.numpy()
-        found = sum_of(objective, asked, coefficients, records) / 2.0**36
+    for query in (Query(points[:1]), Query(points, (3.0, -2.0))):
+        expected = objective.increment(query, Batch(records, torch.ones(HELD, dtype=F64)), 1.0).total.numpy()
+        found = sum_of(objective, query, records) / 2.0**36
         error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
         assert error < (2e-4 if dtype == F32 else 1e-8)
 
@@ -106,7 +99,7 @@ def test_a_records_integers_do_not_depend_on_the_others(name: str, dtype: torch.
     another order, or rows that make NaN, infinity and numbers of every size.
     """
     objective = objective_of_case(name, dtype)
-    points, place = points_of(objective, dtype), 2
+    query = Query(points_of(objective, dtype), (3.0, -2.0))
     records, swapped = some_records(name, dtype), some_records(name, dtype, seed=4)
     others = [some_records(name, dtype, seed=seed) for seed in (11, 12)]
     order = torch.tensor([4, 0, 2, 6, 1, 3, 5])
@@ -117,21 +110,17 @@ def test_a_records_integers_do_not_depend_on_the_others(name: str, dtype: torch.
         others.append(hostile)
     moved = []
     for batch in (records, *others):
-        before, after = (
-            sum_of(objective, points, (3.0, -2.0), with_row(batch, place, with_it))
-            for with_it in (records, swapped)
-        )
+        before, after = (sum_of(objective, query, with_row(batch, 2, source)) for source in (records, swapped))
         moved.append(after - before)
     assert moved[0].any()
-    for difference in moved[1:]:
-        assert np.array_equal(difference, moved[0])
+    assert all(np.array_equal(difference, moved[0]) for difference in moved[1:])
 
 
 @pytest.mark.parametrize("name", ["softmax regression", "CNN", "first order, softmax", "zeroth order, softmax"])
 def test_increments_are_computed_one_record_at_a_time_and_a_failing_one_is_zeros(name: str) -> None:
     """Every evaluation has one row, whoever fails: the sum lacks that record's integers and no others change."""
     objective, records = objective_of_case(name, F32), some_records(name, F32)
-    points = points_of(objective, F32)
+    query = Query(points_of(objective, F32), (1.0, -1.0))
     seen = []
 
     class Watched(View):
@@ -142,47 +131,40 @@ def test_increments_are_computed_one_record_at_a_time_and_a_failing_one_is_zeros
             return self.base.per_record(query, batch, rows, clip)
 
     failing = False
-    whole = sum_of(Watched(objective), points, (1.0, -1.0), records)
+    whole = sum_of(Watched(objective), query, records)
     failing = True
-    without = sum_of(Watched(objective), points, (1.0, -1.0), records)
+    without = sum_of(Watched(objective), query, records)
     assert seen == [(1, [place]) for place in range(HELD)] * 2
     assert 0 < integer_square(whole - without) <= (2**36) ** 2
 
 
 def test_bytes_take_the_way_of_outer_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features that are bytes need no d values a record; with a clip of few units they would lose too much."""
-    objective, records = (
-        objective_of_case("softmax regression of bytes", F32),
-        some_records("softmax regression of bytes", F32),
+    name = "softmax regression of bytes"
+    objective, records = objective_of_case(name, F32), some_records(name, F32)
+    query = Query(points_of(objective, F32)[:1])
+    monkeypatch.setattr(
+        SoftmaxRegression, "per_record", Mock(side_effect=AssertionError("increments were formed"))
     )
-    points = points_of(objective, F32)
-
-    def never(*_: object) -> Tensor:
-        raise AssertionError("increments were formed")
-
-    monkeypatch.setattr(SoftmaxRegression, "per_record", never)
-    assert sum_of(objective, points[:1], (1.0,), records).any()
+    assert sum_of(objective, query, records).any()
     assert fast_paths(objective).outer.max_feature_norm >= 255 * math.sqrt(5)
     small = 2**16 * fast_paths(objective).outer.max_feature_norm - 1
-    assert not sum_integer_increments(
-        objective, Query(points[:1]), 1.0, records, small, float(small)
-    ).any()  # all failed
+    assert not sum_of(objective, query, records, norm=small).any()  # all failed
     monkeypatch.undo()
-    general = sum_integer_increments(objective, Query(points[:1]), 1.0, records, small, float(small)) / small
-    outer = sum_of(objective, points[:1], (1.0,), records) / 2**36
+    general, outer = (
+        sum_of(objective, query, records, norm=small) / small,
+        sum_of(objective, query, records) / 2**36,
+    )
     assert np.linalg.norm(general - outer) < 1e-4 * np.linalg.norm(outer)
 
 
 @pytest.mark.parametrize(
-    "settings_of",
-    [{}, {"feature_norm": 4.0}, {"centre": 0.1}, {"features": "orientations", "feature_norm": 1.0}],
+    "keys", [{}, {"feature_norm": 4.0}, {"centre": 0.1}, {"features": "orientations", "feature_norm": 1.0}]
 )
-def test_features_are_integers_within_their_bound(
-    settings_of: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_are_integers_within_their_bound(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What they are rounded by moves a sum by less than 2^-9 of it; bytes are not rounded."""
     row = MODELS["softmax-regression"]
-    given_settings = row.settings.model_validate(settings_of)
+    given_settings = row.settings.model_validate(keys)
     generator = np.random.default_rng(1)
     images = generator.integers(0, 256, (9, 8, 8)).astype(np.uint8)
     labels = torch.from_numpy(generator.integers(0, 10, 9))
@@ -195,13 +177,13 @@ def test_features_are_integers_within_their_bound(
         integers = scaled.round()
         assert float(integers.abs().max()) <= 2**16
         assert float(torch.linalg.vector_norm(integers, dim=1).max()) <= outer.max_feature_norm
-        if not settings_of:
+        if not keys:
             assert float((scaled - integers).abs().max()) < 1e-4
-        records, points = Records(features, labels), points_of(objective, dtype)
+        records, query = Records(features, labels), Query(points_of(objective, dtype), (3.0, -2.0))
         with monkeypatch.context() as patch:
-            rounded = sum_of(objective, points, (3.0, -2.0), records)
+            rounded = sum_of(objective, query, records)
             patch.setattr("fedpriv.noise.integers.increments.suits_rank_one", lambda *_: False)
-            formed = sum_of(objective, points, (3.0, -2.0), records)
+            formed = sum_of(objective, query, records)
         assert np.linalg.norm(rounded - formed) < 2**-9 * np.linalg.norm(formed)
 
 
@@ -217,17 +199,15 @@ def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
 
     whole = sum_in(HELD, records)
     assert any(whole)
-    for count in (0, 1, 4, HELD + 1, 3 * HELD):
-        assert sum_in(count, records) == whole
+    assert all(sum_in(count, records) == whole for count in (0, 1, 4, HELD + 1, 3 * HELD))
     few = Records(*(column[:2] for column in records))
     assert sum_in(2, few) == sum_in(17, few) != whole
 
 
 def test_no_records_are_zeros_and_dummies_are_public() -> None:
     objective = objective_of_case("softmax regression", F32)
-    assert not sum_integer_increments(
-        objective, Query(points_of(objective, F32)[:1]), 1.0, None, 2**36, 2.0**36
-    ).any()
+    query = Query(points_of(objective, F32)[:1])
+    assert not sum_integer_increments(objective, query, 1.0, None, 2**36, 2.0**36).any()
     for name in ("softmax regression", "least squares"):
         records = some_records(name, F32)
         assert all(not column.any() and len(column) == 1 for column in make_dummy_record(records))
@@ -238,13 +218,9 @@ def test_local_training_has_no_increments() -> None:
     base = objective_of_case("softmax regression", F32)
     training = LocalTraining(base, 0.1, 1, 1)
     assert fast_paths(training) == (None, None)
+    batch = Batch(some_records("softmax regression", F32), torch.ones(HELD, dtype=torch.float64))
     with pytest.raises(Exception, match="no increments of single records"):
-        training.per_record(
-            Query([base.initial()]),
-            Batch(some_records("softmax regression", F32), torch.ones(HELD, dtype=torch.float64)),
-            torch.arange(HELD),
-            1.0,
-        )
+        training.per_record(Query([base.initial()]), batch, torch.arange(HELD), 1.0)
 
 
 def from_bits(dtype: torch.dtype) -> Callable[[list[int]], Tensor]:
@@ -293,17 +269,16 @@ def test_any_query_leaves_every_records_integers_within_their_norm(
         few = from_bits(dtype)(data.draw(st.lists(bits(dtype), min_size=4, max_size=4)))
         points.append(few.repeat(objective.dimension // 4 + 1)[: objective.dimension])
     coefficients = data.draw(st.sampled_from([(1.0, -1.0), (5.0, -4.0), (2.0**30, -(2.0**30))]))[: len(points)]
-    clip = 2.0 ** data.draw(st.integers(-40, 40))
-    norm, factor = choose_lattice([clip], 36).norm(clip), choose_lattice([clip], 36).factor()
+    clip, query = 2.0 ** data.draw(st.integers(-40, 40)), Query(points, coefficients)
+    norm = choose_lattice([clip], 36).norm(clip)
     torch.set_flush_denormal(data.draw(st.booleans()))
     try:
         for row in range(3):
             alone = Records(*(column[row : row + 1] for column in records))
-            found = sum_integer_increments(objective, Query(points, coefficients), clip, alone, norm, factor)
+            found = sum_of(objective, query, alone, clip)
             assert found.dtype == np.int64
             assert integer_square(found) <= norm**2
-        together = sum_integer_increments(objective, Query(points, coefficients), clip, records, norm, factor)
-        assert integer_square(together) <= (3 * norm) ** 2
+        assert integer_square(sum_of(objective, query, records, clip)) <= (3 * norm) ** 2
     finally:
         torch.set_flush_denormal(False)
 
@@ -332,16 +307,7 @@ LOOKS: dict[str, Callable[[Objective], Objective]] = {
 
 def integers(records: Records, point: Tensor, look: str = "gradient") -> np.ndarray:
     loss = SoftmaxRegression(FEATURES, CLASSES, 9.0, point.dtype)
-    objective = PerUnit(LOOKS[look](loss), MOST)
-    norm = LATTICE.norm(CLIP)
-    return sum_integer_increments(objective, Query([point]), CLIP, records, norm, LATTICE.factor())
-
-
-def with_unit(records: Records, place: int, other: Records) -> Records:
-    columns = [column.clone() for column in records]
-    for column, source in zip(columns, other, strict=True):
-        column[place] = source[place]
-    return Records(*columns)
+    return sum_of(PerUnit(LOOKS[look](loss), MOST), Query([point]), records, CLIP)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -357,18 +323,17 @@ def test_a_person_moves_the_sum_by_twice_k_at_most_and_the_others_not_at_all(
     point = torch.randn(FEATURES * CLASSES + (look == "quantile"), generator=generator, dtype=dtype)
     one, other = persons(1, dtype), persons(2, dtype)
     hostile = other._replace(features=other.features * size)
-    moved = integers(with_unit(one, 2, hostile), point, look) - integers(one, point, look)
-    assert sum(int(value) ** 2 for value in moved) <= (2 * LATTICE.norm(CLIP)) ** 2
+    moved = integers(with_row(one, 2, hostile), point, look) - integers(one, point, look)
+    assert integer_square(moved) <= (2 * LATTICE.norm(CLIP)) ** 2
     company = persons(3, dtype)
-    with_one = integers(with_unit(company, 2, one), point, look)
-    again = integers(with_unit(company, 2, hostile), point, look) - with_one
+    with_one = integers(with_row(company, 2, one), point, look)
+    again = integers(with_row(company, 2, hostile), point, look) - with_one
     assert np.array_equal(moved, again)
 
 
 def test_the_sum_is_that_of_clipped_means() -> None:
     records, point = persons(4, torch.float64), torch.zeros(FEATURES * CLASSES, dtype=torch.float64)
     objective = PerUnit(SoftmaxRegression(FEATURES, CLASSES, 9.0, torch.float64), MOST)
-    expected = objective.increment(
-        Query([point]), Batch(records, torch.ones(UNITS, dtype=torch.float64)), CLIP
-    ).total
+    batch = Batch(records, torch.ones(UNITS, dtype=torch.float64))
+    expected = objective.increment(Query([point]), batch, CLIP).total
     np.testing.assert_allclose(integers(records, point) * LATTICE.unit, expected.numpy(), atol=1e-8)
