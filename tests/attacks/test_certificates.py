@@ -551,9 +551,7 @@ KINDS: dict[str, Any] = {
     ),
     "a table": hospitals,
     "curves": lambda folder: hospitals(
-        folder,
-        run={"evaluations": 1},
-        evaluation={"records": 8, "mu": 1.0, "curves": {"bins": 16}},
+        folder, run={"evaluations": 1}, evaluation={"records": 8, "mu": 1.0, "curves": {"bins": 16}}
     ),
     "a first step": lambda folder: hospitals(folder, data={**hospitals(folder)["data"], "scale": {"share": 0.25}}),
     "a first step elsewhere": lambda folder: hospitals(

@@ -14,14 +14,7 @@ from numpy.typing import NDArray
 
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.protocol.messages import Refusal
-from tests.attacks.guards import (
-    Socket,
-    guard_for,
-    guard_process,
-    random_records,
-    scenario,
-    zeros,
-)
+from tests.attacks.guards import Socket, guard_for, guard_process, random_records, scenario, zeros
 
 
 def poisoned() -> dict[str, str]:
@@ -196,9 +189,7 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
     images, labels = random_records(T)
     images[:, 0, :2] = 255
     cell = scenario(
-        federation={"silos": 2, "rounds": T},
-        privacy={"relation": "replace-one", "rho": MU},
-        run__dtype="float32",
+        federation={"silos": 2, "rounds": T}, privacy={"relation": "replace-one", "rho": MU}, run__dtype="float32"
     )
     worlds = []
     for world in (0, 1):

@@ -18,15 +18,7 @@ from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.ledger import LedgerError, SiloLedger
-from tests.attacks.guards import (
-    cards,
-    guard_for,
-    guard_process,
-    never,
-    random_records,
-    scenario,
-    zeros,
-)
+from tests.attacks.guards import cards, guard_for, guard_process, never, random_records, scenario, zeros
 from tests.noise.integers.test_records import bits, from_bits
 from tests.parts import in_parts
 from tests.silo.charged import charged

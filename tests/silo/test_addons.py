@@ -64,10 +64,7 @@ print(sorted(place[3] for place in places if place[:2] == ["fedpriv", "addons"] 
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
-        (
-            {"model": {"name": "statistics"}},
-            "is of an add-on, and allow.statistics allows no run of it",
-        ),
+        ({"model": {"name": "statistics"}}, "is of an add-on, and allow.statistics allows no run of it"),
         ({"evaluation": {"curves": {}}}, "evaluation.curves: the policy has no section [evaluation]"),
         ({"model": {"name": []}, "evaluation": {"curves": None}}, "None"),
     ],
