@@ -11,7 +11,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.masks import Masker, load_identity
 from tests.silo.charged import charged
-from tests.silo.guarded import ZERO, cell_json, guard_of, write_silo
+from tests.silo.guarded import ZERO, cell_json, guard_of, refused, write_silo
 
 CELL = cell_json(algorithm__trust="secure-aggregation")
 
@@ -30,43 +30,42 @@ def write_identities(folder: Path, silos: int = 3) -> list[Path]:
 
 
 def guards(folder: Path) -> list[Guard]:
-    found = []
+    policies = []
     for silo, identity in enumerate(write_identities(folder)):
-        path = write_silo(folder, silo, trust="secure-aggregation", silos=None)
+        policies.append(path := write_silo(folder, silo, trust="secure-aggregation", silos=None))
         path.write_text(f'identity = "{identity.name}"\npeers = "peers"\n' + path.read_text())
-        found.append(guard_of(path))
-    return found
+    return [guard_of(path) for path in policies]
 
 
 def test_silos_that_know_each_other_agree(tmp_path: Path) -> None:
-    of = guards(tmp_path)
-    cards = b"".join(guard.public_key("run", CELL) for guard in of)
-    assert len({guard.answer("run", CELL, 1, ZERO, cards).numpy().tobytes() for guard in of}) == 3
+    silos = guards(tmp_path)
+    cards = b"".join(guard.public_key("run", CELL) for guard in silos)
+    assert len({guard.answer("run", CELL, 1, ZERO, cards).numpy().tobytes() for guard in silos}) == 3
 
 
 def test_a_key_that_the_server_puts_in_is_refused(tmp_path: Path) -> None:
     """Guarantee: unsigned, signed by another silo, or signed for another run, whichever silo it stands for."""
-    of = guards(tmp_path)
-    cards = [guard.public_key("run", CELL) for guard in of]
-    own = Masker(bytes(range(32)), 1).public_key
-    scenario = hashlib.sha256(CELL.encode()).digest()
-    assert load_identity(1, tmp_path / "identity-1", None).sign_key("run", scenario, cards[1][:32]) == cards[1]
-    elsewhere = load_identity(1, tmp_path / "identity-1", None).sign_key("another run", scenario, cards[1][:32])
-    otherwise = load_identity(1, tmp_path / "identity-1", None).sign_key("run", bytes(32), cards[1][:32])
-    by_another = load_identity(1, tmp_path / "identity-2", None).sign_key("run", scenario, own)
-    as_another = load_identity(2, tmp_path / "identity-1", None).sign_key("run", scenario, cards[1][:32])
-    for forged in (own + bytes(64), own + cards[1][32:], elsewhere, otherwise, by_another, as_another):
-        with pytest.raises(RunError, match="relayed as silo 1's is not signed by it for this run and scenario"):
-            of[0].answer("run", CELL, 1, ZERO, b"".join([cards[0], forged, cards[2]]))
-    assert of[0].answer("run", CELL, 1, ZERO, b"".join(cards)).shape == (6 * len(ZERO),)
+    silos = guards(tmp_path)
+    cards = [guard.public_key("run", CELL) for guard in silos]
+    invented, scenario = Masker(bytes(range(32)), 1).public_key, hashlib.sha256(CELL.encode()).digest()
+
+    def signed(silo: int, key: int, run: str, digest: bytes, public: bytes = cards[1][:32]) -> bytes:
+        return load_identity(silo, tmp_path / f"identity-{key}", None).sign_key(run, digest, public)
+
+    assert signed(1, 1, "run", scenario) == cards[1]
+    others = [signed(1, 1, "another run", scenario), signed(1, 1, "run", bytes(32)), signed(2, 1, "run", scenario)]
+    own = [invented + bytes(64), invented + cards[1][32:], signed(1, 2, "run", scenario, invented)]
+    for forged in (*own, *others):
+        reason = "relayed as silo 1's is not signed by it for this run and scenario"
+        refused(silos[0], reason, CELL, signed_keys=b"".join([cards[0], forged, cards[2]]))
+    assert silos[0].answer("run", CELL, 1, ZERO, b"".join(cards)).shape == (6 * len(ZERO),)
 
 
 def test_silos_that_are_not_on_file_are_refused(tmp_path: Path) -> None:
-    of = guards(tmp_path)
-    more = cell_json(algorithm__trust="secure-aggregation", federation__silos=4)
+    guard = guards(tmp_path)[0]
     with pytest.raises(RunError, match="knows 3 silos, and the scenario has 4"):
-        of[0].public_key("run", more)
-    assert charged(of[0]._ledger) == []
+        guard.public_key("run", cell_json(algorithm__trust="secure-aggregation", federation__silos=4))
+    assert charged(guard) == []
 
 
 @pytest.mark.parametrize("name", ["identity", "peers"])
@@ -81,21 +80,20 @@ def test_files_that_are_no_keys_are_refused(tmp_path: Path, name: str, content: 
         load_identity(0, tmp_path / "none", None)
 
 
-def test_a_line_of_a_file_with_empty_lines_is_named_by_its_number(tmp_path: Path) -> None:
-    write_identities(tmp_path)
-    lines = (tmp_path / "peers").read_bytes().splitlines(keepends=True)
-    (tmp_path / "peers").write_bytes(b"".join([lines[0], b"\n", b"  \n", b"nonsense\n"]))
-    with pytest.raises(InputError, match=r"peers, line 4: cannot be used as an Ed25519 public key"):
-        load_identity(0, None, tmp_path / "peers")
-
-
-def test_one_silo_cannot_stand_for_two(tmp_path: Path) -> None:
+def test_peers_with_a_line_that_is_no_key_or_a_silo_that_stands_for_two_are_refused(tmp_path: Path) -> None:
     """Gains: two shares of the noise, one of them another silo's, for a key that is in `peers` twice."""
     write_identities(tmp_path)
-    lines = (tmp_path / "peers").read_bytes().splitlines(keepends=True)
-    (tmp_path / "peers").write_bytes(b"".join([lines[0], lines[1], lines[1].replace(b" silo", b" other")]))
-    with pytest.raises(InputError, match=r"peers: silos 1 and 2 have the same key; each needs its own"):
-        load_identity(0, None, tmp_path / "peers")
+    one, two, _ = (tmp_path / "peers").read_bytes().splitlines(keepends=True)
+    for lines, reason in (
+        ([one, b"\n", b"  \n", b"nonsense\n"], "peers, line 4: cannot be used as an Ed25519 public key"),
+        (
+            [one, two, two.replace(b" silo", b" other")],
+            "peers: silos 1 and 2 have the same key; each needs its own",
+        ),
+    ):
+        (tmp_path / "peers").write_bytes(b"".join(lines))
+        with pytest.raises(InputError, match=reason):
+            load_identity(0, None, tmp_path / "peers")
 
 
 def test_a_key_that_is_not_on_file_for_its_silo_is_named_at_once(tmp_path: Path) -> None:

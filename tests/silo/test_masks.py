@@ -4,7 +4,6 @@ import json
 import math
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +17,10 @@ from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal, seed_key
 from fedpriv.plan.calibration import EncodedMessage, Grid, make_grid
-from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.guard import Guard
 from fedpriv.silo.masks import Masker
-from fedpriv.silo.policy import read_policy
 from tests.silo.charged import charged
-from tests.silo.test_guard import ZERO, cell_json, guard_of, write_silo
+from tests.silo.guarded import ZERO, cell_json, find_run, guard_at, refused
 
 
 def maskers(silos: int, run: int = 0) -> list[Masker]:
@@ -30,9 +28,9 @@ def maskers(silos: int, run: int = 0) -> list[Masker]:
     return [Masker(source.derive_secret(number), number) for number in range(silos)]
 
 
-def masks(of: list[Masker], t: int, size: int) -> list[EncodedMessage]:
-    keys = b"".join(masker.public_key for masker in of)
-    return [masker.mask(keys, len(of), t, size) for masker in of]
+def masks(silos: list[Masker], t: int, size: int) -> list[EncodedMessage]:
+    keys = b"".join(masker.public_key for masker in silos)
+    return [masker.mask(keys, len(silos), t, size) for masker in silos]
 
 
 def p_value(words: EncodedMessage) -> float:
@@ -59,17 +57,16 @@ def test_a_masked_message_is_uniform_and_so_is_every_sum_of_fewer_than_all() -> 
 
 def test_masks_of_rounds_and_runs_have_nothing_in_common() -> None:
     """Level 1e-6 each: differences of one silo's masks are as uniform as the masks."""
-    of, others = maskers(3), maskers(3, run=1)
-    first, second = masks(of, 1, 20_000)[0], masks(of, 2, 20_000)[0]
-    elsewhere = masks(others, 1, 20_000)[0]
+    first, second = (masks(maskers(3), t, 20_000)[0] for t in (1, 2))
+    elsewhere = masks(maskers(3, run=1), 1, 20_000)[0]
     assert p_value(first - second) > 1e-6
     assert p_value(first - elsewhere) > 1e-6
     assert np.array_equal(first, masks(maskers(3), 1, 20_000)[0])
 
 
 def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
-    of = maskers(3)
-    good = [masker.public_key for masker in of]
+    own, *_ = silos = maskers(3)
+    good = [masker.public_key for masker in silos]
     again = [(int.from_bytes(key, "little") | 1 << 255).to_bytes(32, "little") for key in good]
     for keys, reason in (
         ([], "expected 3 different public keys"),
@@ -83,13 +80,12 @@ def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
         ([good[0], good[1], bytes(32)], "no usable X25519"),  # low order: the shared secret would be 0
     ):
         with pytest.raises(RunError, match=f"silo 0: .*{reason}"):
-            of[0].mask(b"".join(keys), 3, 1, 8)
-    assert np.any(of[0].mask(b"".join(good), 3, 1, 8))
+            own.mask(b"".join(keys), 3, 1, 8)
+    assert np.any(own.mask(b"".join(good), 3, 1, 8))
 
 
 def test_each_run_and_silo_has_a_key_of_its_own() -> None:
-    public = {masker.public_key for run in (0, 1) for masker in maskers(3, run)}
-    assert len(public) == 6
+    assert len({masker.public_key for run in (0, 1) for masker in maskers(3, run)}) == 6
 
 
 UNIT = 2.0**-10
@@ -140,84 +136,75 @@ def keys_with(card: bytes) -> bytes:
     return b"".join([card, *OTHERS])
 
 
-def allowing(tmp_path: Path, **allow: Any) -> Path:
-    return write_silo(tmp_path, **{"trust": MASKED, **allow})
+def masked_guard(folder: Path) -> tuple[Guard, bytes]:
+    """A guard that counts on the other silos, and the card that it gave for a run."""
+    guard = guard_at(folder, trust=MASKED)
+    return guard, guard.public_key("run", CELL)
 
 
 def test_a_round_that_is_asked_again_gets_the_same_bytes_also_after_a_restart(tmp_path: Path) -> None:
-    path = allowing(tmp_path)
-    guard = guard_of(path)
-    public = guard.public_key("run", CELL)
-    first = guard.answer("run", CELL, 1, ZERO, keys_with(public))
+    guard, card = masked_guard(tmp_path)
+    first = guard.answer("run", CELL, 1, ZERO, keys_with(card))
     assert (first.dtype, len(first)) == (torch.uint8, 7850 * 6)
-    again = guard_of(path)
-    assert again.public_key("run", CELL) == public
-    assert torch.equal(again.answer("run", CELL, 1, ZERO, keys_with(public)), first)
-    changed = b"".join([public, OTHERS[1], OTHERS[0]])
-    with pytest.raises(RunError, match="round 1 was answered already, for another query"):
-        again.answer("run", CELL, 1, ZERO, changed)
-    assert not torch.equal(again.answer("run", CELL, 2, ZERO, keys_with(public)), first)
+    again, repeated = masked_guard(tmp_path)
+    assert repeated == card
+    assert torch.equal(again.answer("run", CELL, 1, ZERO, keys_with(card)), first)
+    changed = b"".join([card, OTHERS[1], OTHERS[0]])
+    refused(again, "round 1 was answered already, for another query", CELL, signed_keys=changed)
+    assert not torch.equal(again.answer("run", CELL, 2, ZERO, keys_with(card)), first)
 
 
 def test_asking_for_the_key_again_does_not_start_the_run_again(tmp_path: Path) -> None:
-    guard = guard_of(allowing(tmp_path))
-    public = guard.public_key("run", CELL)
-    guard.answer("run", CELL, 1, ZERO, keys_with(public))
-    assert guard.public_key("run", CELL) == public
-    with pytest.raises(RunError, match="asked for round 3 after round 1"):
-        guard.answer("run", CELL, 3, ZERO, keys_with(public))
+    guard, card = masked_guard(tmp_path)
+    guard.answer("run", CELL, 1, ZERO, keys_with(card))
+    assert guard.public_key("run", CELL) == card
+    refused(guard, "asked for round 3 after round 1", CELL, t=3, signed_keys=keys_with(card))
 
 
 def test_the_key_is_wiped_with_the_last_round_and_its_public_half_is_not(tmp_path: Path) -> None:
-    path = allowing(tmp_path)
-    guard = guard_of(path)
-    public = guard.public_key("run", CELL)
-    last = [guard.answer("run", CELL, t, ZERO, keys_with(public)) for t in range(1, 9)][-1]
-    run = SiloLedger(read_policy(path).ledger).find_run("run")
-    assert run is not None
-    assert run.key is None
-    again = guard_of(path)
-    assert again.public_key("run", CELL) == public
-    assert torch.equal(again.answer("run", CELL, 8, ZERO, keys_with(public)), last)
+    guard, card = masked_guard(tmp_path)
+    last = [guard.answer("run", CELL, t, ZERO, keys_with(card)) for t in range(1, 9)][-1]
+    again, repeated = masked_guard(tmp_path)
+    assert find_run(again).key is None
+    assert repeated == card
+    assert torch.equal(again.answer("run", CELL, 8, ZERO, keys_with(card)), last)
 
 
 @pytest.mark.parametrize("keys", [b"", bytes(3 * 32), bytes(3 * 96), b"".join(OTHERS)])
 def test_without_the_keys_of_all_nothing_leaves(tmp_path: Path, keys: bytes) -> None:
-    guard = guard_of(allowing(tmp_path))
-    public = guard.public_key("run", CELL)
-    with pytest.raises(RunError, match="silo 0: "):
-        guard.answer("run", CELL, 1, ZERO, keys)
-    assert guard.answer("run", CELL, 1, ZERO, keys_with(public)).dtype == torch.uint8
+    guard, card = masked_guard(tmp_path)
+    refused(guard, "silo 0: ", CELL, signed_keys=keys)
+    assert guard.answer("run", CELL, 1, ZERO, keys_with(card)).dtype == torch.uint8
 
 
-def test_a_run_without_masks_gives_no_key(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="this run has no masks"):
-        guard_of(allowing(tmp_path)).public_key("run", cell_json())
-
-
-def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(tmp_path: Path) -> None:
-    """Guarantee: μ with the permission; μ √3 of the own share alone without it; nothing for exact sums."""
-    path = allowing(tmp_path)
-    guard_of(path).public_key("run", CELL)
-    assert charged(SiloLedger(read_policy(path).ledger)) == [pytest.approx(4.0)]
-    for trust, budget, reason in (
+@pytest.mark.parametrize(
+    ("trust", "budget", "price"),
+    [
+        (MASKED, 4.0, 4.0),
+        ("untrusted", 7.0, 4.0 * math.sqrt(3.0)),
         ("untrusted", 4.0, r"the run costs mu = 6\.929"),
         (MASKED, 3.9, "the run costs mu = 4"),
-    ):
-        folder = tmp_path / f"{trust} {budget}"
-        folder.mkdir()
-        with pytest.raises(RunError, match=reason):
-            guard_of(write_silo(folder, trust=trust, budget=budget)).public_key("run", CELL)
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    path = write_silo(alone, budget=7.0)
-    guard_of(path).public_key("run", CELL)
-    assert charged(SiloLedger(read_policy(path).ledger)) == [pytest.approx(4.0 * math.sqrt(3.0))]
+    ],
+)
+def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(
+    tmp_path: Path, trust: str, budget: float, price: float | str
+) -> None:
+    """Guarantee: μ with the permission; μ √3 of the own share alone without it; a budget below it is refused."""
+    guard = guard_at(tmp_path, trust=trust, budget=budget)
+    if isinstance(price, str):
+        with pytest.raises(RunError, match=price):
+            guard.public_key("run", CELL)
+    else:
+        guard.public_key("run", CELL)
+    assert charged(guard) == ([] if isinstance(price, str) else [pytest.approx(price)])
 
 
-def test_a_policy_that_counts_on_silos_does_not_trust_the_server(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="this silo release its sums without noise"):
-        guard_of(allowing(tmp_path)).answer("run", cell_json(algorithm__trust="trusted"), 1, ZERO)
+def test_no_key_and_no_sum_leaves_for_a_run_without_masks(tmp_path: Path) -> None:
+    """A policy that counts on silos does not trust the server."""
+    guard = guard_at(tmp_path, trust=MASKED)
+    with pytest.raises(RunError, match="this run has no masks"):
+        guard.public_key("run", cell_json())
+    refused(guard, "this silo release its sums without noise", cell_json(algorithm__trust="trusted"))
 
 
 def test_the_command_line_runs_a_masked_federation(tmp_path: Path) -> None:
@@ -233,7 +220,8 @@ def test_the_command_line_runs_a_masked_federation(tmp_path: Path) -> None:
     (cell,) = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
     assert (cell["trust"], round(cell["mu"], 9)) == (MASKED, 4.0)
     assert [release["owner"] for release in cell["releases"]] == ["sum of silos 0-2"]
-    ledger = CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "out")])
-    assert "sum of silos 0-2" in ledger.output
-    table = CliRunner().invoke(app, ["table", str(tmp_path / "out")])
-    assert "untrusted server, secure aggregation" in table.output
+    for command, line in (
+        (["privacy", "ledger"], "sum of silos 0-2"),
+        (["table"], "untrusted server, secure aggregation"),
+    ):
+        assert line in CliRunner().invoke(app, [*command, str(tmp_path / "out")]).output
