@@ -86,7 +86,8 @@ def test_a_guard_that_restarts_draws_the_same_persons_anew_in_every_epoch(tmp_pa
     rows = []
     for t, (message, release, _) in enumerate(replay(drawing, [ZERO] * 14), start=1):
         assert torch.equal(message, answers[t - 1])
-        rows.append(drawing.plan.schedule.select_rows(t, 1, 0, lambda: drawing._sampling_randomness).tolist())
+        selected = drawing.plan.schedule.select_rows(t, 1, 0, lambda: drawing._sampling_randomness)
+        rows.append(np.asarray(selected).tolist())
         assert len(rows[-1]) == release.counts.drawn
     if sampling == "allocation":
         for epoch in (rows[:7], rows[7:]):
