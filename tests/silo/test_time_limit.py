@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.core.errors import RunError
 from fedpriv.silo import admission
 from fedpriv.silo.daemon import limit_time
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.policy import read_policy
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
+from tests.silo.guarded import refused
 
 
 def busy(seconds: float) -> None:
@@ -24,10 +24,8 @@ def busy(seconds: float) -> None:
 
 
 def test_what_computes_for_too_long_ends() -> None:
-    with (
-        pytest.raises(TimeoutError, match=r"^it takes more than 0.05 s of the processor$"),
-        limit_time(0.05, 600.0),
-    ):
+    line = r"^it takes more than 0.05 s of the processor$"
+    with pytest.raises(TimeoutError, match=line), limit_time(0.05, 600.0):
         busy(600.0)
 
 
@@ -78,7 +76,6 @@ def test_a_guard_refuses_a_scenario_that_takes_too_long_and_answers_the_next(
     planned = admission.make_plan
     with monkeypatch.context() as slow:
         slow.setattr(admission, "make_plan", lambda *_, **__: busy(600.0))
-        with pytest.raises(RunError, match=r"cannot be planned: it takes more than 1 s of the processor$"):
-            guard.answer("run", scenario(), 1, zeros())
+        refused(guard, "cannot be planned: it takes more than 1 s of the processor$", scenario())
     assert admission.make_plan is planned
     assert guard.answer("run", scenario(), 1, zeros()).isfinite().all()
