@@ -18,7 +18,14 @@ from fedpriv.silo.admission import Charge, price_charges
 from tests.engines.test_units import persons_tree
 from tests.silo.charged import charged
 from tests.silo.guarded import (
-    ZERO, change_shard, find_run, guard_of, refused, replay, silo_with_key_of, write_silo,
+    ZERO,
+    change_shard,
+    find_run,
+    guard_of,
+    refused,
+    replay,
+    silo_with_key_of,
+    write_silo,
 )  # fmt: skip
 
 PERSONS = [f"p{number % 7}" for number in range(20)]

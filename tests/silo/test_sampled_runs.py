@@ -50,7 +50,9 @@ def scenario(sampling: str = "allocation", epsilon: float = 1.0) -> str:
 
 
 def guard_at(folder: Path, **allow: Any) -> Guard:
-    return guard_of(write_silo(folder, **{"relation": "zero-out", "slack": 1e-6, "budget": 1.0, "clip": 1.0, **allow}))
+    return guard_of(
+        write_silo(folder, **{"relation": "zero-out", "slack": 1e-6, "budget": 1.0, "clip": 1.0, **allow})
+    )
 
 
 QUERY = torch.zeros(7850)
