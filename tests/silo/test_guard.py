@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.silo import Silo, unpack_state
 from tests.silo.charged import charged
 from tests.silo.guarded import CELL, CLIP, ZERO, cell_json, find_run, guard_at, refused
@@ -86,15 +85,6 @@ def test_increments_are_clipped_whatever_the_query(tmp_path: Path) -> None:
     assert packed is not None
     (total,) = unpack_state(packed, silo).accumulator
     assert 0.0 < float(total.double().norm()) * silo.plan.required_exact_plan.lattice.unit <= 2 * CLIP
-
-
-def test_a_full_disk_releases_nothing(tmp_path: Path) -> None:
-    guard = guard_at(tmp_path)
-    guard.answer("run", CELL, 1, ZERO)
-    guard._ledger._database.execute("PRAGMA max_page_count = 1")  # SQLite's own way of a disk that is full
-    refused(guard, "nothing is released", t=2, error=LedgerError)
-    asked = guard_at(tmp_path)._ledger.find_answer("run", 2)
-    assert asked is None or asked.reply is None
 
 
 def test_a_last_round_that_fails_ends_the_run_and_wipes_its_key_and_state(
