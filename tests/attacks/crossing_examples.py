@@ -193,10 +193,7 @@ BESIDE: dict[str, dict[str, dict[str, Any]]] = {
 """What is released of records beside the training."""
 OF_A_TABLE = ("curves", "curves by groups", "first step")
 """Those of `BESIDE` that are of a table's columns."""
-ABSENCES: dict[str, dict[str, Any]] = {
-    "away": {"away": {"0": [2, 5]}},
-    "drop-outs": {"drop_out": 0.4},
-}
+ABSENCES: dict[str, dict[str, Any]] = {"away": {"away": {"0": [2, 5]}}, "drop-outs": {"drop_out": 0.4}}
 """Silos that do not answer in a round."""
 SHOWN = {"device", "evaluations", "metrics", "per_silo", "goldstein_radius", "noise"}
 """Keys of [run] that no record's increment depends on."""

@@ -292,10 +292,7 @@ class Crossing:
         near = sums(self.silo({other_row: "other"}))
         near_without = sums(self.silo({other_row: "other", row: "absent"}))
         for t in self.rounds:
-            without, read = (
-                changed["absent"][t],
-                row in {self._unit(place) for place in places[t].tolist()},
-            )
+            without, read = (changed["absent"][t], row in {self._unit(place) for place in places[t].tolist()})
             increment, subject = base[t] - without, f"round {t}, row {row}"
             self.expect("a", self._is_within(t, increment, 1.0), f"{subject}: beyond its bound")
             for change in ("other", "label", worst):
@@ -317,9 +314,7 @@ class Crossing:
             )
             if not read:
                 self.expect(
-                    "a",
-                    self._is_close(t, changed[worst][t], base[t]),
-                    f"{subject}: moves a round without it",
+                    "a", self._is_close(t, changed[worst][t], base[t]), f"{subject}: moves a round without it"
                 )
         if equal:
             for change in ("absent", "other", "label", worst):

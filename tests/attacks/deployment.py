@@ -28,7 +28,7 @@ from fedpriv.study.sweep import FirstSteps, scale_scenario
 from tests.cli.command import fedpriv as command
 from tests.conftest import small_tree
 
-Edit = Callable[[dict[str, Any]], None]
+Edit = Callable[[dict[str, Any]], object]
 
 
 def fixed_order(**overrides: Any) -> dict[str, Any]:

@@ -324,9 +324,7 @@ def test_another_answer_to_the_same_question_is_seen(files: Files, monkeypatch: 
     assert "e" in planted(ByCall, Choice(), files, True, monkeypatch)
 
 
-def test_a_record_that_is_read_more_often_than_it_is_charged_for_is_seen(
-    files: Files,
-) -> None:
+def test_a_record_that_is_read_more_often_than_it_is_charged_for_is_seen(files: Files) -> None:
     crossing = plan_crossing(Choice("logistic-regression"), files, True)
     rounds = tuple(planned._replace(batch_range=range(1)) for planned in crossing.plan.rounds)
     object.__setattr__(crossing.plan, "rounds", rounds)

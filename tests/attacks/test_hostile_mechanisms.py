@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedpriv
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError
 from fedpriv.noise.diagonal import IntegerPrefix, IntegerScheduled
 from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE
 from fedpriv.noise.integers.strategies import IntegerStrategy
@@ -29,6 +29,7 @@ from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree
 from tests.noise.integers.members import PERIODIC, SIMPLE, UNITS, exact_form, workload_of
 from tests.noise.own import Echo
+from tests.silo.guarded import refused
 
 ECHO = {"name": "dp-ftrl", "mechanism": "echo", "clip": 1.0, "step": 0.1}
 EXTENSION = ["tests.noise.own"]
@@ -98,10 +99,9 @@ def test_a_class_that_is_wrong_about_its_noise_is_refused_before_round_1(
 
 def test_what_a_class_of_others_says_of_integers_is_not_believed() -> None:
     """A guard that believed it would add 10^9 times too little noise."""
+    factor = Fraction(1, 10**9)
     mine = wrong(
-        integer=lambda self, asked: Factorization(
-            IntegerBanded(()), self, asked, sensitivity_factor=Fraction(1, 10**9)
-        )
+        integer=lambda self, asked: Factorization(IntegerBanded(()), self, asked, sensitivity_factor=factor)
     )
     with pytest.raises(InputError, match="mechanism 'echo' is none of fedpriv's, and those alone run on integers"):
         integer_form(mine, workload_of(8, 1.0))
@@ -153,9 +153,8 @@ def test_runs_that_are_too_long_to_be_measured_and_secret_ones_are_refused(tmp_p
         federation={"silos": 3, "rounds": 8, "sampling": "poisson"},
     )
     wrong(blocks=lambda _self, workload: ColumnBlocks(1, np.full(workload.rounds, 1e-3)))
-    with pytest.raises(
-        InputError, match="secret participation is accounted for with fedpriv's own mechanisms only"
-    ):
+    line = "secret participation is accounted for with fedpriv's own mechanisms only"
+    with pytest.raises(InputError, match=line):
         fedpriv.run(tree, out=tmp_path)
 
 
@@ -167,14 +166,11 @@ def test_runs_that_are_too_long_to_be_measured_and_secret_ones_are_refused(tmp_p
 )
 def test_a_permitted_row_brings_no_mechanism_along(tmp_path: Path, privacy: dict[str, Any], place: str) -> None:
     """A run without noise has no integers to refuse it, and would run the class all the same."""
-    fedpriv.add_algorithm(
-        dataclasses.replace(ALGORITHMS["dp-sgd"], name="echo-sgd", mechanism=lambda *_: Echo(decay=0.0))
-    )
+    row = dataclasses.replace(ALGORITHMS["dp-sgd"], name="echo-sgd", mechanism=lambda *_: Echo(decay=0.0))
+    fedpriv.add_algorithm(row)
     algorithm = {"name": "dp-sgd", "clip": 1.0, "step": 0.1}
-    tree = scenario(algorithm=algorithm, privacy={"relation": "replace-one", **privacy})
-    tree = tree.replace('"dp-sgd"', '"echo-sgd"')
-    guard = guard_for(
-        tmp_path, *random_records(), extensions=EXTENSION, algorithms=["echo-sgd"], noise_free="mode" in privacy
-    )
-    with pytest.raises(RunError, match=rf"'echo'.* is none of fedpriv's, and those alone {place}"):
-        guard.answer("run", tree, 1, torch.zeros(7850, dtype=torch.float64))
+    text = scenario(algorithm=algorithm, privacy={"relation": "replace-one", **privacy})
+    allow: dict[str, Any] = {"extensions": EXTENSION, "algorithms": ["echo-sgd"], "noise_free": "mode" in privacy}
+    guard = guard_for(tmp_path, *random_records(), **allow)
+    reason = rf"'echo'.* is none of fedpriv's, and those alone {place}"
+    refused(guard, reason, text.replace('"dp-sgd"', '"echo-sgd"'))

@@ -1,5 +1,6 @@
 """A server that writes every key, name and number of a scenario: what they stand for, and what is charged."""
 
+import itertools
 import json
 import random
 import sys
@@ -11,7 +12,7 @@ import mpmath
 import pytest
 import torch
 
-from fedpriv.core.errors import FedprivError, RunError
+from fedpriv.core.errors import FedprivError
 from fedpriv.core.random import SERVER
 from fedpriv.loss.estimators import Round
 from fedpriv.participation.secret import PoissonSampling
@@ -20,15 +21,14 @@ from fedpriv.silo.guard import Guard
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
+from tests.silo.charged import charged
+from tests.silo.guarded import refused
 
 
 def test_one_scenario_has_one_spelling_and_a_key_that_is_there_twice_one_value(tmp_path: Path) -> None:
     """Gains: a second scenario under a run that is paid for, or a price that is not that of what is run."""
     guard, cell = guard_for(tmp_path, *random_records(), budget=4.0), scenario()
-    tree, first = (
-        json.loads(cell),
-        guard_for(tmp_path, *random_records(), budget=4.0).answer("run", cell, 1, zeros()),
-    )
+    tree, first = json.loads(cell), guard.answer("run", cell, 1, zeros())
     spellings = [
         json.dumps(tree, indent=3),
         json.dumps(dict(reversed(list(tree.items())))),
@@ -38,11 +38,9 @@ def test_one_scenario_has_one_spelling_and_a_key_that_is_there_twice_one_value(t
     for other in spellings:
         assert torch.equal(guard.answer("run", other, 1, zeros()), first)
     dearer = cell[:-1] + ', "privacy": {"relation": "replace-one", "mu": 1000.0}}'
-    with pytest.raises(RunError, match="is not the one this run was opened with"):
-        guard.answer("run", dearer, 1, zeros())
-    with pytest.raises(RunError, match="costs mu = 1000"):
-        guard.answer("another", dearer, 1, zeros())
-    assert [row.mu for row in guard._ledger.list_runs()] == [pytest.approx(4.0)]
+    refused(guard, "is not the one this run was opened with", dearer)
+    refused(guard, "costs mu = 1000", dearer, run="another")
+    assert charged(guard) == [pytest.approx(4.0)]
 
 
 @pytest.mark.parametrize("run", ["a\x00b", "é", "e\u0301", "a ", "'; DROP TABLE runs; --", "../../run", "\ud800"])
@@ -51,8 +49,7 @@ def test_any_name_of_a_run_is_one_run_or_is_refused(tmp_path: Path, run: str) ->
     guard = guard_for(tmp_path, *random_records(), budget=4.0)
     guard.answer("a", scenario(privacy__rho=1.0), 1, zeros())
     if run == "\ud800":
-        with pytest.raises(RunError, match="refuses: the run's name"):
-            guard.answer(run, scenario(privacy__rho=1.0), 1, zeros())
+        refused(guard, "refuses: the run's name", scenario(privacy__rho=1.0), run=run)
     else:
         guard.answer(run, scenario(privacy__rho=1.0), 1, zeros())
     assert [row.run_id for row in guard._ledger.list_runs()] == (["a"] if run == "\ud800" else ["a", run])
@@ -96,71 +93,56 @@ def test_nothing_that_a_scenario_names_is_opened(tmp_path: Path) -> None:
         {"data": {"name": "/etc/passwd"}},
         {"data": {"name": str(tmp_path / "shard-0.npz"), "validation": 30}},
         {"data": {"name": "x", "partition": "dirichlet", "concentration": 1e-300}},
-        {
-            "run": {
-                **tree["run"],
-                "device": "/dev/zero",
-                "goldstein_radius": 0.5,
-                "evaluations": 2**50,
-                "noise": "aggregate",
-            }
-        },
+        {"run": {**tree["run"], "device": "/dev/zero", "goldstein_radius": 0.5, "evaluations": 2**50,
+                 "noise": "aggregate"}},
         {"label": {"../../x": "/etc/passwd"}, "title": "/etc/passwd"},
-    ]
+    ]  # fmt: skip
     for number, change in enumerate(changes):
         guard.answer(f"run {number}", json.dumps({**tree, **change}), 1, zeros())
     watching.clear()
-    ledger = str(tmp_path / "ledger-0.sqlite")
-    assert [
-        name for name in names if not (name.isdigit() or name.startswith(ledger) or name == str(tmp_path))
-    ] == []
+    ledger, folder = str(tmp_path / "ledger-0.sqlite"), str(tmp_path)
+    assert [name for name in names if not (name.isdigit() or name.startswith(ledger) or name == folder)] == []
 
 
 def test_records_are_looked_at_for_a_query_on_file_alone_and_without_denormals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: how many records are bright, by the clock and free of charge, at a scale of features of 1e-310."""
-    guard, seen, found = guard_for(tmp_path, *random_records(), budget=100.0), Shard.model_records, list[Any]()
+    guard, honest, found = guard_for(tmp_path, *random_records(), budget=100.0), Shard.model_records, list[Any]()
 
     def watched(shard: Shard, cell: Any) -> Any:
         if shard.images.any():
             flushed = (torch.tensor([1e-310], dtype=torch.float64) * 1.0 == 0.0).all()
             found.append((guard._ledger.find_answer("run", 1) is not None, bool(flushed)))
-        return seen(shard, cell)
+        return honest(shard, cell)
 
     monkeypatch.setattr(Shard, "model_records", watched)
     cell = scenario(model={"name": "softmax-regression", "feature_norm": 1e-3})
     for wrong in (torch.zeros(7), torch.zeros(7, dtype=torch.float64), zeros() * float("nan"), zeros() + 2.0**41):
-        with pytest.raises(RunError):
-            guard.answer("run", cell, 1, wrong)
+        refused(guard, ".", cell, query=wrong)
     assert found == []
     assert list(guard._ledger.list_runs()) == []
     guard.answer("run", cell, 1, zeros())
     assert found == [(True, torch.set_flush_denormal(False))]
 
 
-def test_no_scale_of_features_makes_denormals(tmp_path: Path) -> None:
-    guard = guard_for(tmp_path, *random_records(), budget=100.0)
-    tree = json.loads(scenario())
-    tree["model"]["feature_norm"] = 1e-310
-    with pytest.raises(RunError, match="feature_norm"):
-        guard.answer("run", json.dumps(tree), 1, zeros())
-
-
-def test_a_model_that_does_not_take_the_records_is_refused_before_it_is_charged(tmp_path: Path) -> None:
-    guard = guard_for(tmp_path, *random_records(), budget=100.0)
-    with pytest.raises(RunError, match="columns are indices of features that are numbers"):
-        guard.answer("run", scenario(model={"name": "column-moments", "columns": [0]}), 1, zeros())
-    assert list(guard._ledger.list_runs()) == []
-
-
-def test_columns_are_named_once(tmp_path: Path) -> None:
-    """Gains: the guard's memory: one column named 32,000 times makes 64,000 features of each record."""
-    guard = guard_for(tmp_path, *random_records(), budget=100.0)
-    tree = json.loads(scenario())
-    tree["model"] = {"name": "column-moments", "columns": [0, 0]}
-    with pytest.raises(RunError, match="a column is named twice"):
-        guard.answer("run", json.dumps(tree), 1, zeros())
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"feature_norm": 1e-310}, "feature_norm"),
+        ({"name": "column-moments", "columns": [0]}, "columns are indices of features that are numbers"),
+        ({"name": "column-moments", "columns": [0, 0]}, "a column is named twice"),
+    ],
+    ids=["denormals", "columns of what has none", "a column named 32,000 times, for memory"],
+)
+def test_a_model_that_the_records_cannot_have_is_refused_before_it_is_charged(
+    tmp_path: Path, model: dict[str, Any], reason: str
+) -> None:
+    """Gains: the guard's memory, from 64,000 features of each record."""
+    guard, tree = guard_for(tmp_path, *random_records(), budget=100.0), json.loads(scenario())
+    tree["model"] = model if "name" in model else {**tree["model"], **model}
+    refused(guard, reason, json.dumps(tree))
+    assert charged(guard) == []
 
 
 mpmath.mp.dps = 120
@@ -289,22 +271,12 @@ def spent(admitted: AdmittedRun, trust: str, signs: Iterator[int]) -> float:
     worst = mpmath.mpf(0)
     for place in range(plan.schedule.batches_per_silo):
         for one_way in (True, False):
-            way = moved(admitted, place, _ones() if one_way else signs)
+            way = moved(admitted, place, itertools.repeat(1) if one_way else signs)
             worst = max(worst, (way.T * inverse * way)[0])
     mu = 2 * mpmath.mpf(per_record) * mpmath.sqrt(worst) / mpmath.mpf(float(plan.noise.std_of(owner)))
     price = admitted.price_curve.price_at(0.0)
     assert price is not None
     return float(mu / mpmath.mpf(price.mu))
-
-
-def _ones() -> Iterator[int]:
-    while True:
-        yield 1
-
-
-def _signs(draw: random.Random) -> Iterator[int]:
-    while True:
-        yield draw.choice([-1, 1])
 
 
 def wide(folder: Path) -> Guard:
@@ -324,7 +296,7 @@ def test_no_numbers_make_a_run_cheaper_than_what_it_tells(tmp_path: Path, name: 
     In 120 digits, from the noise that is really added and from increments that are as long as they may be.
     """
     guard, hostile = wide(tmp_path), Hostile(seed=7)
-    signs, ratios = _signs(hostile.random), []
+    signs, ratios = iter(lambda: hostile.random.choice([-1, 1]), None), list[float]()
     while len(ratios) < 12:
         cell, trust = hostile.scenario(name)
         try:

@@ -13,8 +13,10 @@ import torch
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.integers.fixed_point import unpack_sum
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
+from fedpriv.silo.guards import end_run
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.silo import Silo
 from tests.attacks.guards import (
     KEPT_STATE,
     guard_for,
@@ -24,10 +26,11 @@ from tests.attacks.guards import (
     scenario,
     write_policy,
     zeros,
-)
+)  # fmt: skip
 from tests.parts import in_parts
 from tests.silo.charged import charged
-from tests.silo.test_masks import p_value
+from tests.silo.guarded import refused
+from tests.silo.test_masks import guards, p_value
 
 # 4, 25, 6: clips and noise that floating point cannot hold, parts that the policy did not see
 
@@ -42,8 +45,8 @@ def test_real_clips_and_noise_that_arithmetic_cannot_hold_are_refused(tmp_path: 
                 algorithm = {"name": "dp-sgd", "clip": clip, "step": 0.1}
                 privacy = {"relation": "replace-one", "mu": mu}
                 cell = scenario(algorithm=algorithm, privacy=privacy, run__dtype=dtype)
-                refused = guard.refused(cell, 1, np.zeros(7850, dtype))
-                assert "would be clipped to norm" in refused or "floating point can add" in refused
+                reason = guard.refused(cell, 1, np.zeros(7850, dtype))
+                assert "would be clipped to norm" in reason or "floating point can add" in reason
     assert charged(SiloLedger(tmp_path / "ledger-0.sqlite")) == []
 
 
@@ -63,40 +66,28 @@ def test_noise_far_below_the_sum_is_not_swallowed_by_it(tmp_path: Path, monkeypa
     assert float(exact.vector.norm()) > 1e3 * float(silo.plan.noise.std_of(0))
 
 
+ALIGNED = {"name": "momentum-tree-aligned", "clip": 0.1, "alpha": 1.0, "step": 0.1, "gamma": 0.3}
+ANCHORED = KEPT_STATE["trees that restart"]["algorithm"]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "federation"),
     [
-        (
-            {"name": "momentum-tree-aligned", "clip": 0.1, "alpha": 1.0, "step": 0.1, "gamma": 0.3,
-             "difference_clip": 50.0, "residual_clip": 0.1},
-            {"silos": 3, "rounds": 8, "epochs": 2},
-        ),
-        (
-            {"name": "momentum-tree-aligned", "clip": 0.1, "alpha": 1.0, "step": 0.1, "gamma": 0.3,
-             "difference_clip": 0.1, "residual_clip": 0.6},
-            {"silos": 3, "rounds": 8, "epochs": 2},
-        ),
-        (
-            {"name": "goldstein-single-pass", "anchor_clip": 0.6, "clip": 0.1, "period": 4, "radius": 0.1,
-             "smoothing": 0.01, "window": 2, "step": 0.1, "oracle": "first-order", "anchor_batches": 4},
-            {"silos": 3, "rounds": 8},
-        ),
-        (
-            {"name": "dp-mu2-fl", "diameter": 0.1, "clip": 0.3, "late_clip": "balanced"},
-            {"silos": 3, "rounds": 8},
-        ),
+        ({**ALIGNED, "difference_clip": 50.0, "residual_clip": 0.1}, {"epochs": 2}),
+        ({**ALIGNED, "difference_clip": 0.1, "residual_clip": 0.6}, {"epochs": 2}),
+        ({**ANCHORED, "anchor_clip": 0.6, "clip": 0.1, "anchor_batches": 4}, {}),
+        ({"name": "dp-mu2-fl", "diameter": 0.1, "clip": 0.3, "late_clip": "balanced"}, {}),
     ],
     ids=["difference", "residual", "anchor over batches", "the last round's"],
-)  # fmt: skip
+)
 def test_the_largest_clip_of_any_round_and_part_is_what_the_policy_bounds(
     tmp_path: Path, algorithm: dict[str, Any], federation: dict[str, Any]
 ) -> None:
     """Gains: increments of 50 under allow.clip = 0.5 (finding 6), or in the rounds that nobody looked at (52)."""
     guard = guard_for(tmp_path, *random_records(), clip=0.5, relation="replace-one")
-    cell = scenario(algorithm=algorithm, federation=federation)
-    with pytest.raises(RunError, match=r"the scenario clips at .*, allowed is 0\.5"):
-        guard.answer("run", cell, 1, zeros())
-    assert charged(guard._ledger) == []
+    cell = scenario(algorithm=algorithm, federation={"silos": 3, "rounds": 8, **federation})
+    refused(guard, r"the scenario clips at .*, allowed is 0\.5", cell)
+    assert charged(guard) == []
 
 
 @pytest.mark.parametrize(
@@ -113,19 +104,15 @@ def test_noise_that_presumes_smooth_gradients_is_refused(tmp_path: Path, name: s
         algorithm={"name": name, "clip": 1.0, "alpha": 0.3, "step": 1e-8, "gamma": 0.3},
         federation={"silos": 3, "rounds": 8, "epochs": 2},
     )
-    with pytest.raises(RunError, match=reason):
-        guard.answer("run", cell, 1, zeros())
+    refused(guard, reason, cell)
 
 
 def test_noise_whose_c_has_no_exact_form_is_refused(tmp_path: Path) -> None:
     """Gains: roundings of neighbours that nobody bounded, so a μ above the one on file."""
     guard = guard_for(tmp_path, *random_records())
     cell = scenario(algorithm={"name": "dp-ftrl", "mechanism": "bisr", "bands": 3, "clip": 1.0, "step": 0.1})
-    with pytest.raises(
-        RunError, match=r'cannot be made of integers: mechanism = "bisr": .* use "blt" or "banded"'
-    ):
-        guard.answer("run", cell, 1, zeros())
-    assert charged(guard._ledger) == []
+    refused(guard, r'cannot be made of integers: mechanism = "bisr": .* use "blt" or "banded"', cell)
+    assert charged(guard) == []
 
 
 # 27, 28: scenarios and silos that are not what they seem
@@ -133,14 +120,11 @@ def test_noise_whose_c_has_no_exact_form_is_refused(tmp_path: Path) -> None:
 
 def test_two_scenarios_under_one_run_do_not_agree_on_keys(tmp_path: Path) -> None:
     """Gains: other silos' shares on a coarser grid or of another size, real μ 6.9 at a claimed 4 (finding 27)."""
-    from tests.silo.test_identity import guards
-
-    of = guards(tmp_path)
+    silos, dtypes = guards(tmp_path), (torch.float64, torch.float32, torch.float32)
     cells = [scenario("secure-aggregation", run__dtype=dtype) for dtype in ("float64", "float32", "float32")]
-    sent = b"".join(guard.public_key("run", cell) for guard, cell in zip(of, cells, strict=True))
-    for guard, cell, dtype in zip(of, cells, (torch.float64, torch.float32, torch.float32), strict=True):
-        with pytest.raises(RunError, match="is not signed by it for this run and scenario"):
-            guard.answer("run", cell, 1, zeros(dtype), sent)
+    sent = b"".join(guard.public_key("run", cell) for guard, cell in zip(silos, cells, strict=True))
+    for guard, cell, dtype in zip(silos, cells, dtypes, strict=True):
+        refused(guard, "is not signed by it for this run and scenario", cell, query=zeros(dtype), signed_keys=sent)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -149,22 +133,18 @@ def test_without_signatures_silos_that_are_asked_different_things_sum_to_noise(
     tmp_path: Path, what: str, same: bool
 ) -> None:
     """Gains: the same, from silos that do not know each other's keys.  χ² of bytes at level 1e-6, and control."""
-    of = [
-        guard_for(tmp_path, *random_records(seed=n), number=n, trust="secure-aggregation", silos=3)
-        for n in range(3)
-    ]
+    allow: dict[str, Any] = {"trust": "secure-aggregation", "silos": 3}
+    silos = [guard_for(tmp_path, *random_records(seed=n), number=n, **allow) for n in range(3)]
     first = scenario("secure-aggregation")
     other = first if same or what == "query" else scenario("secure-aggregation", title="another")
     cells = [first, other, other]
-    sent = b"".join(guard.public_key("run", cell) for guard, cell in zip(of, cells, strict=True))
+    sent = b"".join(guard.public_key("run", cell) for guard, cell in zip(silos, cells, strict=True))
     queries = [zeros(), zeros(), zeros() + (1e-3 if what == "query" and not same else 0.0)]
     replies = [
         guard.answer("run", cell, 1, query, sent).numpy().tobytes()
-        for guard, cell, query in zip(of, cells, queries, strict=True)
+        for guard, cell, query in zip(silos, cells, queries, strict=True)
     ]
-    words = (
-        unpack_sum(replies, 48, (7850,)).view(np.uint8).reshape(-1, 8)[:, :6].ravel()
-    )  # the rest repeats the sign
+    words = unpack_sum(replies, 48, (7850,)).view(np.uint8).reshape(-1, 8)[:, :6].ravel()  # the rest repeats signs
     assert (p_value(words) < 1e-100) == same
     if not same:
         assert p_value(words) > 1e-6
@@ -236,28 +216,20 @@ def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Gains: records, from the text of an exception."""
-    from fedpriv.silo.silo import Silo
-
-    guard = guard_for(tmp_path, *random_records())
     monkeypatch.setattr(Silo, "make_message", never)
-    with pytest.raises(RunError) as refused:
-        guard.answer("run", scenario(), 1, zeros())
-    assert str(refused.value) == "silo 0, round 1: its guard failed, and its own log says why"
+    line = "silo 0, round 1: its guard failed, and its own log says why"
+    refused(guard_for(tmp_path, *random_records()), f"^{line}$", scenario())
     assert "a record was read" in caplog.text
 
 
 def test_runs_are_bounded_in_number_and_an_ended_one_makes_room(tmp_path: Path) -> None:
     """Gains: a disk that is full of runs at μ = 1e-9."""
-    from fedpriv.silo.guards import end_run
-
     guard = guard_for(tmp_path, *random_records(), open_runs=2, runs=3)
     cell = scenario(privacy__rho=0.001)
     for run in ("a", "b"):
         guard.answer(run, cell, 1, zeros())
-    with pytest.raises(RunError, match="2 runs are under way, allowed are 2"):
-        guard.answer("c", cell, 1, zeros())
+    refused(guard, "2 runs are under way, allowed are 2", cell, run="c")
     end_run(tmp_path / "silo-0.toml", "a")
     guard.answer("c", cell, 1, zeros())
     end_run(tmp_path / "silo-0.toml", "b")
-    with pytest.raises(RunError, match="3 runs were opened, allowed are 3"):
-        guard.answer("d", cell, 1, zeros())
+    refused(guard, "3 runs were opened, allowed are 3", cell, run="d")

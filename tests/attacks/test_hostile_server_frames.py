@@ -12,16 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from fedpriv.core.random import KeyedNormal, public_generator, seed_key
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.protocol.messages import Refusal
-from tests.attacks.guards import (
-    Socket,
-    guard_for,
-    guard_process,
-    random_records,
-    scenario,
-    zeros,
-)
+from fedpriv.silo.silo import Silo
+from tests.attacks.guards import Socket, guard_for, guard_process, random_records, scenario, zeros
+from tests.silo.guarded import replay
 
 
 def poisoned() -> dict[str, str]:
@@ -91,25 +87,19 @@ def test_real_no_round_number_run_or_frame_ends_the_guard(tmp_path: Path) -> Non
             {"keys": "zz"}, {"keys": "é"}, {"keys": 0},
         ):  # fmt: skip
             assert "refused" in said(guard, json.dumps({**header, **changes}).encode(), query), changes
-        for content in (
-            b"",
-            b"{",
-            b"[]",
-            b"null",
-            b"[" * 100_000,
-            b'{"t": ' + b"9" * 100_000 + b"}",
-            b"\xff" * 99,
-        ):
+        many = b"[" * 100_000, b'{"t": ' + b"9" * 100_000 + b"}", b"\xff" * 99
+        for content in (b"", b"{", b"[]", b"null", *many):
             assert "refused" in said(guard, content, query), content[:20]
         for query in (b"", b"x", bytes(7), bytes(8 * 7851), bytes(8 * 2**20)):
             assert "refused" in said(guard, json.dumps(header).encode(), query), len(query)
-        with connected(guard) as announced:
-            announced.sendall(struct.pack("!I", 2**31 - 1) + b"{")
-            assert "too long" in received(announced)
-        with connected(guard) as announced:
-            whole = json.dumps(header).encode()
-            announced.sendall(struct.pack("!I", len(whole)) + whole + struct.pack("!I", 2**32 - 1))
-            assert "too long" in received(announced)
+        whole = json.dumps(header).encode()
+        for announced in (
+            struct.pack("!I", 2**31 - 1) + b"{",
+            struct.pack("!I", len(whole)) + whole + struct.pack("!I", 2**32 - 1),
+        ):
+            with connected(guard) as connection:
+                connection.sendall(announced)
+                assert "too long" in received(connection)
         assert np.isfinite(guard.answered(scenario(), 1, np.zeros(7850))).all()
 
 
@@ -124,8 +114,8 @@ def test_real_a_silent_client_keeps_nobody_waiting_and_health_makes_the_whole_wa
         silent[1].sendall(struct.pack("!I", 4000) + b"{")
         assert np.isfinite(guard.answered(scenario(), 1, np.zeros(7850))).all()
         health.check(f"unix:{guard.path}")
-        for each in silent:
-            each.close()
+        for connection in silent:
+            connection.close()
     with socket.socket(socket.AF_UNIX) as deaf:  # a socket that is there, and nobody behind it
         deaf.bind(str(tmp_path / "deaf.sock"))
         deaf.listen()
@@ -155,11 +145,8 @@ def said(guard: Socket, header: bytes, query: bytes) -> str:
     with connected(guard) as connection:
         try:
             connection.sendall(struct.pack("!I", len(header)) + header + struct.pack("!I", len(query)) + query)
-        except BrokenPipeError:
-            return "refused: hung up"
-        try:
             return received(connection)
-        except ConnectionResetError:
+        except (BrokenPipeError, ConnectionResetError):
             return "refused: hung up"
 
 
@@ -178,8 +165,8 @@ def lattice_score(noise: NDArray[np.float64]) -> float:
 def guessed(releases: list[NDArray[np.float64]], sums: list[list[NDArray[np.float64]]], std: float) -> int:
     """Which of two worlds' sums fits the releases."""
     scores = [
-        sum(lattice_score((release - exact) / std) for release, exact in zip(releases, of, strict=True))
-        for of in sums
+        sum(lattice_score((release - exact) / std) for release, exact in zip(releases, world, strict=True))
+        for world in sums
     ]
     return int(scores[1] > scores[0])
 
@@ -190,15 +177,10 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
     tmp_path: Path, noise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: 30 of 30 right guesses at μ = 0.1 (finding 2).  ≤ 25 of 30 right: false alarm 3e-5; control ≥ 27."""
-    from fedpriv.core.random import KeyedNormal, public_generator, seed_key
-    from fedpriv.silo.silo import Silo
-
     images, labels = random_records(T)
     images[:, 0, :2] = 255
     cell = scenario(
-        federation={"silos": 2, "rounds": T},
-        privacy={"relation": "replace-one", "rho": MU},
-        run__dtype="float32",
+        federation={"silos": 2, "rounds": T}, privacy={"relation": "replace-one", "rho": MU}, run__dtype="float32"
     )
     worlds = []
     for world in (0, 1):
@@ -219,10 +201,7 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
         if noise == "the silo's":
             admitted, records = worlds[world]
             silo = Silo.for_release(0, admitted.plan, records, key, b"")
-            state = silo.initial_state()
-            for t in range(1, T + 1):
-                release, state = silo.answer(state, t, zeros(torch.float32))
-                releases.append(silo.make_message(release.vector, t, b"", state.query_chain).double().numpy())
+            releases = [message.double().numpy() for message, *_ in replay(silo, [zeros(torch.float32)] * T)]
         else:
             source = KeyedNormal(key, np.float32)
             for t, exact in enumerate(sums[world], start=1):
@@ -232,10 +211,7 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
     assert right >= 27 if noise != "the silo's" else right <= 25, right
 
 
-def exact_sums(silo: Any) -> list[NDArray[np.float64]]:
+def exact_sums(silo: Silo) -> list[NDArray[np.float64]]:
     """What the attacker knows: every round's sum of this world, at the queries it sends."""
-    state, sums = silo.initial_state(), []
-    for t in range(1, T + 1):
-        release, state = silo.answer(state, t, zeros(torch.float32))
-        sums.append(release.vector.numpy().copy())
-    return sums
+    rounds = replay(silo, [zeros(torch.float32)] * T)
+    return [release.vector.numpy().copy() for _, release, _ in rounds]

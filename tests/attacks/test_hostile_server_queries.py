@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,19 +19,12 @@ from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.ledger import LedgerError, SiloLedger
-from tests.attacks.guards import (
-    cards,
-    guard_for,
-    guard_process,
-    never,
-    random_records,
-    scenario,
-    zeros,
-)
+from fedpriv.silo.silo import unpack_state
+from tests.attacks.guards import cards, guard_for, guard_process, never, random_records, scenario, zeros
 from tests.noise.integers.test_records import bits, from_bits
 from tests.parts import in_parts
 from tests.silo.charged import charged
-from tests.silo.guarded import guard_of
+from tests.silo.guarded import find_run, guard_of, refused
 
 OVERFLOWING = 1.7e308  # of allow.query: an administrator who allows everything
 
@@ -63,8 +57,8 @@ def test_real_a_query_whose_logits_overflow_gives_a_finite_answer_for_both_neigh
     for name, images in (("bright", bright), ("dark", dark)):
         with guard_process(tmp_path / name, images, labels, query=OVERFLOWING) as guard:
             assert np.isfinite(guard.answered(cell, 1, overflowing(dtype))).all()
-            refused = guard.refused(cell, 1, np.zeros(7850, dtype))
-            assert "round 1 was answered already, for another query" in refused
+            reason = guard.refused(cell, 1, np.zeros(7850, dtype))
+            assert "round 1 was answered already, for another query" in reason
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -81,17 +75,13 @@ def test_such_a_query_is_answered_once_under_every_trust_and_moves_the_sum_by_it
         keys = cards(guard.public_key("run", cell)) if trust == "secure-aggregation" else b""
         answer = guard.answer("run", cell, 1, query, keys)
         assert torch.isfinite(answer).all()
-        run = guard._ledger.find_run("run")
-        assert run is not None
-        assert run.state is not None
-        silo = guard._loaded_silos["run"]
-        from fedpriv.silo.silo import unpack_state
-
-        (total,) = (answer,) if trust == "trusted" else unpack_state(run.state, silo).accumulator
+        packed, silo = find_run(guard).state, guard._loaded_silos["run"]
+        assert packed is not None
+        (total,) = (answer,) if trust == "trusted" else unpack_state(packed, silo).accumulator
         (norm,) = silo.plan.required_exact_plan.norms(1)
         assert sum(value**2 for value in total.tolist()) <= norm**2  # in Python's integers
-        with pytest.raises(RunError, match="round 1 was answered already, for another query"):
-            guard.answer("run", cell, 1, query * 0.5, keys)
+        another = "round 1 was answered already, for another query"
+        refused(guard, another, cell, query=query * 0.5, signed_keys=keys)
 
 
 def test_queries_beyond_what_the_policy_allows_are_refused_before_a_record_is_read(
@@ -103,9 +93,8 @@ def test_queries_beyond_what_the_policy_allows_are_refused_before_a_record_is_re
     for value in (2.0**40 * 1.001, -1e300):
         query = zeros()
         query[17] = value
-        with pytest.raises(RunError, match=r"round 1: the query has values beyond 1\.09951e\+12"):
-            guard.answer("run", scenario(), 1, query)
-    assert charged(guard._ledger) == []
+        refused(guard, r"round 1: the query has values beyond 1\.09951e\+12", scenario(), query=query)
+    assert charged(guard) == []
 
 
 def test_an_evaluation_that_fails_for_one_record_is_answered_like_any_other(
@@ -134,20 +123,14 @@ def test_a_round_that_was_begun_is_answered_for_its_query_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: a second look at a record, with another query, by a crash or a full disk between the two commits."""
-    images, labels = random_records()
-    guard = guard_for(tmp_path, images, labels)
+    guard = guard_for(tmp_path, *random_records())
     guard.answer("run", scenario(), 1, zeros())
-
-    def full(*_: object) -> None:
-        raise LedgerError("the silo's ledger could not be written, so nothing is released: disk full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SiloLedger, "record_reply", full)
-        with pytest.raises(LedgerError, match="nothing is released"):
-            guard.answer("run", scenario(), 2, zeros())
+    full = LedgerError("the silo's ledger could not be written, so nothing is released: disk full")
+    with monkeypatch.context() as patch:
+        patch.setattr(SiloLedger, "record_reply", Mock(side_effect=full))
+        refused(guard, "nothing is released", scenario(), 2, error=LedgerError)
     again = guard_of(tmp_path / "silo-0.toml")
-    with pytest.raises(RunError, match="round 2 was asked already, for another query"):
-        again.answer("run", scenario(), 2, zeros() + 1.0)
+    refused(again, "round 2 was asked already, for another query", scenario(), 2, zeros() + 1.0)
     answer = again.answer("run", scenario(), 2, zeros())
     assert torch.equal(again.answer("run", scenario(), 2, zeros()), answer)
 
@@ -159,13 +142,11 @@ def test_a_round_that_was_begun_and_skipped_is_never_answered(
     cell = scenario(deployment__missing="continue")
     guard = guard_for(tmp_path, *random_records())
     guard.answer("run", cell, 1, zeros())
-    with monkeypatch.context() as patched:
-        patched.setattr(SiloLedger, "record_reply", never)
-        with pytest.raises(RunError, match="its guard failed"):
-            guard.answer("run", cell, 2, zeros())
+    with monkeypatch.context() as patch:
+        patch.setattr(SiloLedger, "record_reply", never)
+        refused(guard, "its guard failed", cell, 2)
     guard.answer("run", cell, 3, zeros())
-    with pytest.raises(RunError, match="asked for round 2 after round 3"):
-        guard.answer("run", cell, 2, zeros())
+    refused(guard, "asked for round 2 after round 3", cell, 2)
 
 
 def test_whatever_is_refused_is_refused_before_a_record_is_read(
@@ -177,11 +158,9 @@ def test_whatever_is_refused_is_refused_before_a_record_is_read(
     card = guard.public_key("run", cell)
     monkeypatch.setattr("fedpriv.rounds.integers.sum_integer_increments", never)
     for keys in (b"", cards(card)[:-1], bytes(3 * 96), cards(card)[96:] + card):
-        with pytest.raises(RunError, match="silo 0: "):
-            guard.answer("run", cell, 1, zeros(), keys)
+        refused(guard, "silo 0: ", cell, signed_keys=keys)
     for t, query in ((2, zeros()), (1, zeros() + torch.nan), (1, zeros()[:-1]), (1, zeros().float())):
-        with pytest.raises(RunError, match="silo 0"):
-            guard.answer("run", cell, t, query, cards(card))
+        refused(guard, "silo 0", cell, t, query, signed_keys=cards(card))
     assert guard._ledger.find_answer("run", 1) is None
 
 
@@ -221,8 +200,8 @@ def test_any_query_is_refused_at_both_guards_in_the_same_words_or_moves_their_su
         for guard in guards:
             try:
                 answers.append(guard.answer("run", text, t, query))
-            except RunError as refused:
-                answers.append(str(refused))
+            except RunError as refusal:
+                answers.append(str(refusal))
         if isinstance(answers[0], str):
             assert answers[0] == answers[1]
             assert any(words in answers[0] for words in RECORDED), answers[0]

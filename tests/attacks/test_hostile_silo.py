@@ -49,23 +49,21 @@ def app(tmp_path: Path, keys: Mapping[str, Keys]) -> Any:
 def client(kind: type[ProtobufClient], app: Any, prefix: str, *interceptors: Any, name: str = "flwr CLI") -> Any:
     """One of Flower's own clients, on the listener that serves `prefix`."""
     version = RuntimeVersionHttpInterceptor(component_name=name)
-    found = kind("http://testserver", interceptors=[version, *interceptors])
-    found._client = TestClient(PathFilter(app, prefix), raise_server_exceptions=False)
-    return found
+    made = kind("http://testserver", interceptors=[version, *interceptors])
+    made._client = TestClient(PathFilter(app, prefix), raise_server_exceptions=False)
+    return made
 
 
 def fleet(app: Any, pair: Keys) -> FleetHttpClient:
-    found = client(FleetHttpClient, app, FLEET_PREFIX, NodeAuthHttpInterceptor(*pair), name="SuperNode")
-    assert isinstance(found, FleetHttpClient)
-    return found
+    made = client(FleetHttpClient, app, FLEET_PREFIX, NodeAuthHttpInterceptor(*pair), name="SuperNode")
+    assert isinstance(made, FleetHttpClient)
+    return made
 
 
 def test_a_silo_reaches_neither_the_control_nor_the_runtime_api(app: Any) -> None:
     """Would gain: code in the SuperLink, beside its TLS key and the key of the server's noise."""
-    control, runtime = (
-        client(ControlHttpClient, app, FLEET_PREFIX),
-        client(RuntimeHttpClient, app, FLEET_PREFIX, name="SuperExec"),
-    )
+    control = client(ControlHttpClient, app, FLEET_PREFIX)
+    runtime = client(RuntimeHttpClient, app, FLEET_PREFIX, name="SuperExec")
     for ask in (
         lambda: control.StartRun(StartRunRequest()),
         lambda: control.ListRuns(ListRunsRequest()),
@@ -74,9 +72,8 @@ def test_a_silo_reaches_neither_the_control_nor_the_runtime_api(app: Any) -> Non
     ):
         with pytest.raises(httpx.HTTPStatusError, match="404"):
             ask()
-    assert (
-        client(ControlHttpClient, app, CONTROL_PREFIX).ListRuns(ListRunsRequest()).run_dict == {}
-    )  # its owner does
+    owner = client(ControlHttpClient, app, CONTROL_PREFIX)
+    assert owner.ListRuns(ListRunsRequest()).run_dict == {}
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,17 @@ import torch
 
 from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
-from fedpriv.core.errors import RunError
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.participation.orders import FixedOrder
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.guard import open_guard
-from fedpriv.silo.policy import read_policy
-from tests.attacks.guards import guard_for, random_records, scenario, zeros
+from tests.attacks.guards import guard_for, random_records, scenario
 from tests.engines.test_units import persons_tree
-from tests.silo.test_persons import QUERY, silo
+from tests.silo.guarded import ZERO, guard_of, refused
 from tests.silo.test_persons import scenario as of_persons
-from tests.silo.test_sampled_runs import ROUNDS, policy_of
+from tests.silo.test_persons import silo
+from tests.silo.test_sampled_runs import ROUNDS, guard_at
 from tests.silo.test_sampled_runs import scenario as sampled
 
 MU = 2.0
@@ -32,14 +30,8 @@ MU = 2.0
 def shared_tree(folder: Path, trust: str, relation: str) -> dict[str, Any]:
     """Two silos, and every person may have records in both of them."""
     tree = persons_tree(folder)
-    tree["algorithm"] = {
-        "name": "dp-ftrl",
-        "mechanism": "banded",
-        "bands": 3,
-        "clip": 1.0,
-        "step": 0.1,
-        "trust": trust,
-    }
+    banded = {"name": "dp-ftrl", "mechanism": "banded", "bands": 3, "clip": 1.0, "step": 0.1}
+    tree["algorithm"] = {**banded, "trust": trust}
     tree["federation"] = {"silos": 2, "rounds": 6, "epochs": 3, "batches": [4, 3]}
     tree["privacy"] = {"unit": "user", "records": 3, "shared": 2, "relation": relation, "mu": MU}
     return tree
@@ -56,40 +48,35 @@ def test_a_person_of_two_silos_is_protected_in_their_sum_of_integers(
     """
     cell = resolve_cell(shared_tree(tmp_path, trust, relation), "test")
     plan = make_plan(cell, load_task(cell).objective, for_release=True)
-    clip, order = float(plan.required_exact_plan.norms(1)[0]), FixedOrder(6, 2)
-    assert plan.schedule == order
-    strategy = np.zeros((6, 6))
+    exact = plan.required_exact_plan
+    clip, strategy = float(exact.norms(1)[0]), exact.inputs.factorization.strategy
+    assert plan.schedule == FixedOrder(6, 2)
+    matrix = np.zeros((6, 6))
     for t in range(6):
-        state = plan.required_exact_plan.inputs.factorization.strategy.initial_state()
+        state = strategy.initial_state()
         for row in range(6):
-            impulse = np.full(1, 2**30 if row == t else 0, np.int64)
-            column, state = plan.required_exact_plan.inputs.factorization.strategy.step(state, row + 1, impulse)
-            strategy[row, t] = column[0] / 2**30
-    of_one_silo = max(float(np.linalg.norm(strategy[:, place::2].sum(axis=1))) * clip for place in range(2)) * (
-        2.0 if relation == "replace-one" else 1.0
-    )
-    sigma = plan.required_exact_plan.claim.sigma
+            column, state = strategy.step(state, row + 1, np.full(1, 2**30 if row == t else 0, np.int64))
+            matrix[row, t] = column[0] / 2**30
+    steps = 2.0 if relation == "replace-one" else 1.0
+    of_one_silo = max(float(np.linalg.norm(matrix[:, first::2].sum(axis=1))) for first in range(2)) * clip * steps
+    sigma = exact.claim.sigma
     if trust == "untrusted":
         true = np.sqrt(2.0) * of_one_silo / sigma
     else:
-        true = 2.0 * of_one_silo / (sigma * np.sqrt(plan.required_exact_plan.inputs.party_count))
-    claim = compute_claim(
-        [
-            stream_from_data(json.loads(json.dumps(stream_to_data(stream))))
-            for stream in make_release_streams(plan, 6)
-        ]
-    )
+        true = 2.0 * of_one_silo / (sigma * np.sqrt(exact.inputs.party_count))
+    streams = [json.loads(json.dumps(stream_to_data(stream))) for stream in make_release_streams(plan, 6)]
+    claim = compute_claim(list(map(stream_from_data, streams)))
     assert claim is not None
     assert 0.999 * MU < true <= claim.guarantee.mu <= MU
 
 
 def test_a_bound_on_records_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
     """Gains: an end of the guard, by filling seven persons up to a million records each."""
-    guard = open_guard(read_policy(silo(tmp_path)))
-    with pytest.raises(RunError, match=r"privacy\.records = 1000000: 7 persons filled up"):
-        guard.answer("run", of_persons(tmp_path, records=1_000_000), 1, QUERY)
+    guard = guard_of(silo(tmp_path))
+    filled = of_persons(tmp_path, records=1_000_000)
+    refused(guard, r"privacy\.records = 1000000: 7 persons filled up", filled)
     assert guard._ledger.charges() == []
-    assert torch.isfinite(guard.answer("run", of_persons(tmp_path), 1, QUERY)).all()
+    assert torch.isfinite(guard.answer("run", of_persons(tmp_path), 1, ZERO)).all()
 
 
 @pytest.mark.parametrize("key", ["name", "backbone"])
@@ -104,8 +91,7 @@ def test_a_scenario_makes_a_guard_import_nothing(
         digest = "sha256:" + "0" * 64
         model = {"backbone": "planted:Linear", "backbone_weights": digest, "feature_norm": 1.0}
     guard = guard_for(tmp_path, *random_records())
-    with pytest.raises(RunError, match=r"runs 'planted:Linear', and allow\.models does not name it"):
-        guard.answer("run", scenario(model=model), 1, zeros())
+    refused(guard, r"runs 'planted:Linear', and allow\.models does not name it", scenario(model=model))
     assert not (tmp_path / "ran").exists()
     assert "planted" not in sys.modules
 
@@ -125,16 +111,14 @@ def test_a_round_takes_the_same_work_whoever_was_drawn(
 
     monkeypatch.setattr(SoftmaxRegression, "per_record", watched)
     monkeypatch.setattr("fedpriv.noise.integers.increments.suits_rank_one", lambda *_: False)
-    guard = open_guard(read_policy(policy_of(tmp_path)))
+    guard = guard_at(tmp_path)
     drawn = set[int]()
     for t in range(1, ROUNDS + 1):
         seen.clear()
         guard.answer("run", sampled(sampling), t, torch.zeros(7850))
         assert seen == [1] * 15  # of 20 records a round draws more than 15 once in a million million times
-        plan = guard._admitted_runs[next(iter(guard._admitted_runs))].plan
-        drawn.add(
-            len(plan.schedule.select_rows(t, 2, 0, lambda: guard._blank_silos["run"]._sampling_randomness))
-            if t < ROUNDS
-            else 0
-        )
+        schedule = next(iter(guard._admitted_runs.values())).plan.schedule
+        if t < ROUNDS:
+            rows = schedule.select_rows(t, 2, 0, lambda: guard._blank_silos["run"]._sampling_randomness)
+            drawn.add(len(np.asarray(rows)))
     assert len(drawn) > 1

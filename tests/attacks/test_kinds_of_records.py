@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError
 from fedpriv.data.layout import IGNORED_CLASS, combine_unnamed_inputs
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.scores import make_summed_scores
@@ -26,6 +26,7 @@ from tests.attacks.test_company import guard_over, scenario
 from tests.conftest import small_tree
 from tests.loss import zoo
 from tests.loss.test_hostile_queries import POINTS, SLACK, pair_of
+from tests.silo.guarded import refused
 
 COUNT, WORDS, CLASSES = 6, 20, 3
 _draw = np.random.default_rng(5)
@@ -200,8 +201,8 @@ def test_a_loss_that_the_policy_does_not_name_is_not_run(tmp_path: Path) -> None
     kind = KINDS["counts"]
     guard = guard_over(tmp_path / "silo", False, f"{zoo.__name__}:flags", 0, **arrays(kind))
     model = {"name": f"{zoo.__name__}:flags", "loss": f"{zoo.__name__}:spying", "real": True}
-    with pytest.raises(RunError, match=r"zoo:spying', and allow.models does not name it"):
-        guard.answer("run", scenario(1, COUNT, model=model), 1, torch.zeros(37))
+    text = scenario(1, COUNT, model=model)
+    refused(guard, r"zoo:spying', and allow.models does not name it", text, query=torch.zeros(37))
     assert not zoo.calls
 
 

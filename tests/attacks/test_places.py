@@ -29,20 +29,18 @@ from torch import Tensor
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.data.partition import counted_mask, secret_permutation
-from fedpriv.data.schema import TableSchema
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.noise.trust import USER
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo import guard as guards
 from fedpriv.silo import shard
-from fedpriv.silo.demo import format_policy
-from fedpriv.silo.guard import Guard, open_guard
-from fedpriv.silo.guards import begin_ledgers
-from fedpriv.silo.policy import read_policy
+from fedpriv.silo.guard import Guard
 from fedpriv.silo.shard import Shard
 from tests.data.tables import write_csv
 from tests.engines.test_engines import run
+from tests.silo import guarded
+from tests.silo.guarded import write_table_policy
 
 Rows = list[dict[str, str]]
 ROUNDS, GUESSES = 30, 24
@@ -70,13 +68,9 @@ def made(count: int, persons: int = 0) -> Rows:
 
 def guard_of(folder: Path, rows: Rows, schema: dict[str, Any], **allow: Any) -> Guard:
     folder.mkdir()
-    write_csv(folder / "own.csv", rows).chmod(0o600)
-    allowed = {"relation": "replace-one", "budget": 100.0, "clip": 1.0, "rounds": 60, "runs": 400, **allow}
-    keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
-    path = folder / "policy.toml"
-    path.write_text(format_policy(keys, allowed, TableSchema.model_validate({**SCHEMA, **schema})))
-    begin_ledgers(read_policy(path))
-    return open_guard(read_policy(path))
+    bounds = {"relation": "replace-one", "budget": 100.0, "clip": 1.0, "rounds": 60, "runs": 400, **allow}
+    table = write_csv(folder / "own.csv", rows)
+    return guarded.guard_of(write_table_policy(folder, table, bounds, {**SCHEMA, **schema}))
 
 
 def scenario(schema: dict[str, Any], *, trust: str = "untrusted", **changes: dict[str, Any]) -> str:
@@ -117,23 +111,13 @@ def _known_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "system_key", lambda: next(numbers).to_bytes(32, "big"))
 
 
-def _a_row_is_for_testing(rows: Rows) -> None:
-    rows[0]["part"] = "test"
-
-
-def _a_label_is_missing(rows: Rows) -> None:
-    rows[0]["outcome"] = ""
-
-
-def _a_person_has_two_rows(rows: Rows) -> None:
-    rows.insert(0, dict(rows[0]))
-
-
-CASES: dict[str, tuple[Callable[[Rows], None], dict[str, Any], dict[str, Any]]] = {
-    "split": (_a_row_is_for_testing, {"split": "part"}, {}),
-    "drop": (_a_label_is_missing, {"test_share": 0.0, "missing": "drop"}, {}),
-    "persons": (_a_person_has_two_rows, {"person": "who", "test_share": 0.5}, {"unit": "user", "records": 2}),
+PERSONS = {"unit": "user", "records": 2}
+CASES: dict[str, tuple[Callable[[Rows], object], dict[str, Any], dict[str, Any]]] = {
+    "split": (lambda rows: rows[0].update(part="test"), {"split": "part"}, {}),
+    "drop": (lambda rows: rows[0].update(outcome=""), {"test_share": 0.0, "missing": "drop"}, {}),
+    "persons": (lambda rows: rows.insert(0, dict(rows[0])), {"person": "who", "test_share": 0.5}, PERSONS),
 }
+"""A change of the first row, the table's description, and the unit of protection."""
 
 
 @pytest.mark.slow
@@ -151,8 +135,7 @@ def test_one_row_or_person_moves_nobody_else(name: str, folder: Path, monkeypatc
     change(worlds[1])
     permits = {} if not unit else {"unit": "user"}
     trusted = [
-        guard_of(folder / f"exact-{world}", rows, schema, trust="trusted", **permits)
-        for world, rows in enumerate(worlds)
+        guard_of(folder / f"exact-{world}", worlds[world], schema, trust="trusted", **permits) for world in (0, 1)
     ]
     asked = scenario(schema, trust="trusted", privacy={**unit})
     exact = [torch.stack(sums(guard, asked)).double() for guard in trusted]
@@ -306,20 +289,20 @@ def test_an_exchange_of_persons_moves_no_other_person_in_law() -> None:
 
 def test_a_persons_number_of_rows_admits_nothing() -> None:
     """Gains: 6,000 more rows of one person turned a refusal of `privacy.records` into an admission."""
-    unit, said = replace(USER, max_records=4300), []
+    refusals = set()
     for rows in (40, 6040):
         shard = Shard(np.zeros((rows, 784), np.uint8), np.zeros(rows, np.int64), persons=np.arange(rows) % 20)
         assert shard.unit_count(USER) == 20
         with pytest.raises(InputError) as refusal:
-            shard.unit_count(unit)
-        said.append(str(refusal.value))
-    assert said[0] == said[1]
-    assert "20 persons filled up to so many records each are more than a silo computes with" in said[0]
+            shard.unit_count(replace(USER, max_records=4300))
+        refusals.add(str(refusal.value))
+    (line,) = refusals
+    assert "20 persons filled up to so many records each are more than a silo computes with" in line
 
 
 def test_shapes_do_not_tell_that_a_label_is_missing(folder: Path) -> None:
     """Gains of a server that asks for 24, then 25 records, which charges nothing: 10 of 10 before."""
-    schema, said = {"test_share": 0.0, "missing": "drop"}, []
+    schema, refusals = {"test_share": 0.0, "missing": "drop"}, set()
     for world, label in enumerate(("ill", "")):
         rows = made(25)
         rows[7]["outcome"] = label
@@ -327,9 +310,9 @@ def test_shapes_do_not_tell_that_a_label_is_missing(folder: Path) -> None:
         guard.query_shapes(scenario(schema, federation={"rounds": 25}))
         with pytest.raises(RunError) as refusal:
             guard.query_shapes(scenario(schema, federation={"rounds": 26}))
-        said.append(str(refusal.value))
-    assert said[0] == said[1]
-    assert "needs 26 records of this silo, here are fewer" in said[0]
+        refusals.add(str(refusal.value))
+    (line,) = refusals
+    assert "needs 26 records of this silo, here are fewer" in line
 
 
 def test_a_guard_reads_persons_in_an_order_of_its_own(folder: Path) -> None:

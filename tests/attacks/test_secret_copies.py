@@ -42,16 +42,21 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-def cell_of(sampling: str, algorithm: str = "dp-sgd", arithmetic: str = "integers", **sections: Any) -> Cell:
-    groups = {"groups": 2} if algorithm == "dp-ftrl" else {}
-    tree = small_tree(
+def copies_tree(federation: dict[str, Any], algorithm: str = "dp-sgd", **sections: Any) -> dict[str, Any]:
+    return small_tree(
         data={"name": "synthetic"},
         model={"name": "mlp", "hidden": 4, "augment": {"copies": 2, "shift": 10}},
-        federation={"silos": 1, "rounds": ROUNDS, "batch": 1, "sampling": sampling, **groups},
+        federation=federation,
         algorithm={**ALGORITHMS[algorithm], "trust": "untrusted", "clip": 1.0},
         privacy={"relation": "zero-out", "epsilon": CLAIMED, "delta": DELTA},
-        run={"dtype": "float32", "arithmetic": arithmetic},
+        **sections,
     )
+
+
+def cell_of(sampling: str, algorithm: str = "dp-sgd", arithmetic: str = "integers", **sections: Any) -> Cell:
+    groups = {"groups": 2} if algorithm == "dp-ftrl" else {}
+    federation = {"silos": 1, "rounds": ROUNDS, "batch": 1, "sampling": sampling, **groups}
+    tree = copies_tree(federation, algorithm, run={"dtype": "float32", "arithmetic": arithmetic})
     return resolve_cell(tree | sections, "test")
 
 
@@ -73,17 +78,15 @@ def others_apart(silo: Silo) -> list[float]:
     query = plan.objective.initial() * 3.0
     held, there = silo._records_and_mask
     for t in range(1, ROUNDS + 1):
-        rows = as_row_indices(
-            plan.schedule.select_rows(t, plan.batch_sizes[0], 0, lambda: silo._sampling_randomness)
-        )
+        batch = plan.batch_sizes[0]
+        rows = as_row_indices(plan.schedule.select_rows(t, batch, 0, lambda: silo._sampling_randomness))
         sums = []
         for chosen in (np.union1d(rows, [VICTIM]), rows[rows != VICTIM]):
             weights = there[chosen] * (torch.from_numpy(chosen) != VICTIM)
             records = Records(held.features[chosen], held.labels[chosen])
             read = RoundBatch(records, weights, ((0, len(chosen)),), chosen)
-            sums.append(
-                silo.steps.sum_increments(silo.initial_state(), plan.rounds[t - 1], query, read).values.double()
-            )
+            total = silo.steps.sum_increments(silo.initial_state(), plan.rounds[t - 1], query, read)
+            sums.append(total.values.double())
         (norm,) = plan.required_exact_plan.norms(t)
         distances.append(float((sums[0] - sums[1]).norm()) / norm)
     return distances
@@ -134,11 +137,10 @@ def test_guarantee_what_may_depend_on_who_is_drawn_is_refused(
 ) -> None:
     """In a guard and in a simulation, in one line that names both parts."""
     cell = cell_of(sampling, arithmetic=arithmetic)
-    with pytest.raises(
-        InputError, match=f'federation.sampling = "{sampling}" .* {part.__name__}.*{reason}'
-    ) as caught:
+    line = f'federation.sampling = "{sampling}" .* {part.__name__}.*{reason}'
+    with pytest.raises(InputError, match=line) as refusal:
         make_plan(cell, part(load_task(cell).objective), for_release=arithmetic == "integers")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_position_is_public_where_the_order_is() -> None:
@@ -161,14 +163,8 @@ def of_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tree_of_run(seeds: int = 1, sampling: str = "poisson") -> dict[str, Any]:
-    return small_tree(
-        data={"name": "synthetic"},
-        model={"name": "mlp", "hidden": 4, "augment": {"copies": 2, "shift": 10}},
-        federation={"silos": 1, "rounds": 2, "batch": 1, "sampling": sampling},
-        algorithm={**ALGORITHMS["dp-sgd"], "trust": "untrusted", "clip": 1.0},
-        privacy={"relation": "zero-out", "epsilon": CLAIMED, "delta": DELTA},
-        sweep={"seeds": seeds},
-    )
+    federation = {"silos": 1, "rounds": 2, "batch": 1, "sampling": sampling}
+    return copies_tree(federation, sweep={"seeds": seeds})
 
 
 def as_0_3_1(patch: pytest.MonkeyPatch) -> None:

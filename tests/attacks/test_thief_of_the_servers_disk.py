@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,11 +21,27 @@ from fedpriv.protocol.messages import TRAIN, RecordCounts, read_tensor, release_
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deploy_cell
 from fedpriv.server.journal import EntrySizes, ServerJournal
-from fedpriv.server.strategy import JournalEntry, MissedRounds
+from fedpriv.server.strategy import JournalEntry
 from tests.server.deployed import plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]
 VECTOR = torch.arange(7850, dtype=torch.float32)
+ENTRIES = EntrySizes(torch.float32, (7850,) * 8)
+
+
+def ftrl_cell(small_cell: MakeCell, mechanism: str) -> Cell:
+    """A trusted server that adds the noise of a mechanism to integers."""
+    algorithm = {"name": "dp-ftrl", "mechanism": mechanism, "clip": 1.0, "step": 0.1, "trust": "trusted"}
+    run = {"dtype": "float32", "arithmetic": "integers"}
+    return small_cell(algorithm=algorithm, privacy={"relation": "zero-out", "mu": 2.0}, run=run)
+
+
+def write_entries(folder: Path, *rounds: int) -> bytearray:
+    """The entries of a journal that has these rounds."""
+    with ServerJournal(folder, ENTRIES) as journal:
+        for t in rounds:
+            journal.record(t, JournalEntry(t * VECTOR, bytes([t]) * 32), {}, None)
+    return bytearray((folder / "released.bin").read_bytes())
 
 
 class OtherRecord(InProcessGrid):
@@ -48,9 +64,7 @@ def test_a_journal_put_back_never_adds_its_noise_to_other_sums(
     small_cell: MakeCell, tmp_path: Path, mechanism: str, moved: int
 ) -> None:
     """With the same noise on both, the difference of two broadcasts would be the record that was deleted."""
-    algorithm = {"name": "dp-ftrl", "mechanism": mechanism, "clip": 1.0, "step": 0.1, "trust": "trusted"}
-    privacy = {"relation": "zero-out", "mu": 2.0}
-    cell = small_cell(algorithm=algorithm, privacy=privacy, run={"dtype": "float32", "arithmetic": "integers"})
+    cell = ftrl_cell(small_cell, mechanism)
     plan = plan_with(cell)
     grid = OtherRecord(client_app, 3, make_run_config(cell, Path()))
     serve(plan, tmp_path / "j", grid, rounds=1)
@@ -78,9 +92,8 @@ def test_nothing_but_what_was_broadcast_is_left_after_the_run(small_cell: MakeCe
         journal.wipe_key()
     assert known is not None
     query = plan.optimizer.query(plan.optimizer.start(plan.objective.initial()))
-    assert known.query_chain == extend_query_chain(
-        INITIAL_QUERY_CHAIN, query.numpy().tobytes()
-    )  # a function of what was asked alone
+    asked = extend_query_chain(INITIAL_QUERY_CHAIN, query.numpy().tobytes())
+    assert known.query_chain == asked  # a function of what was asked alone
     assert not any((tmp_path / "hard link").read_bytes())
     assert {path.name for path in (tmp_path / "j").iterdir()} == {"released.bin"}
     assert key not in (tmp_path / "j" / "released.bin").read_bytes()
@@ -92,15 +105,8 @@ class Linking(ServerJournal):
     stolen: ClassVar[dict[int, Path]] = {}
     seen: ClassVar[list[list[int]]] = []
 
-    def record(
-        self,
-        t: int,
-        entry: JournalEntry,
-        missed_rounds: MissedRounds,
-        last_releases: torch.Tensor | None,
-        secret_state: bytes = b"",
-    ) -> None:
-        super().record(t, entry, missed_rounds, last_releases, secret_state)
+    def record(self, t: int, *arguments: Any) -> None:
+        super().record(t, *arguments)
         link = self._folder.with_name(f"stolen {t}")
         link.hardlink_to(self._folder / f"sums-{t}.bin")
         self.stolen[t] = link
@@ -112,9 +118,7 @@ def test_the_sums_of_a_round_are_wiped_when_the_next_is_on_file(
     small_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mechanism: str
 ) -> None:
     """Gains: the exact sums of two rounds, whose difference is what one round's records sent, without noise."""
-    algorithm = {"name": "dp-ftrl", "mechanism": mechanism, "clip": 1.0, "step": 0.1, "trust": "trusted"}
-    run = {"dtype": "float32", "arithmetic": "integers"}
-    cell = small_cell(algorithm=algorithm, privacy={"relation": "zero-out", "mu": 2.0}, run=run)
+    cell = ftrl_cell(small_cell, mechanism)
     monkeypatch.setattr("fedpriv.server.app.ServerJournal", Linking)
     monkeypatch.setattr(Linking, "stolen", {})
     monkeypatch.setattr(Linking, "seen", [])
@@ -146,35 +150,26 @@ def test_sums_that_a_killed_server_left_are_wiped_by_the_next(tmp_path: Path) ->
 @pytest.mark.parametrize("place", [0, 7850 * 4 - 1, 7850 * 4 + 5, 7850 * 4 + 40])
 def test_a_bit_that_flipped_is_noticed_and_never_used(tmp_path: Path, place: int) -> None:
     """A changed q~_t asks silos for other queries, and an infinite one ends the run with nothing said."""
-    with ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal:
-        for t in (1, 2, 3):
-            journal.record(t, JournalEntry(t * VECTOR, bytes([t]) * 32), {}, None)
-    path = tmp_path / "released.bin"
-    content = bytearray(path.read_bytes())
+    content = write_entries(tmp_path, 1, 2, 3)
     content[len(content) // 3 + place] ^= 64
-    path.write_bytes(content)
-    with ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal:
+    (tmp_path / "released.bin").write_bytes(content)
+    with ServerJournal(tmp_path, ENTRIES) as journal:
         for t in (1, 3):
-            known = journal.read_entry(t)
-            assert known is not None
-            assert torch.equal(known.noisy_values, t * VECTOR)
-            assert known.query_chain == bytes([t]) * 32
+            entry = journal.read_entry(t)
+            assert entry is not None
+            assert torch.equal(entry.noisy_values, t * VECTOR)
+            assert entry.query_chain == bytes([t]) * 32
         with pytest.raises(RunError, match=r"released\.bin, round 2: the entry is damaged"):
             journal.read_entry(2)
 
 
 def test_entries_do_not_stand_for_one_another(tmp_path: Path) -> None:
     """Two rounds swapped would be replayed as if they had been released so."""
-    with ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal:
-        for t in (1, 2):
-            journal.record(t, JournalEntry(t * VECTOR), {}, None)
-    content = (tmp_path / "released.bin").read_bytes()
+    content = write_entries(tmp_path, 1, 2)
     half = len(content) // 2
     (tmp_path / "released.bin").write_bytes(content[half:] + content[:half])
-    with (
-        ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal,
-        pytest.raises(RunError, match=r"round 1: the entry is damaged"),
-    ):
+    line = "round 1: the entry is damaged"
+    with ServerJournal(tmp_path, ENTRIES) as journal, pytest.raises(RunError, match=line):
         journal.read_entry(1)
 
 
@@ -185,10 +180,8 @@ def test_entries_do_not_stand_for_one_another(tmp_path: Path) -> None:
 def test_a_noise_key_of_another_length_is_never_used(tmp_path: Path, key: bytes, reason: str) -> None:
     """A key that was cut short, or zeros, could be guessed, and with it the noise."""
     write_bytes(tmp_path / "noise.key", key, PRIVATE_MODE)
-    with (
-        ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal,
-        pytest.raises(RunError, match=f"{reason}.*32 secret ones"),
-    ):
+    line = f"{reason}.*32 secret ones"
+    with ServerJournal(tmp_path, ENTRIES) as journal, pytest.raises(RunError, match=line):
         journal.load_noise_key()
 
 
@@ -200,23 +193,23 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> Non
     (folder / name).write_bytes(bytes(range(32)))
     (folder / name).chmod(0o640)
     with pytest.raises(RunError, match=f"{name}: others have permissions on it"):
-        ServerJournal(folder, EntrySizes(torch.float32, (7850,) * 8))
+        ServerJournal(folder, ENTRIES)
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_every_file_of_the_journal_is_the_servers_own(tmp_path: Path) -> None:
     """The silos' last releases and who was missing are nobody else's business."""
-    with ServerJournal(tmp_path / "j", EntrySizes(torch.float32, (7850,) * 8)) as journal:
+    with ServerJournal(tmp_path / "j", ENTRIES) as journal:
         journal.load_noise_key()
         journal.record(1, JournalEntry(VECTOR), {0: [1]}, VECTOR.reshape(1, -1))
-    found = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "j").iterdir()}
-    assert found == dict.fromkeys(("noise.key", "released.bin", "last.npy", "missed.json"), 0o600)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "j").iterdir()}
+    assert modes == dict.fromkeys(("noise.key", "released.bin", "last.npy", "missed.json"), 0o600)
 
 
 @pytest.mark.parametrize("name", ["last.npy", "missed.json"])
 def test_other_damaged_files_of_the_journal_are_named(tmp_path: Path, name: str) -> None:
     """A traceback tells an operator nothing, and a wrong stand-in moves the model."""
-    with ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal:
+    with ServerJournal(tmp_path, ENTRIES) as journal:
         journal.record(1, JournalEntry(VECTOR), {0: [1]}, VECTOR.reshape(1, -1))
         (tmp_path / name).write_bytes(b"[garbage")
         with pytest.raises(RunError, match=f"{name}: damaged"):

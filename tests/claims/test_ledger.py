@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from fedpriv.accounting.gaussian import compose
@@ -39,9 +41,36 @@ STREAM = ReleaseStream(
 )
 
 
-def finish(cell: Cell, engine: str) -> CellOutcome:
+def finish(cell: Cell, engine: str = "vectorized") -> CellOutcome:
     (outcome,) = make_engine(engine)([cell], RunObserver())
     return outcome.cell_outcome
+
+
+def write_run(folder: Path, tree: dict[str, Any] | None = None) -> Path:
+    """Write the results of a real run, and return their file."""
+    scenario = parse_scenario(tree or small_tree(), "test")
+    run = RunFolder(folder / "run", scenario, "vectorized", resume=False)
+    run.finished(0, finish(scenario.points[0].cell))
+    return folder / "run" / "results.json"
+
+
+def edit_cell(results: Path, edit: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Edit the first cell of a run's results, and return it."""
+    tree = json.loads(results.read_text())
+    edit(tree["cells"][0])
+    results.write_text(json.dumps(tree))
+    return dict(tree["cells"][0])
+
+
+def check(results: Path, *options: str) -> Result:
+    """Have the command check a run's claims."""
+    return CliRunner().invoke(app, ["privacy", "ledger", str(results.parent), *options])
+
+
+def guarantee_of(streams: Sequence[ReleaseStream]) -> Any:
+    claim = compute_claim(streams)
+    assert claim is not None
+    return claim.guarantee
 
 
 def test_price_of_one_stream_by_hand() -> None:
@@ -53,13 +82,25 @@ def test_price_of_one_stream_by_hand() -> None:
 
 def test_the_worst_stream_is_charged_and_none_without_noise() -> None:
     quieter = dataclasses.replace(STREAM, party_name="silo 1", std=1.0)
-    claim = compute_claim([STREAM, quieter])
-    assert claim is not None
-    assert claim.guarantee.mu == pytest.approx(8.0)
+    assert guarantee_of([STREAM, quieter]).mu == pytest.approx(8.0)
     assert compute_claim([]) is None
     assert compute_claim([STREAM, dataclasses.replace(STREAM, std=0.0)]) is None
-    with pytest.raises(InputError, match="one neighbouring relation"):
-        compute_claim([STREAM, dataclasses.replace(STREAM, relation="zero-out")])
+
+
+PERSONS = dataclasses.replace(STREAM, unit=make_unit("user", 1))
+
+
+@pytest.mark.parametrize(
+    ("streams", "reason"),
+    [
+        ([STREAM, dataclasses.replace(STREAM, relation="zero-out")], "one neighbouring relation"),
+        ([dataclasses.replace(STREAM, step=FIRST_STEP), PERSONS], "one neighbouring relation and one unit"),
+    ],
+)
+def test_steps_of_different_units_do_not_compose(streams: list[ReleaseStream], reason: str) -> None:
+    """A first step that protects records says nothing of persons, whom the rounds protect."""
+    with pytest.raises(InputError, match=reason):
+        compute_claim(streams)
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.5, period=4), BandedSquareRoot(0.9, 3)])
@@ -68,11 +109,17 @@ def test_streams_survive_json(mechanism: object) -> None:
     assert stream_from_data(json.loads(json.dumps(stream_to_data(varied)))) == varied
 
 
-def test_an_unknown_mechanism_is_refused() -> None:
-    data = stream_to_data(STREAM)
-    data["mechanism"] = {"name": "Homemade"}
-    with pytest.raises(InputError, match="mechanism 'Homemade' is none of"):
-        stream_from_data(data)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mechanism": {"name": "Homemade"}}, "mechanism 'Homemade' is none of"),
+        *[({"apart": apart}, r"ledger: .*apart") for apart in ("1.5", None, [1], True, 0.5, 2.5, float("nan"))],
+    ],
+)
+def test_a_stream_of_somebodys_results_that_cannot_be_is_one_line(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as refusal:
+        stream_from_data({**stream_to_data(STREAM), **changes})
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
@@ -81,11 +128,10 @@ def test_the_ledger_gives_what_the_scenario_asked_for(small_cell: MakeCell, engi
     cell = small_cell(algorithm__trust=trust, federation__silos=4, federation__batch=2, privacy__rho=3.0)
     finished = finish(cell, engine)
     assert [stream.party_name for stream in finished.releases] == ["server" if trust == "trusted" else "silos 0-3"]
-    claim = compute_claim(finished.releases)
-    assert claim is not None
-    assert claim.guarantee.mu == pytest.approx(3.0, rel=1e-12)
+    mu = guarantee_of(finished.releases).mu
+    assert mu == pytest.approx(3.0, rel=1e-12)
     statement = privacy_data(cell, finished.releases)
-    assert statement["rho"] == statement["mu"] == claim.guarantee.mu
+    assert statement["rho"] == statement["mu"] == mu
     assert statement["epsilon"] < statement["epsilon_paper"]
 
 
@@ -99,36 +145,29 @@ def test_halved_noise_doubles_the_claim(small_cell: MakeCell, monkeypatch: pytes
         return Noise(tuple(source._replace(std=source.std / 2) for source in sources))
 
     monkeypatch.setattr(Trust, "calibrate_noise", halved)
-    finished = finish(small_cell(algorithm__trust=trust, privacy__rho=3.0), "vectorized")
-    claim = compute_claim(finished.releases)
-    assert claim is not None
-    assert claim.guarantee.mu == pytest.approx(6.0)
+    finished = finish(small_cell(algorithm__trust=trust, privacy__rho=3.0))
+    assert guarantee_of(finished.releases).mu == pytest.approx(6.0)
 
 
 def test_a_run_without_noise_claims_nothing(small_cell: MakeCell) -> None:
     cell = small_cell(privacy__mode="none", privacy__rho=None)
-    statement = privacy_data(cell, finish(cell, "vectorized").releases)
-    assert statement["mu"] is None
-    assert statement["epsilon"] is None
-    assert statement["noise"] == "none"
+    statement = privacy_data(cell, finish(cell).releases)
+    assert (statement["mu"], statement["epsilon"], statement["noise"]) == (None, None, "none")
 
 
 def test_fewer_rounds_cost_less(small_cell: MakeCell) -> None:
     """A run that was cut after 2 of 8 rounds is charged √2/√8 of its plan."""
     cell = small_cell(privacy__rho=4.0)
     plan = make_plan(cell, load_task(cell).objective)
-    assert compute_claim(make_release_streams(plan, 2)).guarantee.mu == pytest.approx(2.0)  # type: ignore[union-attr]
+    assert guarantee_of(make_release_streams(plan, 2)).mu == pytest.approx(2.0)
 
 
-def test_a_doctored_claim_is_seen(tmp_path: Path, small_cell: MakeCell) -> None:
-    scenario = parse_scenario(small_tree(), "test")
-    folder = RunFolder(tmp_path / "run", scenario, "vectorized", resume=False)
-    folder.finished(0, finish(scenario.points[0].cell, "vectorized"))
-    (entry,) = read_ledger(tmp_path / "run")
+def test_a_doctored_claim_is_seen(tmp_path: Path) -> None:
+    results = write_run(tmp_path)
+    (entry,) = read_ledger(results.parent)
     assert entry.agrees
-    path = tmp_path / "run" / "results.json"
-    path.write_text(path.read_text().replace('"mu": 4.0', '"mu": 2.0'))
-    (entry,) = read_ledger(tmp_path / "run")
+    edit_cell(results, lambda cell: cell.update(mu=2.0))
+    (entry,) = read_ledger(results.parent)
     assert not entry.agrees
     assert entry.claim is not None
     assert entry.claim.guarantee.mu == pytest.approx(4.0)
@@ -136,33 +175,17 @@ def test_a_doctored_claim_is_seen(tmp_path: Path, small_cell: MakeCell) -> None:
         read_ledger(tmp_path)
 
 
-def doctored(folder: Path, **changes: float) -> Path:
-    """A run's results with other figures in its first cell."""
-    path = folder / "results.json"
-    tree = json.loads(path.read_text())
-    tree["cells"][0].update(changes)
-    path.write_text(json.dumps(tree))
-    return folder
-
-
-def written(folder: Path, tree: dict[str, Any]) -> Path:
-    scenario = parse_scenario(tree, "test")
-    run = RunFolder(folder, scenario, "vectorized", resume=False)
-    run.finished(0, finish(scenario.points[0].cell, "vectorized"))
-    return folder
-
-
 @pytest.mark.parametrize("key", ["mu", "epsilon"])
 def test_the_command_fails_where_a_claim_differs(tmp_path: Path, key: str) -> None:
     """Exit code 1 and the cell's number: a doctored figure that a script would take for checked."""
-    folder = written(tmp_path / "run", small_tree())
-    assert CliRunner().invoke(app, ["privacy", "ledger", str(folder)]).exit_code == 0
-    doctored(folder, **{key: 0.5})
+    results = write_run(tmp_path)
+    assert check(results).exit_code == 0
+    edit_cell(results, lambda cell: cell.update({key: 0.5}))
     for options in ([], ["--json"]):
-        found = CliRunner().invoke(app, ["privacy", "ledger", str(folder), *options])
-        assert isinstance(found.exception, RunError)
-        assert "the claim of cell 0 is not what the ledger gives" in str(found.exception)
-    assert "DIFFERS" in CliRunner().invoke(app, ["privacy", "ledger", str(folder)]).output
+        refusal = check(results, *options).exception
+        assert isinstance(refusal, RunError)
+        assert "the claim of cell 0 is not what the ledger gives" in str(refusal)
+    assert "DIFFERS" in check(results).output
 
 
 @pytest.mark.slow
@@ -174,30 +197,14 @@ def test_a_doctored_epsilon_of_a_sampled_run_is_seen(tmp_path: Path) -> None:
         algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
         privacy={"relation": "zero-out", "epsilon": 2.0},
     )
-    folder = written(tmp_path / "run", tree)
-    (entry,) = read_ledger(folder)
+    results = write_run(tmp_path, tree)
+    (entry,) = read_ledger(results.parent)
     assert entry.agrees
     assert entry.claimed_mu is None
     assert entry.claimed_epsilon is not None
-    (entry,) = read_ledger(doctored(folder, epsilon=entry.claimed_epsilon / 2.0))
+    edit_cell(results, lambda cell: cell.update(epsilon=cell["epsilon"] / 2.0))
+    (entry,) = read_ledger(results.parent)
     assert not entry.agrees
-
-
-def _edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None], *, consistent: bool) -> int:
-    """The exit code of the command for a real run's results after `edit`; with a claim of what is left."""
-    scenario = parse_scenario(small_tree(), "test")
-    folder = RunFolder(tmp_path / "run", scenario, "inprocess", resume=False)
-    (outcome,) = make_engine("inprocess")([scenario.points[0].cell], RunObserver())
-    folder.finished(0, outcome.cell_outcome)
-    path = tmp_path / "run" / "results.json"
-    tree = json.loads(path.read_text())
-    edit(cell := tree["cells"][0])
-    if consistent:
-        claim = compute_claim(list(map(stream_from_data, cell["releases"])))
-        assert claim is not None
-        cell.update(claim.guarantee.figures(cell["delta"]))
-    path.write_text(json.dumps(tree))
-    return CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "run")]).exit_code
 
 
 def _fewer_rounds(cell: dict[str, Any]) -> None:
@@ -212,84 +219,63 @@ def _without(key: str, edit: Callable[[dict[str, Any]], None]) -> Callable[[dict
     def edited(cell: dict[str, Any]) -> None:
         edit(cell)
         *sections, last = key.split(".")
-        for section in sections:
-            cell = cell[section]
-        del cell[last]
+        del reduce(dict.__getitem__, sections, cell)[last]
 
     return edited
 
 
+def _release(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda cell: cell["releases"][0].update(changes)
+
+
 EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
     "fewer rounds": _fewer_rounds,
-    "one silo of three": lambda cell: cell["releases"][0].update(owner="silo 0"),
-    "a silo nobody has": lambda cell: cell["releases"][0].update(owner="silos 1-3"),
+    "one silo of three": _release(owner="silo 0"),
+    "a silo nobody has": _release(owner="silos 1-3"),
     "the server's noise, said of silos": lambda cell: cell.update(trust="trusted"),
-    "a relation that halves mu": lambda cell: cell["releases"][0].update(relation="zero-out"),
+    "a relation that halves mu": _release(relation="zero-out"),
     "a relation in the heading": lambda cell: cell.update(relation="zero-out"),
     "a unit in the heading": lambda cell: cell.update(unit="all records of one person"),
-    "a unit that nobody knows": lambda cell: cell["releases"][0].update(unit="household"),
+    "a unit that nobody knows": _release(unit="household"),
     "a unit that the scenario did not ask for": lambda cell: cell["scenario"]["privacy"].update(unit="household"),
     "a simulation that is called a release": lambda cell: cell.update(noise="release"),
-    "noise beyond all numbers": lambda cell: cell["releases"][0].update(std=1e308 * 10),
+    "noise beyond all numbers": _release(std=1e308 * 10),
     "fewer rounds, and nobody says how many": _without("rounds", _fewer_rounds),
-    "one silo, and nobody says of how many": _without(
-        "silos", lambda cell: cell["releases"][0].update(owner="silo 0")
-    ),
+    "one silo, and nobody says of how many": _without("silos", _release(owner="silo 0")),
     "a relation that halves mu, and nobody says which": _without(
-        "scenario.privacy.relation", lambda cell: cell["releases"][0].update(relation="zero-out")
+        "scenario.privacy.relation", _release(relation="zero-out")
     ),
 }
-
-
 UNREADABLE = ("noise beyond all numbers", "a unit that nobody knows")
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_releases_that_are_not_those_of_the_run_are_seen(tmp_path: Path, edit: str) -> None:
     """Gains: "ok" for a smaller mu, recomputed from releases that leave out rounds, silos or half of a change."""
-    assert _edited(tmp_path, EDITS[edit], consistent=edit not in UNREADABLE) != 0
+    cell = edit_cell(results := write_run(tmp_path), EDITS[edit])
+    if edit not in UNREADABLE:
+        figures = guarantee_of(list(map(stream_from_data, cell["releases"]))).figures(cell["delta"])
+        edit_cell(results, lambda cell: cell.update(figures))
+    assert check(results).exit_code != 0
 
 
 @pytest.mark.parametrize("key", ["zcdp", "epsilon_paper"])
 def test_every_figure_that_is_shown_is_recomputed(tmp_path: Path, key: str) -> None:
     """Gains: "ok" beside a figure that is a hundredth of what was spent."""
-    assert _edited(tmp_path, lambda cell: cell.update({key: cell[key] / 100.0}), consistent=False) == 1
-
-
-def test_an_honest_run_agrees(tmp_path: Path) -> None:
-    assert _edited(tmp_path, lambda _: None, consistent=False) == 0
+    edit_cell(results := write_run(tmp_path), lambda cell: cell.update({key: cell[key] / 100.0}))
+    assert check(results).exit_code == 1
 
 
 def test_cells_that_results_json_does_not_have_yet_are_checked(tmp_path: Path) -> None:
     """Gains: tables and reports read cells.jsonl, the ledger did not: any claim in it passed."""
-    assert _edited(tmp_path, lambda _: None, consistent=False) == 0
-    (cell,) = json.loads((tmp_path / "run" / "results.json").read_text())["cells"]
-    (tmp_path / "run" / "cells.jsonl").write_text(json.dumps({**cell, "cell": 1, "mu": 0.5}) + "\n{cut short")
-    shown = CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "run")])
-    assert shown.exit_code == 1
-    assert [entry.cell for entry in read_ledger(tmp_path / "run")] == [0, 1]
+    results = write_run(tmp_path)
+    (cell,) = json.loads(results.read_text())["cells"]
+    results.with_name("cells.jsonl").write_text(json.dumps({**cell, "cell": 1, "mu": 0.5}) + "\n{cut short")
+    assert check(results).exit_code == 1
+    assert [entry.cell for entry in read_ledger(results.parent)] == [0, 1]
 
 
 def test_alike_silos_are_as_many_streams_as_their_name_says() -> None:
     """A person in both of "silos 0-1", each at mu = 1: √2; one stream fewer counted would be 1."""
-    unit = make_unit("user", 1, max_silos=2)
-    both = dataclasses.replace(STREAM, party_name="silos 0-1", unit=unit)
-    claim = compute_claim([both])
-    assert claim is not None
-    assert claim.guarantee == GaussianDP(compose([both.mu, both.mu]))
-
-
-def test_steps_of_different_units_do_not_compose() -> None:
-    """A first step that protects records says nothing of persons, whom the rounds protect."""
-    persons = dataclasses.replace(STREAM, unit=make_unit("user", 1))
-    first = dataclasses.replace(STREAM, step=FIRST_STEP)
-    with pytest.raises(InputError, match="one neighbouring relation and one unit"):
-        compute_claim([first, persons])
-
-
-@pytest.mark.parametrize("apart", ["1.5", None, [1], True, 0.5, 2.5, float("nan")])
-def test_a_distance_of_increments_that_is_no_distance_is_one_line(apart: Any) -> None:
-    """A stream of somebody's results.json: before, a TypeError for a text."""
-    data = {**stream_to_data(STREAM), "apart": apart}
-    with pytest.raises(InputError, match=r"ledger: .*apart"):
-        stream_from_data(data)
+    both = dataclasses.replace(STREAM, party_name="silos 0-1", unit=make_unit("user", 1, max_silos=2))
+    assert guarantee_of([both]) == GaussianDP(compose([both.mu, both.mu]))

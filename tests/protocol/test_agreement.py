@@ -6,20 +6,23 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedpriv.clients import app as silo
 from fedpriv.protocol.messages import ADMISSION_QUERY, PROTOCOL_VERSION, PUBLIC_KEY_QUERY, TRAIN, read_refusal
 
+NEWER = {"protocol": PROTOCOL_VERSION + 1, "fedpriv": "0.9\x1b[2J"}
 
+
+def context_of(**config: Any) -> Context:
+    return Context(1, 7, {"partition-id": 1}, RecordDict(), config)
+
+
+@pytest.mark.usefixtures("flower_task")
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
         ({}, r"silo 1 runs fedpriv .* \(protocol 4\), the coordinator an older one: install the same version"),
-        (
-            {"protocol": PROTOCOL_VERSION + 1, "fedpriv": "0.9\x1b[2J"},
-            r"the coordinator 0\.9\\x1b\[2J \(protocol 5\): ",
-        ),
+        (NEWER, r"the coordinator 0\.9\\x1b\[2J \(protocol 5\): "),
         ({"protocol": "2", "fedpriv": "0.9"}, "the coordinator an older one"),
     ],
 )
@@ -27,10 +30,8 @@ def test_another_protocol_is_refused_before_the_guard_is_asked(
     theirs: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Was: KeyError 'query' at the server, and nothing at the silo."""
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(silo, "_exchange_frames", lambda *_: pytest.fail("the guard was asked"))
-    context = Context(1, 7, {"partition-id": 1}, RecordDict(), {"run-token": "run", "cell-json": "{}", **theirs})
+    context = context_of(**{"run-token": "run", "cell-json": "{}"}, **theirs)
     for kind, forward in (
         (TRAIN, silo.forward_query),
         (PUBLIC_KEY_QUERY, silo.forward_key),
@@ -44,5 +45,4 @@ def test_another_protocol_is_refused_before_the_guard_is_asked(
 
 
 def test_the_same_protocol_is_no_matter_of_words() -> None:
-    context = Context(1, 7, {"partition-id": 1}, RecordDict(), {"protocol": PROTOCOL_VERSION, "fedpriv": "0.9"})
-    assert silo.find_protocol_mismatch(context) is None
+    assert silo.find_protocol_mismatch(context_of(protocol=PROTOCOL_VERSION, fedpriv="0.9")) is None

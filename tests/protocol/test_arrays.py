@@ -1,9 +1,12 @@
 """Arrays on the wire are Flower's own, byte for byte."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
 
 from fedpriv.protocol import messages
 from fedpriv.protocol.messages import (
@@ -14,19 +17,15 @@ from fedpriv.protocol.messages import (
     read_int_field,
     read_tensor,
     to_array_record,
-)
+)  # fmt: skip
 from fedpriv.rounds.round import is_finite
 
 
 @pytest.mark.parametrize("values", [np.zeros(0), np.arange(5.0), np.ones((2, 3), np.float32)])
-def test_encoding_is_byte_identical_to_flowers(values: np.ndarray) -> None:
+def test_encoding_is_byte_identical_to_flowers(values: NDArray[Any]) -> None:
     ours, theirs = encode_array(values), Array(values)
-    assert (ours.dtype, ours.shape, ours.stype, ours.data) == (
-        theirs.dtype,
-        theirs.shape,
-        theirs.stype,
-        theirs.data,
-    )
+    for name in ("dtype", "shape", "stype", "data"):
+        assert getattr(ours, name) == getattr(theirs, name)
     assert torch.equal(decode_tensor(theirs), torch.from_numpy(values))
 
 
@@ -74,8 +73,8 @@ def test_a_vector_is_one_object_of_a_message_unless_it_is_long(
         monkeypatch.setattr(messages, "_MAX_CONFIG_BYTES", longest)
         content = query_content(to_array_record(query), 3, ConfigRecord({"keys": b"k"}))
         assert set(content) == records
-        found = read_tensor(content, "query")
-        assert found.dtype == dtype
-        assert torch.equal(found, query)
+        read = read_tensor(content, "query")
+        assert read.dtype == dtype
+        assert torch.equal(read, query)
         assert read_int_field(content, "config", "t") == 3
         assert read_bytes_field(content, "config", "keys") == b"k"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,29 +19,26 @@ from fedpriv.protocol.cell_folder import FolderReader, FolderReporter, make_run_
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import make_server_app
 
-MakeCell = Callable[..., Cell]
 DONE = CellOutcome({"test_loss": 1.0}, None, 1.0, (), 1, np.zeros(3, np.float32))
 
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    def fail(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    return lambda: monkeypatch.setattr(os, "fsync", fail)
+    error = OSError(errno.ENOSPC, "No space left on device")
+    return lambda: monkeypatch.setattr(os, "fsync", Mock(side_effect=error))
 
 
 def test_a_full_disk_leaves_the_file_as_it_was_and_no_draft(tmp_path: Path, full_disk: Callable[[], None]) -> None:
     write_json(tmp_path / "results.json", {"a": 1})
     full_disk()
-    writes: list[Callable[[], None]] = [
-        lambda: write_json(tmp_path / "results.json", {"a": 2}),
-        lambda: write_bytes(tmp_path / "new", b"x"),
-        lambda: write_vector(tmp_path / "model.npy", np.zeros(3)),
+    writes: list[tuple[Callable[..., None], str, Any]] = [
+        (write_json, "results.json", {"a": 2}),
+        (write_bytes, "new", b"x"),
+        (write_vector, "model.npy", np.zeros(3)),
     ]
-    for write in writes:
+    for write, name, content in writes:
         with pytest.raises(OSError, match="No space left"):
-            write()
+            write(tmp_path / name, content)
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     assert json.loads((tmp_path / "results.json").read_text()) == {"a": 1}
 
@@ -55,14 +53,13 @@ def test_a_draft_of_a_killed_process_is_no_obstacle(tmp_path: Path) -> None:
 def test_a_reporter_on_a_full_disk_says_so_in_one_line(tmp_path: Path, full_disk: Callable[[], None]) -> None:
     reporter = FolderReporter(tmp_path)
     full_disk()
-    says: list[Callable[[], None]] = [
-        lambda: reporter.advanced(1),
-        lambda: reporter.finished(0, DONE),
-        lambda: reporter.failed(RunError("broken")),
-    ]
-    for say in says:
+    for report, *arguments in (
+        (reporter.advanced, 1),
+        (reporter.finished, 0, DONE),
+        (reporter.failed, RunError("broken")),
+    ):
         with pytest.raises(RunError, match=r"cannot be written there: .*No space left on device"):
-            say()
+            report(*arguments)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -73,16 +70,15 @@ def test_a_folder_that_cannot_be_made_says_so_in_one_line(tmp_path: Path) -> Non
 
 
 def test_the_servers_own_error_comes_through_where_no_report_of_it_can_be_written(
-    small_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_disk: Callable[[], None]
+    small_cell: Callable[..., Cell], tmp_path: Path, full_disk: Callable[[], None]
 ) -> None:
-    cell = small_cell()
     grid = InProcessGrid(None, 3, {})  # its nodes fail at the first message
-    context = grid.server_context(make_run_config(cell, tmp_path))
+    context = grid.server_context(make_run_config(small_cell(), tmp_path))
 
     def reporter(_: Mapping[str, Any]) -> FolderReporter:
-        made = FolderReporter(tmp_path)
+        reporter = FolderReporter(tmp_path)
         full_disk()
-        return made
+        return reporter
 
     with pytest.raises(RunError, match=r"silo|roster|node"):
         make_server_app(reporter)(grid, context)
@@ -109,14 +105,9 @@ def test_the_history_is_read_once_and_a_line_that_is_being_written_waits(tmp_pat
 
 
 DAMAGES: list[tuple[str, bytes | None]] = [
-    ("model.npy", b"garbage"),
-    ("model.npy", b""),
-    ("model.npy", None),
-    ("outcome.json", b"{"),
-    ("outcome.json", b"[]"),
-    ("outcome.json", b"{}"),
-    ("failure.json", b"garbage"),
-    ("failure.json", b"{}"),
+    *(("model.npy", content) for content in (b"garbage", b"", None)),
+    *(("outcome.json", content) for content in (b"{", b"[]", b"{}")),
+    *(("failure.json", content) for content in (b"garbage", b"{}")),
 ]
 
 
@@ -124,9 +115,8 @@ DAMAGES: list[tuple[str, bytes | None]] = [
 def test_a_damaged_result_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
     FolderReporter(tmp_path).finished(0, DONE)
     assert FolderReader(tmp_path).read_result() is not None
-    if content is None:
-        (tmp_path / name).unlink()
-    else:
+    (tmp_path / name).unlink(missing_ok=True)
+    if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(RunError, match=f"{name}: (damaged|missing)"):
         FolderReader(tmp_path).read_result()

@@ -1,6 +1,7 @@
 """What silos send over a SuperLink, which hands an object to every SuperNode that knows its bytes' SHA-256."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fedpriv.clients import app as proxy
@@ -33,11 +33,14 @@ VECTORS = [
 ]
 
 
+every_vector = pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector.dtype}-{len(vector)}")
+
+
 def objects(content: RecordDict) -> set[str]:
     return set(get_all_nested_objects(content))
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector.dtype}-{len(vector)}")
+@every_vector
 def test_guarantee_no_object_of_a_release_can_be_guessed(vector: NDArray[Any]) -> None:
     """Gains: whether a guess of another silo's exact sum is right, by asking for the object that it would be."""
     first, second = seal_vector("release", vector), seal_vector("release", vector)
@@ -45,23 +48,21 @@ def test_guarantee_no_object_of_a_release_can_be_guessed(vector: NDArray[Any]) -
     assert not objects(first) & objects(vector_content("release", encode_array(vector), {}))
 
 
+@pytest.mark.usefixtures("flower_task")
 @pytest.mark.parametrize("tests", [False, True])
 def test_what_a_guard_answers_leaves_the_silo_sealed(monkeypatch: pytest.MonkeyPatch, tests: bool) -> None:
     """Training and evaluation: two answers with the same release have no object in common."""
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
     answer = proxy.GuardReply(np.arange(5.0), b"commit")
     monkeypatch.setattr(proxy, "ask_reply", lambda *_, **__: answer)
     query = Message(vector_content("query", encode_array(np.zeros(3)), {"t": 1}), 7, "train")
-    context = Context(
-        1, 7, {}, RecordDict(), {"run-token": "run", "cell-json": "{}", "protocol": PROTOCOL_VERSION}
-    )
+    config: dict[str, Any] = {"run-token": "run", "cell-json": "{}", "protocol": PROTOCOL_VERSION}
+    context = Context(1, 7, {}, RecordDict(), config)
     first, second = (proxy.forward_query(query, context, Path("socket"), tests=tests).content for _ in range(2))
     assert not objects(first) & objects(second)
     assert read_tensor(first, "release").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector.dtype}-{len(vector)}")
+@every_vector
 def test_the_server_reads_what_was_sealed(vector: NDArray[Any]) -> None:
     content = seal_vector("release", vector)
     opened = read_tensor(content, "release").numpy()
@@ -78,20 +79,14 @@ def test_another_seal_is_refused(seal: Any) -> None:
         read_tensor(content, "release")
 
 
-def archive() -> bytes:
-    held = io.BytesIO()
-    np.savez(held, vector=np.zeros(4))
-    return held.getvalue()
-
-
-def npy(values: NDArray[Any]) -> bytes:
-    held = io.BytesIO()
-    np.save(held, values)
-    return held.getvalue()
+def npy(values: NDArray[Any], save: Callable[..., None] = np.save) -> bytes:
+    file = io.BytesIO()
+    save(file, values)
+    return file.getvalue()
 
 
 ODD = {
-    "an archive": archive(),
+    "an archive": npy(np.zeros(4), np.savez),
     "words": npy(np.array(["a", "b"])),
     "dates": npy(np.array(["2026-01-01"], "M8[D]")),
     "a record": npy(np.zeros(2, [("a", "f8")])),
@@ -114,17 +109,10 @@ HEADER = b"\x93NUMPY\x01\0\x01\0("
 SOUND = encode_array(np.zeros(1, np.float32)).data
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        SOUND.replace(b"<f4", b"<f1"),
-        SOUND.replace(b"<f4", b"<i8"),
-        SOUND[:-1],
-        HEADER,
-        b"PK\x03\x04" + bytes(20),
-        b"",
-    ],
-)
+MALFORMED = [SOUND.replace(b"<f4", b"<f1"), SOUND.replace(b"<f4", b"<i8"), SOUND[:-1], HEADER]
+
+
+@pytest.mark.parametrize("data", [*MALFORMED, b"PK\x03\x04" + bytes(20), b""])
 def test_malformed_bytes_are_a_value_error_whatever_numpy_makes_of_them(data: bytes) -> None:
     """A silo that sends them is named, and the server does not fail."""
     described = Array("float32", (1,), "numpy.ndarray", data)

@@ -1,11 +1,11 @@
 """Containers past Flower's checks are those that its constructors make: this fails when Flower changes."""
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedpriv.protocol.messages import (
     build_array,
@@ -17,15 +17,16 @@ from fedpriv.protocol.messages import (
     set_message_id,
 )
 
-
-@pytest.fixture(autouse=True)
-def _some_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+pytestmark = pytest.mark.usefixtures("flower_task")
 
 
 def array_of_three() -> Array:
     return Array(np.arange(3.0))
+
+
+def have_the_same_fields(made: object, checked: object) -> bool:
+    """Whether nothing that the constructor sets is missing."""
+    return made.__dict__.keys() == checked.__dict__.keys()
 
 
 @pytest.mark.parametrize(
@@ -37,14 +38,14 @@ def array_of_three() -> Array:
         (RecordDict, {"metrics": MetricRecord({"drawn": 1}), "release": ArrayRecord({"v": array_of_three()})}),
     ],
 )
-def test_a_record(kind: type, values: dict) -> None:
+def test_a_record(kind: type[Any], values: dict[str, Any]) -> None:
     checked = kind(values)
     made, other = build_record(kind, values), build_record(kind, {})
     assert made == checked
     assert type(made) is kind
     assert len(other) == 0
     assert made.object_id == checked.object_id, "it travels as the same bytes"
-    assert made.__dict__.keys() == checked.__dict__.keys(), "nothing that the constructor sets is missing"
+    assert have_the_same_fields(made, checked)
     with pytest.raises(TypeError):  # whoever changes it later is checked
         made["other"] = object()
 
@@ -54,7 +55,7 @@ def test_an_array() -> None:
     made = build_array(checked.dtype, checked.shape, checked.stype, checked.data)
     assert np.array_equal(made.numpy(), checked.numpy())
     assert made.object_id == checked.object_id
-    assert made.__dict__.keys() == checked.__dict__.keys()
+    assert have_the_same_fields(made, checked)
 
 
 def asked() -> Message:
@@ -70,7 +71,7 @@ def test_an_answer() -> None:
     checked, made = Message(content, reply_to=message), build_reply(message, content)
     assert made.content is content
     assert not made.has_error()
-    assert made.__dict__.keys() == checked.__dict__.keys()
+    assert have_the_same_fields(made, checked)
     theirs, ours = (dict(each.metadata.__dict__) for each in (checked, made))
     assert abs(made.metadata.created_at - time.time()) < 5.0
     ends = [each.pop("_created_at") + each.pop("_ttl") for each in (theirs, ours)]
@@ -87,7 +88,7 @@ def test_one_message_to_several_nodes() -> None:
     for message, node in zip(made, (7, 9), strict=True):
         checked = Message(content, node, "train")
         assert message.content is content
-        assert message.__dict__.keys() == checked.__dict__.keys()
+        assert have_the_same_fields(message, checked)
         theirs, ours = (dict(each.metadata.__dict__) for each in (checked, message))
         assert abs(theirs.pop("_created_at") - ours.pop("_created_at")) < 5.0
         assert ours == theirs

@@ -11,7 +11,7 @@ from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import Guards, begin_ledgers, open_guards
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
-from tests.silo.guarded import cell_json, write_silo
+from tests.silo.guarded import cell_json, change_shard, write_silo
 
 TESTS = 30
 MODEL = torch.linspace(-1.0, 1.0, 7850, dtype=torch.float64)
@@ -22,28 +22,18 @@ SCENARIO = cell_json(evaluation=ASKED)
 
 def write_tested(folder: Path, number: int = 0, evaluation: dict[str, Any] | None = None, **allow: Any) -> Path:
     """As `write_silo`, with 30 test records and an [evaluation] of this budget and these bounds."""
-    path = write_silo(folder, number, **allow)
-    generator = np.random.default_rng(100 + number)
-    shard = folder / f"shard-{number}.npz"
-    arrays = dict(np.load(shard))
-    arrays |= {
-        "test_images": generator.integers(0, 256, (TESTS, 28, 28), dtype=np.uint8),
-        "test_labels": generator.integers(0, 10, TESTS),
-    }
-    np.savez(shard, **arrays)
-    bounds = {"budget": 1.0, **(evaluation or {})}
+    path, generator = write_silo(folder, number, **allow), np.random.default_rng(100 + number)
+    images = generator.integers(0, 256, (TESTS, 28, 28), dtype=np.uint8)
+    change_shard(folder, number, test_images=images, test_labels=generator.integers(0, 10, TESTS))
+    bounds = {"budget": 1.0, **(evaluation or {})}.items()
     path.write_text(
-        path.read_text()
-        + "[evaluation]\n"
-        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in bounds.items())
+        path.read_text() + "[evaluation]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in bounds)
     )
-    for each in (path, shard):
-        each.chmod(0o600)  # whatever the umask: a guard refuses what others may read or write
     return path
 
 
 def guards_of(path: Path) -> Guards:
-    """The policy's guards; its ledgers are begun if there are none."""
+    """Return the policy's guards; its ledgers are begun if there are none."""
     policy = read_policy(path)
     if not policy.ledger.exists():
         begin_ledgers(policy)
@@ -51,14 +41,14 @@ def guards_of(path: Path) -> Guards:
 
 
 def evaluator(path: Path) -> Guard:
-    """The guard of the test records."""
+    """Return the guard of the test records."""
     guard = guards_of(path).tests
     assert guard is not None
     return guard
 
 
 def ledger_of(path: Path) -> SiloLedger:
-    """That of the test records."""
+    """Return the ledger of the test records."""
     policy = read_policy(path).test_policy
     assert policy is not None
     return SiloLedger(policy.ledger, policy.mark_path)

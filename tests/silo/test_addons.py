@@ -55,8 +55,8 @@ from types import SimpleNamespace as Some
 from fedpriv.silo.policy import Policy
 allow = Some(statistics={statistics!r}, extensions=(), models=(), algorithms=())
 Policy.import_extensions(Some(allow=allow, evaluation={evaluation!r}))
-places = [name.split(".") for name in sys.modules]
-print(sorted(place[3] for place in places if place[:2] == ["fedpriv", "addons"] and len(place) == 4))
+names = [name.split(".") for name in sys.modules]
+print(sorted(name[3] for name in names if name[:2] == ["fedpriv", "addons"] and len(name) == 4))
 """
     assert python(code).stdout == f"{loaded}\n"
 
@@ -64,10 +64,7 @@ print(sorted(place[3] for place in places if place[:2] == ["fedpriv", "addons"] 
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
-        (
-            {"model": {"name": "statistics"}},
-            "is of an add-on, and allow.statistics allows no run of it",
-        ),
+        ({"model": {"name": "statistics"}}, "is of an add-on, and allow.statistics allows no run of it"),
         ({"evaluation": {"curves": {}}}, "evaluation.curves: the policy has no section [evaluation]"),
         ({"model": {"name": []}, "evaluation": {"curves": None}}, "None"),
     ],

@@ -11,21 +11,20 @@ import torch
 from fedpriv.addons.statistics.curves import CurveScores
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.claims.outcome import RunObserver
-from fedpriv.core.errors import InputError, RunError
-from fedpriv.data.schema import TableSchema
+from fedpriv.core.errors import InputError
 from fedpriv.engines.table import make_engine
 from fedpriv.loss.scores import SummedScores
 from fedpriv.plan.evaluation import EvaluationPlan, make_evaluation_plan
-from fedpriv.plan.plan import find_increment_diameter
+from fedpriv.plan.plan import Plan, find_increment_diameter
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.demo import format_policy
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.guards import begin_ledgers, open_guards
-from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv
+from tests.silo.charged import charged
+from tests.silo.evaluated import evaluator
+from tests.silo.guarded import refused, write_table_policy
 
 CURVES: dict[str, Any] = {"bins": 16, "by": ["sex", "age"], "edges": {"age": [50]}}
 RECORDS = [360, 240]
@@ -44,10 +43,10 @@ def cell_of(
     return resolve_cell(tree, "test")
 
 
-def planned(cell: Cell, *, released: bool = True) -> EvaluationPlan:
-    asked = make_evaluation_plan(cell, load_task(cell).objective, for_release=released)
-    assert asked is not None
-    return asked
+def planned(cell: Cell) -> EvaluationPlan:
+    plan = make_evaluation_plan(cell, load_task(cell).objective, for_release=True)
+    assert plan is not None
+    return plan
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
@@ -59,25 +58,26 @@ def test_engines_give_the_same_figures(tmp_path: Path, trust: str) -> None:
     others: dict[str, dict[str, Any]] = {"algorithm": {"trust": trust}, "privacy": {"mu": 400.0}}
     cell = cell_of(tmp_path, mu=400.0, **others)
     whole = cell_of(tmp_path, mu=400.0, run={"arithmetic": "integers"}, **others)
-    asked = [("vectorized", cell), ("inprocess", cell), ("inprocess", whole)]
-    found = [next(iter(make_engine(name)([each], RunObserver()))).cell_outcome.metrics for name, each in asked]
-    assert found[0] == pytest.approx(found[1], rel=1e-6, abs=1e-9)
-    assert {"test_auc", "test_auc_low", "test_auc_high"} <= found[0].keys()
-    assert any("_of_sex=" in name for name in found[0])
-    assert any("_of_age=" in name for name in found[0])
+    vectorized, inprocess, integers = (
+        next(iter(make_engine(name)([run], RunObserver()))).cell_outcome.metrics
+        for name, run in (("vectorized", cell), ("inprocess", cell), ("inprocess", whole))
+    )
+    assert vectorized == pytest.approx(inprocess, rel=1e-6, abs=1e-9)
+    assert {"test_auc", "test_auc_low", "test_auc_high"} <= vectorized.keys()
+    for group in ("_of_sex=", "_of_age="):
+        assert any(group in name for name in vectorized)
     for name in ("test_auc", "test_balanced_accuracy", "test_specificity", "test_accuracy", "test_loss"):
-        assert found[2][name] == pytest.approx(found[0][name], abs=0.02)
-    assert 0.2 < found[0]["test_loss"] < 0.7
+        assert integers[name] == pytest.approx(vectorized[name], abs=0.02)
+    assert 0.2 < vectorized["test_loss"] < 0.7
 
 
 def test_one_evaluation_is_charged_for_the_distance_that_is_proved(tmp_path: Path) -> None:
-    once, often = planned(cell_of(tmp_path)), planned(cell_of(tmp_path, evaluations=4))
-    assert once.plan.increment_diameter == pytest.approx(math.sqrt(8.0 / 3.0), rel=1e-5)
-    assert often.plan.increment_diameter == 2.0
-    (stream, *_) = make_release_streams(once.plan, 1)
-    assert stream.mu == pytest.approx(1.0, rel=1e-9)
-    noise = [float(each.plan.noise.std_of(0)) for each in (once, often)]
-    assert noise[1] / noise[0] == pytest.approx(2.0 * 2.0 / once.plan.increment_diameter, rel=1e-6)
+    once, often = (planned(cell_of(tmp_path, evaluations=count)).plan for count in (1, 4))
+    assert once.increment_diameter == pytest.approx(math.sqrt(8.0 / 3.0), rel=1e-5)
+    assert often.increment_diameter == 2.0
+    assert make_release_streams(once, 1)[0].mu == pytest.approx(1.0, rel=1e-9)
+    ratio = float(often.noise.std_of(0)) / float(once.noise.std_of(0))
+    assert ratio == pytest.approx(2.0 * 2.0 / once.increment_diameter, rel=1e-6)
 
 
 class Liar(CurveScores):
@@ -89,30 +89,19 @@ class Liar(CurveScores):
 
 
 def test_no_other_class_of_scores_is_believed(tmp_path: Path) -> None:
-    asked = planned(cell_of(tmp_path))
-    scores = asked.scores
+    evaluation = planned(cell_of(tmp_path))
+    scores, plan = evaluation.scores, evaluation.plan
     assert isinstance(scores, CurveScores)
-    plan = asked.plan
     lying = Liar(scores.base, scores.loss_bound, scores.classes, scores.settings, scores.groupings)
     assert find_increment_diameter(lying, plan.estimator, plan.mechanism, plan.schedule) == 2.0
     assert find_increment_diameter(scores, plan.estimator, plan.mechanism, plan.schedule) < 2.0
 
 
-def guard_at(folder: Path, records: list[dict[str, str]], **evaluation: Any) -> Guard:
+def guard_at(folder: Path, records: list[dict[str, str]]) -> Guard:
     folder.mkdir(exist_ok=True)
-    write_csv(folder / "own.csv", records).chmod(0o600)
-    keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
+    shard = write_csv(folder / "own.csv", records)
     allow = {"relation": "replace-one", "clip": 4.0, "rounds": 8, "budget": 4.0}
-    path = folder / "policy.toml"
-    text = format_policy(keys, allow, TableSchema.model_validate(SCHEMA), {"budget": 1.0, **evaluation})
-    path.write_text(text)
-    path.chmod(0o600)
-    policy = read_policy(path)
-    if not policy.ledger.exists():
-        begin_ledgers(policy)
-    guard = open_guards(policy).tests
-    assert guard is not None
-    return guard
+    return evaluator(write_table_policy(folder, shard, allow, SCHEMA, {"budget": 1.0}))
 
 
 def own_rows() -> list[dict[str, str]]:
@@ -127,64 +116,59 @@ def text_of(cell: Cell, **curves: Any) -> str:
 
 def test_a_guard_answers_once_and_charges_what_was_planned(tmp_path: Path) -> None:
     cell = cell_of(tmp_path)
-    guard, asked = guard_at(tmp_path / "own", own_rows()), planned(cell)
-    model = load_task(cell).objective.initial()
+    guard, model = guard_at(tmp_path / "own", own_rows()), load_task(cell).objective.initial()
     first = guard.answer("run", text_of(cell), 1, model)
-    assert first.shape == (asked.scores.dimension,)
+    assert first.shape == (planned(cell).scores.dimension,)
     assert torch.equal(guard.answer("run", text_of(cell), 1, model), first)
-    assert [charge.mu for charge in guard._ledger.charges()] == [pytest.approx(1.0, rel=1e-9)]
+    assert charged(guard) == [pytest.approx(1.0, rel=1e-9)]
 
 
 @pytest.mark.parametrize(
-    "curves",
+    ("curves", "reason"),
     [
-        {"by": ["patient"]},
-        {"by": ["hospital"]},
-        {"edges": {"age": [90, 50]}},
-        {"edges": {"age": [1e300]}},
-        {"edges": {}},
-        {"bins": 2**20},
-        {"weight": -1.0},
-        {"threshold": 2.0},
+        ({"by": ["patient"]}, "edges of 'age', which is none of `by`"),
+        ({"by": ["patient"], "edges": {}}, "patient"),
+        ({"by": ["hospital"], "edges": {}}, "hospital"),
+        ({"edges": {"age": [90, 50]}}, "edges of 'age': expected numbers that increase"),
+        ({"edges": {"age": [1e300]}}, r"edges.age = 1e\+300: no number of a scenario is that large"),
+        ({"edges": {}}, "by: 'age' needs edges"),
+        ({"bins": 2**20}, "bins = 1048576: expected a number of at most 256"),
+        ({"weight": -1.0}, "weight = -1.0: expected a number above 0"),
+        ({"threshold": 2.0}, "threshold = 2.0: expected a number of at most 0.999"),
     ],
 )
-def test_hostile_tables_are_refused_and_nothing_is_charged(tmp_path: Path, curves: dict[str, Any]) -> None:
+def test_hostile_tables_are_refused_and_nothing_is_charged(
+    tmp_path: Path, curves: dict[str, Any], reason: str
+) -> None:
     cell = cell_of(tmp_path)
     guard, model = guard_at(tmp_path / "own", own_rows()), load_task(cell).objective.initial()
-    with pytest.raises((InputError, RunError)) as refused:
-        guard.answer("run", text_of(cell, **curves), 1, model)
-    assert len(str(refused.value).splitlines()) == 1
-    assert guard._ledger.charges() == []
+    refused(guard, rf"evaluation\.curves.*{reason}", text_of(cell, **curves), query=model)
+    assert charged(guard) == []
 
 
-def sums(asked: EvaluationPlan, guard: Guard, cell: Cell, model: torch.Tensor) -> torch.Tensor:
-    silo = Silo.for_release(0, asked.plan, guard.shard.model_records(cell), b"k" * 32)
-    return silo.steps.sum_increments(
-        silo.initial_state(), asked.plan.rounds[0], model, silo._read_batch(asked.plan.rounds[0])
-    ).values
+def sums(plan: Plan, guard: Guard, cell: Cell, model: torch.Tensor) -> torch.Tensor:
+    silo = Silo.for_release(0, plan, guard.shard.model_records(cell), b"k" * 32)
+    batch = silo._read_batch(plan.rounds[0])
+    return silo.steps.sum_increments(silo.initial_state(), plan.rounds[0], model, batch).values
 
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("change", [{"outcome": "ill"}, {"sex": "m", "age": "21"}, {"part": "train"}])
 def test_files_that_differ_in_one_row_stay_within_the_certificate(tmp_path: Path, change: dict[str, str]) -> None:
     """Guarantee: in integers, for models that are as sure as they like."""
-    cell = cell_of(tmp_path)
-    asked, records = planned(cell), own_rows()
-    exact = asked.plan.required_exact_plan
-    assert exact is not None
-    (norm,) = exact.norms(1)
+    cell, records = cell_of(tmp_path), own_rows()
+    plan = planned(cell).plan
+    (norm,) = plan.required_exact_plan.norms(1)
     place = next(n for n, row in enumerate(records) if row["part"] == "test" and row["outcome"] == "well")
     neighbour = [{**row, **change} if n == place else row for n, row in enumerate(records)]
-    guards = [guard_at(tmp_path / name, own) for name, own in (("a", records), ("b", neighbour))]
-    moved = False
+    guards = guard_at(tmp_path / "a", records), guard_at(tmp_path / "b", neighbour)
+    distances = []
     for scale in (1.0, 2.0**39):
         model = torch.full((load_task(cell).objective.dimension,), scale, dtype=torch.float64)
         model[::2] *= -1.0
-        one, other = (sums(asked, guard, cell, model) for guard in guards)
-        far = math.sqrt(sum(int(each) ** 2 for each in (one - other).tolist())) / norm
-        assert far <= asked.plan.increment_diameter
-        moved |= far > 0.5
-    assert moved
+        one, other = (sums(plan, guard, cell, model) for guard in guards)
+        distances.append(math.sqrt(sum(int(value) ** 2 for value in (one - other).tolist())) / norm)
+    assert 0.5 < max(distances) <= plan.increment_diameter
 
 
 def test_curves_of_labels_that_have_none_are_refused(tmp_path: Path) -> None:
@@ -195,7 +179,6 @@ def test_curves_of_labels_that_have_none_are_refused(tmp_path: Path) -> None:
 
 def test_without_curves_an_evaluation_is_what_it_was(tmp_path: Path) -> None:
     cell = cell_of(tmp_path, curves=None)
-    asked = planned(cell)
-    assert type(asked.scores) is SummedScores
-    assert asked.plan.increment_diameter == 2.0
+    assert type(planned(cell).scores) is SummedScores
+    assert planned(cell).plan.increment_diameter == 2.0
     assert "curves" not in cell.canonical_data()["evaluation"]

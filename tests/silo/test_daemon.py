@@ -29,7 +29,9 @@ from fedpriv.plan.task import load_task
 from fedpriv.protocol.cell_folder import make_run_config
 from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_strategy
+from fedpriv.server.strategy import ReleaseStrategy
 from fedpriv.silo import daemon
 from fedpriv.silo.daemon import Reply
 from fedpriv.silo.guard import Guard
@@ -42,24 +44,32 @@ from tests.silo.charged import charged
 from tests.silo.guarded import CELL, ZERO, start_daemon, write_silo
 
 
+@contextmanager
+def answering(*paths: Path) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Real guard processes, which are killed in the end."""
+    processes = [start_daemon(path) for path in paths]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
 @pytest.fixture
 def daemons(tmp_path: Path) -> Iterator[list["subprocess.Popen[str]"]]:
-    started = [start_daemon(write_silo(tmp_path, number, trust="secure-aggregation")) for number in range(3)]
-    yield started
-    for process in started:
-        process.kill()
-        process.communicate()
+    with answering(*(write_silo(tmp_path, n, trust="secure-aggregation") for n in range(3))) as processes:
+        yield processes
 
 
-@contextmanager
-def answering(path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """One real guard process, which is killed in the end."""
-    process = start_daemon(path)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def strategy_of(cell: Cell) -> ReleaseStrategy:
+    task = load_task(cell)
+    plan = make_plan(cell, task.objective, for_release=True)
+    return simulated_strategy(plan, task.objective.initial(), cell)
+
+
+def answer_at(socket: Path, t: int = 1) -> Any:
+    return ask_release(socket, "run", CELL, t, ZERO.numpy())
 
 
 @pytest.mark.slow
@@ -78,7 +88,6 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
 ) -> None:
     """Three real guard processes behind the real ClientApp and strategy; one is killed hard twice, mid-run."""
     cell = resolve_cell(small_tree(algorithm__trust=trust), "test")
-    run_config = make_run_config(cell, Path())
 
     class GuardedGrid(InProcessGrid):
         rounds = 0
@@ -96,10 +105,8 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
                 daemons[1] = start_daemon(tmp_path / "silo-1.toml")
             return list(super().send_and_receive(messages, timeout=timeout))
 
-    task = load_task(cell)
-    plan = make_plan(cell, task.objective, for_release=True)
-    strategy = simulated_strategy(plan, task.objective.initial(), cell)
-    strategy.run(GuardedGrid(client_app, 3, run_config))
+    strategy = strategy_of(cell)
+    strategy.run(GuardedGrid(client_app, 3, make_run_config(cell, Path())))
     assert strategy.rounds_done == 8
     assert strategy.counts is None  # a guard does not tell, and nobody takes that for none
     assert torch.isfinite(strategy.model).all()
@@ -117,49 +124,44 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     assert repeated.reason == (
         "silo 1 refuses: round 1 was answered, and this run is over: only a digest of its reply is kept"
     )
-    answer = SiloLedger(tmp_path / "ledger-1.sqlite").find_answer("1", 8)
-    assert answer is not None
-    assert answer.reply  # a server that was killed before its journal had it asks again
+    last = SiloLedger(tmp_path / "ledger-1.sqlite").find_answer("1", 8)
+    assert last is not None
+    assert last.reply  # a server that was killed before its journal had it asks again
 
 
 @pytest.mark.slow
 def test_the_daemon_survives_nonsense_and_clients_that_vanish(tmp_path: Path) -> None:
-    with answering(write_silo(tmp_path)) as process:
-        nonsense_is_refused(tmp_path)
-        process.send_signal(signal.SIGHUP)
-        assert not isinstance(ask_release(tmp_path / "0.sock", "run", CELL, 2, ZERO.numpy()), Refusal)
-        assert process.poll() is None
-
-
-def nonsense_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "0.sock"
-    assert path.stat().st_mode & 0o077 == 0
-    for nonsense in (b"", b"\x00\x00\x00\x02{}", b"\xff" * 64):
-        with socket.socket(socket.AF_UNIX) as raw:
-            raw.connect(str(path))
-            raw.sendall(nonsense)
-    time.sleep(0.1)
-    refused = ask_release(path, "x", "{}", 1, ZERO.numpy())
-    assert isinstance(refused, Refusal)
-    assert "cannot be used" in refused.reason
-    assert refused.is_final
-    answer = ask_release(path, "run", CELL, 1, ZERO.numpy())
-    assert not isinstance(answer, Refusal)
-    assert answer.shape == (7850,)
-    absent = ask_release(tmp_path / "nobody.sock", "run", CELL, 1, ZERO.numpy())
-    assert isinstance(absent, Refusal)
-    assert "does not answer" in absent.reason
-    assert not absent.is_final  # a guard may be starting
+    with answering(write_silo(tmp_path)) as (process,):
+        assert path.stat().st_mode & 0o077 == 0
+        for nonsense in (b"", b"\x00\x00\x00\x02{}", b"\xff" * 64):
+            with socket.socket(socket.AF_UNIX) as raw:
+                raw.connect(str(path))
+                raw.sendall(nonsense)
+        time.sleep(0.1)
+        refusal = ask_release(path, "x", "{}", 1, ZERO.numpy())
+        assert isinstance(refusal, Refusal)
+        assert "cannot be used" in refusal.reason
+        assert refusal.is_final
+        assert answer_at(path).shape == (7850,)
+        absent = answer_at(tmp_path / "nobody.sock")
+        assert isinstance(absent, Refusal)
+        assert "does not answer" in absent.reason
+        assert not absent.is_final  # a guard may be starting
+        process.send_signal(signal.SIGHUP)
+        assert not isinstance(answer_at(path, 2), Refusal)
+        assert process.poll() is None
 
 
 def test_a_supernode_without_a_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = resolve_cell(small_tree(seed=99), "test")  # no other test's, so that no silo is built yet
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/flwr-clientapp"])
-    task = load_task(cell)
-    plan = make_plan(cell, task.objective, for_release=True)
-    strategy = simulated_strategy(plan, task.objective.initial(), cell)
     with pytest.raises(RunError, match="has no guard"):
-        strategy.run(InProcessGrid(client_app, 3, make_run_config(cell, Path())))
+        strategy_of(cell).run(InProcessGrid(client_app, 3, make_run_config(cell, Path())))
+
+
+def desk_of(folder: Path, guard: Any, **allow: Any) -> daemon.RequestQueue:
+    return daemon.RequestQueue(read_policy(write_silo(folder, **allow)), Guards(cast("Guard", guard), None))
 
 
 class Clock:
@@ -201,16 +203,16 @@ def test_replies_and_refusals_leave_at_multiples_of_the_tick(
                 raise LedgerError("full")
             return ZERO
 
-    class Kept(Future[Reply]):
+    class TimedReply(Future[Reply]):
         def set_result(self, result: Reply) -> None:
             clock.replied.append(round(clock.now, 9))
             super().set_result(result)
 
     monkeypatch.setattr(daemon, "time", clock)
-    desk = daemon.RequestQueue(read_policy(write_silo(tmp_path, tick=tick)), Guards(cast("Guard", Slow()), None))
+    desk = desk_of(tmp_path, Slow(), tick=tick)
     header = {"run": "r", "cell": "{}", "t": 1, "keys": "", "dtype": "float64"}
     for _ in range(4):
-        desk._requests.put(daemon.PendingRequest(header, bytearray(8), Kept()))
+        desk._requests.put(daemon.PendingRequest(header, bytearray(8), TimedReply()))
         desk.answer_next_request()
     assert clock.replied == moments
 
@@ -220,13 +222,16 @@ def test_a_second_guard_leaves_the_first_its_socket(tmp_path: Path) -> None:
     """It took it without a word, and left a dead one when it ended."""
     path = write_silo(tmp_path)
     with answering(path):
-        words = [str(Path(sys.executable).with_name("fedpriv")), "silo", "run", str(path)]
-        second = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+        command = [str(Path(sys.executable).with_name("fedpriv")), "silo", "run", str(path)]
+        second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         assert second.returncode == 2
         (line,) = second.stderr.strip().splitlines()
         assert line.endswith("0.sock: a guard answers there already; end it before you start another")
-        assert not isinstance(ask_release(tmp_path / "0.sock", "run", CELL, 1, ZERO.numpy()), Refusal)
-    assert not isinstance(start_and_ask(path), Refusal), "a guard that was killed leaves its socket to the next"
+        assert not isinstance(answer_at(tmp_path / "0.sock"), Refusal)
+    with answering(path):
+        assert not isinstance(answer_at(tmp_path / "0.sock"), Refusal), (
+            "a killed guard leaves its socket to the next"
+        )
 
 
 @pytest.mark.parametrize("name", ["shard-0.npz", "folder"])
@@ -246,23 +251,17 @@ def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "busy.sock"))
         listener.listen(0)
         for _ in range(4):
-            one = waiting.enter_context(socket.socket(socket.AF_UNIX))
-            one.setblocking(False)
+            client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
             with suppress(BlockingIOError):
-                one.connect(str(tmp_path / "busy.sock"))
+                client.connect(str(tmp_path / "busy.sock"))
         assert daemon.is_listening(tmp_path / "busy.sock")
     assert not daemon.is_listening(tmp_path / "busy.sock"), "nobody listens any more"
 
 
-def start_and_ask(path: Path) -> Any:
-    with answering(path):
-        return ask_release(path.with_name("0.sock"), "run", CELL, 1, ZERO.numpy())
-
-
 def test_health_and_nonsense_are_answered_at_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gains: when the guard was busy, from a thread that shares the interpreter with it."""
-    nobody = Guards(cast("Guard", SimpleNamespace(peer_count=0)), None)
-    desk = daemon.RequestQueue(read_policy(write_silo(tmp_path, tick=0.25)), nobody)
+    desk = desk_of(tmp_path, SimpleNamespace(peer_count=0), tick=0.25)
     monkeypatch.setattr(daemon.time, "monotonic", lambda: 10.1)
     waited: list[float] = []
     monkeypatch.setattr(daemon.time, "sleep", waited.append)
@@ -284,8 +283,7 @@ def test_clients_that_are_silent_after_their_header_keep_no_place_from_others(
     """
     monkeypatch.setattr(daemon, "_QUERY_SECONDS", 0.1, raising=False)
     monkeypatch.setattr(daemon, "_PATIENCE_SECONDS", 5.0)
-    nobody = Guards(cast("Guard", SimpleNamespace(peer_count=0, answer=lambda *_: ZERO)), None)
-    desk = daemon.RequestQueue(read_policy(write_silo(tmp_path)), nobody)
+    desk = desk_of(tmp_path, SimpleNamespace(peer_count=0, answer=lambda *_: ZERO))
     monkeypatch.setattr(desk, "_query_slots", threading.Semaphore(4))
     header = json.dumps({"run": "r", "cell": "{}", "t": 1, "keys": "", "dtype": "float64"}).encode()
     frame = len(header).to_bytes(4, "big") + header
@@ -295,9 +293,9 @@ def test_clients_that_are_silent_after_their_header_keep_no_place_from_others(
         with suppress(OSError):
             replies.append(desk._read_and_answer(connection))
 
-    with ExitStack() as open_ones:
+    with ExitStack() as connections:
         for sent in [frame + begun] * 8 + [frame + (8).to_bytes(4, "big") + bytes(8)]:
-            ours, theirs = (open_ones.enter_context(each) for each in socket.socketpair())
+            ours, theirs = map(connections.enter_context, socket.socketpair())
             ours.sendall(sent)
             last = threading.Thread(target=talk, args=(theirs,), daemon=True)
             last.start()

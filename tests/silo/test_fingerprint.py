@@ -8,7 +8,12 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import count
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,7 +32,7 @@ from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import load_or_create_key, read_key
 from tests.silo.charged import charged
 from tests.silo.evaluated import guards_of, write_tested
-from tests.silo.guarded import CELL, ZERO, guard_of, write_silo
+from tests.silo.guarded import CELL, ZERO, change_shard, guard_of, refused, write_silo
 from tests.silo.unkeyed import begin_unkeyed, copied, stolen
 
 POLICY, QUERY = "policy.toml", torch.zeros(14, dtype=torch.float64)
@@ -42,23 +47,28 @@ def ask(guard: Guard, folder: Path, t: int, seen: bytes = b"", run: str = "under
     return guard.answer(run, (folder / "scenario.json").read_text(), t, QUERY, checkpoints=seen)
 
 
-def told(guard: Guard, folder: Path, t: int) -> bytes:
+def refuse(guard: Guard, reason: str, folder: Path, t: int, seen: bytes = b"", run: str = "under way") -> None:
+    refused(guard, reason, (folder / "scenario.json").read_text(), t, QUERY, run, checkpoints=seen)
+
+
+def checkpoint(guard: Guard, folder: Path, t: int) -> bytes:
     return guard.checkpoint("under way", (folder / "scenario.json").read_text(), t)
+
+
+def read_rows(ledger: Path, *statements: str) -> list[Any]:
+    with closing(sqlite3.connect(ledger)) as database:
+        return [row[0] for statement in statements for row in database.execute(statement)]
 
 
 def secrets_of(ledger: Path) -> list[bytes]:
     """All that depends on the digest in a ledger of 0.3.0, and the seals that it follows from."""
-    with sqlite3.connect(ledger) as database:
-        found = [*database.execute("SELECT shard FROM about"), *database.execute("SELECT head FROM about")]
-        found += database.execute("SELECT head FROM answers WHERE head IS NOT NULL").fetchall()
-        found += database.execute("SELECT seal FROM runs").fetchall()
-    database.close()
-    return [value for (value,) in found]
+    heads = "SELECT head FROM answers WHERE head IS NOT NULL"
+    return read_rows(ledger, "SELECT shard FROM about", "SELECT head FROM about", heads, "SELECT seal FROM runs")
 
 
 def in_files(values: list[bytes], files: list[Path]) -> list[Path]:
     contents = {path: path.read_bytes() for path in files}
-    return [path for path, each in contents.items() if any(v in each or v.hex().encode() in each for v in values)]
+    return [path for path, raw in contents.items() if any(v in raw or v.hex().encode() in raw for v in values)]
 
 
 @pytest.mark.parametrize("underway", [True, False])
@@ -77,21 +87,18 @@ def test_guarantee_a_ledger_of_0_3_0_is_converted_and_nothing_of_its_digest_is_l
     assert format_status(old / POLICY) == rows
     assert (old / "own.csv.key").stat().st_mode & 0o777 == 0o600
     if underway:
-        with sqlite3.connect(old / "backup" / "ledger.sqlite") as database:
-            assert database.execute("PRAGMA user_version").fetchone() == (102,)
-        database.close()
+        assert read_rows(old / "backup" / "ledger.sqlite", "PRAGMA user_version") == [102]
         assert torch.isfinite(ask(guard, old, 3)).all(), "the run goes on"
     guard._ledger.close()
     again = guard_of(old / POLICY)
-    assert len(charged(again._ledger)) == 2
+    assert len(charged(again)) == 2
     assert torch.isfinite(ask(again, old, 1, run="new")).all()
     assert in_files(before, stolen(old)) == []
 
 
 def test_a_round_of_before_gets_the_same_bytes_after_the_conversion(old: Path) -> None:
-    with sqlite3.connect(old / "ledger.sqlite") as database:
-        ((reply,),) = database.execute("SELECT reply FROM answers WHERE run_id = 'under way' AND t = 2")
-    database.close()
+    statement = "SELECT reply FROM answers WHERE run_id = 'under way' AND t = 2"
+    (reply,) = read_rows(old / "ledger.sqlite", statement)
     assert ask(guard_of(old / POLICY), old, 2).numpy().tobytes() == reply
 
 
@@ -101,15 +108,14 @@ def test_what_a_server_remembers_of_before_is_no_reason_to_refuse_and_of_after_i
     guard = guard_of(old / POLICY)
     commits = (old / "commits").read_bytes()[-8 * 56 :]
     assert torch.isfinite(ask(guard, old, 3, commits)).all()
-    two, three = told(guard, old, 2), told(guard, old, 3)
+    two, three = checkpoint(guard, old, 2), checkpoint(guard, old, 3)
     guard._ledger.close()
     shutil.rmtree(old)
     shutil.copytree(snapshot, old)
     shutil.copy(snapshot / "own.csv", old / "own.csv")
     guard = guard_of(old / POLICY)
-    assert two[:16] == told(guard, old, 2)[:16], "converted again it has the same name"
-    with pytest.raises(RunError, match="which is not in it"):
-        ask(guard, old, 3, three)
+    assert two[:16] == checkpoint(guard, old, 2)[:16], "converted again it has the same name"
+    refuse(guard, "which is not in it", old, 3, three)
 
 
 def test_an_older_copy_that_is_put_back_before_the_conversion_is_noticed(old: Path) -> None:
@@ -127,8 +133,7 @@ def test_an_older_copy_that_is_put_back_before_the_conversion_is_noticed(old: Pa
         path.unlink()
     for path in stolen(snapshot):
         shutil.copy2(path, old)
-    with pytest.raises(RunError, match="which is not in it"):
-        ask(guard_of(old / POLICY), old, 3, seen)
+    refuse(guard_of(old / POLICY), "which is not in it", old, 3, seen)
 
 
 def with_run(old: Path, slack: float, **augment: int) -> Guard:
@@ -147,8 +152,7 @@ def test_guarantee_a_run_whose_promise_was_false_takes_the_whole_budget(old: Pat
     """Gains: runs beside one that 0.3.0 charged for a promise that its copies in a secret order did not keep."""
     guard = with_run(old, 1e-6, copies=2, shift=1)
     assert guard._ledger.charges("over")[-1].mu == math.inf
-    with pytest.raises(RunError, match="with all before inf"):
-        ask(guard, old, 1, run="new")
+    refuse(guard, "with all before inf", old, 1, run="new")
     guard._ledger.close()
     assert len(guard_of(old / POLICY)._ledger.charges()) == 3
 
@@ -171,24 +175,20 @@ def test_other_records_are_refused_with_nothing_changed(old: Path) -> None:
     assert not (old / "own.csv.key").exists()
 
 
-@pytest.mark.parametrize(
-    "moment", ["before the first", "after the first", "before the second", "after the second"]
-)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("which", [1, 2])
 def test_a_conversion_that_is_cut_short_goes_on_at_the_next_start(
-    old: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+    old: Path, which: int, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: silence for good from a power cut, beside one of the two writings of the mark."""
-    when, which = moment.split(" the ")
-    count, honest, before = 0, RollbackMark.write, secrets_of(old / "ledger.sqlite")
+    honest, before, writings = RollbackMark.write, secrets_of(old / "ledger.sqlite"), count(1)
 
     def cut(mark: RollbackMark, reading: MarkContent) -> None:
-        nonlocal count
-        count += 1
-        if count == ["first", "second"].index(which) + 1:
-            if when == "after":
-                honest(mark, reading)
+        is_cut = next(writings) == which
+        if not is_cut or when == "after":
+            honest(mark, reading)
+        if is_cut:
             raise OSError("no power")
-        honest(mark, reading)
 
     with monkeypatch.context() as patch:
         patch.setattr(RollbackMark, "write", cut)
@@ -205,9 +205,8 @@ def test_a_backup_of_0_3_0_is_restored_and_converted(old: Path) -> None:
     (line,) = restore_ledgers(old / POLICY, old / "backup")
     assert "nothing was released since" in line
     guard = guard_of(old / POLICY)
-    assert len(charged(guard._ledger)) == 2
-    with pytest.raises(RunError, match="this run is over"):
-        ask(guard, old, 3)
+    assert len(charged(guard)) == 2
+    refuse(guard, "this run is over", old, 3)
     assert torch.isfinite(ask(guard, old, 1, run="new")).all()
     assert in_files(before, stolen(old)) == []
 
@@ -231,12 +230,12 @@ def test_the_ledger_of_test_records_is_converted_too(tmp_path: Path) -> None:
     tests, shard = policy.test_policy, policy.load_shard()
     assert tests is not None
     assert shard.test is not None
-    begin_unkeyed(policy.ledger, policy.mark_path, shard)
-    begin_unkeyed(tests.ledger, tests.mark_path, shard.test)
+    for place, records in ((policy, shard), (tests, shard.test)):
+        begin_unkeyed(place.ledger, place.mark_path, records)
     open_guards(policy)
-    for each, digest in ((policy, shard.content_digest), (tests, shard.test.content_digest)):
-        assert digest not in each.ledger.read_bytes()
-        SiloLedger(each.ledger, each.mark_path).close()
+    for place, records in ((policy, shard), (tests, shard.test)):
+        assert records.content_digest not in place.ledger.read_bytes()
+        SiloLedger(place.ledger, place.mark_path).close()
 
 
 def test_a_policy_that_gets_an_evaluation_later_keeps_its_key(tmp_path: Path) -> None:
@@ -256,66 +255,41 @@ def test_a_policy_that_gets_an_evaluation_later_keeps_its_key(tmp_path: Path) ->
     assert (tmp_path / "shard-0.npz.key").read_bytes() == key
 
 
+def replaced(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """What takes a key away, and makes something else in its place."""
+
+    def replace(key: Path) -> None:
+        key.unlink()
+        make(key)
+
+    return replace
+
+
 def no_key(key: Path) -> None:
     key.unlink()
-
-
-def empty(key: Path) -> None:
-    key.write_bytes(b"")
-
-
-def longer(key: Path) -> None:
-    key.write_bytes(key.read_bytes() + b"\n")
-
-
-def shorter(key: Path) -> None:
-    key.write_bytes(key.read_bytes()[:31])
-
-
-def a_folder(key: Path) -> None:
-    key.unlink()
-    key.mkdir(0o700)
-
-
-def a_pipe(key: Path) -> None:
-    key.unlink()
-    os.mkfifo(key, 0o600)
-
-
-def a_link_to_nothing(key: Path) -> None:
-    key.unlink()
-    key.symlink_to("nothing")
-
-
-def readable(key: Path) -> None:
-    key.chmod(0o644)
-
-
-def writable(key: Path) -> None:
-    key.chmod(0o620)
 
 
 def another(key: Path) -> None:
     key.write_bytes(bytes(range(32)))
 
 
-USELESS: list[tuple[Callable[[Path], None], str]] = [
-    (no_key, "there is no key of the records, .*silo restore"),
-    (empty, "is no key of the records, which has 32 bytes, .*silo restore"),
-    (longer, "is no key of the records"),
-    (shorter, "is no key of the records"),
-    (a_folder, "cannot be read as the key of the records|is no key"),
-    (a_pipe, "is no key of the records"),
-    (a_link_to_nothing, "there is no key of the records"),
-    (readable, "others can read this key of the records; chmod 600"),
-    (writable, "mode 0620, not only its owner may write it"),
-    (another, "is not the key that .* was begun with, .*silo restore"),
-]
+USELESS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no_key": (no_key, "there is no key of the records, .*silo restore"),
+    "empty": (lambda key: key.write_bytes(b""), "is no key of the records, which has 32 bytes, .*silo restore"),
+    "longer": (lambda key: key.write_bytes(key.read_bytes() + b"\n"), "is no key of the records"),
+    "shorter": (lambda key: key.write_bytes(key.read_bytes()[:31]), "is no key of the records"),
+    "a_folder": (replaced(lambda key: key.mkdir(0o700)), "cannot be read as the key of the records|is no key"),
+    "a_pipe": (replaced(lambda key: os.mkfifo(key, 0o600)), "is no key of the records"),
+    "a_link_to_nothing": (replaced(lambda key: key.symlink_to("nothing")), "there is no key of the records"),
+    "readable": (lambda key: key.chmod(0o644), "others can read this key of the records; chmod 600"),
+    "writable": (lambda key: key.chmod(0o620), "mode 0620, not only its owner may write it"),
+    "another": (another, "is not the key that .* was begun with, .*silo restore"),
+}
 
 
-@pytest.mark.parametrize(("damage", "words"), USELESS, ids=[damage.__name__ for damage, _ in USELESS])
+@pytest.mark.parametrize(("damage", "reason"), USELESS.values(), ids=USELESS)
 def test_guarantee_no_key_takes_the_place_of_a_ledgers_own_unnoticed(
-    tmp_path: Path, damage: Callable[[Path], None], words: str
+    tmp_path: Path, damage: Callable[[Path], object], reason: str
 ) -> None:
     """Gains: other records under a ledger, which nobody could tell from those that were charged for."""
     path, key = write_silo(tmp_path), tmp_path / "shard-0.npz.key"
@@ -323,13 +297,17 @@ def test_guarantee_no_key_takes_the_place_of_a_ledgers_own_unnoticed(
     damage(key)
     before = sorted(tmp_path.iterdir())
     for _ in range(2):
-        with pytest.raises(InputError, match=words) as refused:
+        with pytest.raises(InputError, match=reason) as refusal:
             open_guard(read_policy(path))
-        assert "\n" not in str(refused.value)
-        assert str(key) in str(refused.value)
+        assert "\n" not in str(refusal.value)
+        assert str(key) in str(refusal.value)
     with pytest.raises(InputError):
         begin_ledgers(read_policy(path))
     assert sorted(tmp_path.iterdir()) == before
+
+
+def reverse_labels(folder: Path) -> None:
+    change_shard(folder, labels=np.load(folder / "shard-0.npz")["labels"][::-1])
 
 
 @pytest.mark.parametrize("damage", [no_key, another])
@@ -346,17 +324,14 @@ def test_guarantee_without_its_key_a_ledger_goes_on_at_the_whole_budget_alone(
     damage(tmp_path / "silo" / "shard-0.npz.key")
     ledger.unlink()
     if change:
-        arrays = dict(np.load(tmp_path / "silo" / "shard-0.npz"))
-        np.savez(tmp_path / "silo" / "shard-0.npz", **{**arrays, "labels": arrays["labels"][::-1]})
+        reverse_labels(tmp_path / "silo")
     (line,) = restore_ledgers(path, tmp_path / "kept")
     assert "key" in line
     assert "the whole budget of the policy is charged" in line
     again = guard_of(path)
-    assert charged(again._ledger) == pytest.approx([4.0, 4.0])
-    with pytest.raises(RunError, match="the budget is 4"):
-        again.answer("another", CELL, 1, ZERO)
-    with pytest.raises(RunError, match="this run is over"):
-        again.answer("run", CELL, 2, ZERO)
+    assert charged(again) == pytest.approx([4.0, 4.0])
+    refused(again, "the budget is 4", run="another")
+    refused(again, "this run is over", t=2)
 
 
 def test_a_backup_on_the_same_records_and_key_comes_back_as_it_was_and_other_records_are_refused(
@@ -369,8 +344,7 @@ def test_a_backup_on_the_same_records_and_key_comes_back_as_it_was_and_other_rec
     (line,) = restore_ledgers(path, tmp_path / "kept")
     assert "nothing was released since" in line
     guard_of(path)._ledger.close()
-    arrays = dict(np.load(tmp_path / "silo" / "shard-0.npz"))
-    np.savez(tmp_path / "silo" / "shard-0.npz", **{**arrays, "labels": arrays["labels"][::-1]})
+    reverse_labels(tmp_path / "silo")
     for _ in range(2):
         with pytest.raises(InputError, match="these are not the records, in the order"):
             guard_of(path)
@@ -381,17 +355,14 @@ def test_a_backup_on_the_same_records_and_key_comes_back_as_it_was_and_other_rec
 def test_the_backup_of_another_silo_costs_the_whole_budget(tmp_path: Path) -> None:
     """Gains: a ledger in which nothing was spent."""
     paths = [write_silo(tmp_path / str(number), number) for number in (0, 1)]
-    spent = guard_of(paths[0])
-    spent.answer("run", CELL, 1, ZERO)
-    for path in paths:
-        guard_of(path)._ledger.close()
+    guard_of(paths[0]).answer("run", CELL, 1, ZERO)
+    guard_of(paths[1])._ledger.close()
     back_up_ledgers(paths[1], tmp_path / "kept")
     (tmp_path / "kept" / "ledger-1.sqlite").rename(tmp_path / "kept" / "ledger-0.sqlite")
     (tmp_path / "0" / "ledger-0.sqlite").unlink()
     (line,) = restore_ledgers(paths[0], tmp_path / "kept")
     assert "the whole budget of the policy is charged" in line
-    with pytest.raises(RunError, match="the budget is 4"):
-        guard_of(paths[0]).answer("another", CELL, 1, ZERO)
+    refused(guard_of(paths[0]), "the budget is 4", run="another")
 
 
 def test_two_policies_of_one_shard_have_one_key_and_fingerprints_under_it(tmp_path: Path) -> None:
@@ -401,33 +372,25 @@ def test_two_policies_of_one_shard_have_one_key_and_fingerprints_under_it(tmp_pa
     other.chmod(0o600)
     first, second = guard_of(path), guard_of(other)
     assert first._ledger.fingerprint == second._ledger.fingerprint
-    assert len([each for each in tmp_path.iterdir() if each.suffix == ".key"]) == 1
+    assert len(list(tmp_path.glob("*.key"))) == 1
 
 
 def test_all_that_start_at_once_have_one_key(tmp_path: Path) -> None:
-    keys, gate = list[bytes](), threading.Barrier(8)
+    gate = threading.Barrier(8)
 
-    def make() -> None:
+    def make(_: int) -> bytes:
         gate.wait()
-        keys.append(load_or_create_key(tmp_path / "shard.npz.key"))
+        return load_or_create_key(tmp_path / "shard.npz.key")
 
-    starts = [threading.Thread(target=make) for _ in range(8)]
-    for each in starts:
-        each.start()
-    for each in starts:
-        each.join()
-    assert len(keys) == 8
-    assert set(keys) == {read_key(tmp_path / "shard.npz.key")}
-    assert [each.name for each in tmp_path.iterdir()] == ["shard.npz.key"]
+    with ThreadPoolExecutor(8) as starts:
+        assert set(starts.map(make, range(8))) == {read_key(tmp_path / "shard.npz.key")}
+    assert [path.name for path in tmp_path.iterdir()] == ["shard.npz.key"]
 
 
 def test_guards_that_convert_one_ledger_at_once_both_answer(old: Path) -> None:
-    opened = [SiloLedger(old / "ledger.sqlite") for _ in range(2)]
-    policy = read_policy(old / POLICY)
-    shard = policy.load_shard()
-    first, second = (Guard(policy, ledger, shard) for ledger in opened)
-    one = ask(first, old, 3)
-    assert torch.equal(ask(second, old, 3), one)
+    ledgers, policy = [SiloLedger(old / "ledger.sqlite") for _ in range(2)], read_policy(old / POLICY)
+    first, second = (Guard(policy, ledger, policy.load_shard()) for ledger in ledgers)
+    assert torch.equal(ask(first, old, 3), ask(second, old, 3))
     assert torch.isfinite(ask(second, old, 4)).all()
     assert torch.isfinite(ask(first, old, 5)).all()
 
@@ -444,18 +407,13 @@ def test_a_process_that_opened_the_ledger_before_its_conversion_ends_a_run_after
 def test_where_no_key_can_be_made_the_line_says_how_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container, whose records are mounted read-only."""
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(30, "Read-only file system")
-
     path = write_silo(tmp_path)
-    monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(
-        InputError, match=r"Read-only file system.*umask 077; head -c 32 /dev/urandom > "
-    ) as refused:
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(30, "Read-only file system")))
+    remedy = r"Read-only file system.*umask 077; head -c 32 /dev/urandom > "
+    with pytest.raises(InputError, match=remedy) as refusal:
         begin_ledgers(read_policy(path))
-    command = str(refused.value).partition("owner: ")[2]
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["shard-0.npz", "silo-0.toml"]
-    assert os.system(command) == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["shard-0.npz", "silo-0.toml"]
+    assert os.system(str(refusal.value).partition("owner: ")[2]) == 0
     begin_ledgers(read_policy(path))
     assert stat.S_IMODE((tmp_path / "shard-0.npz.key").stat().st_mode) == 0o600
 
@@ -465,6 +423,6 @@ def test_no_command_of_a_silo_puts_the_key_into_a_backup(tmp_path: Path) -> None
     guard_of(path)._ledger.close()
     back_up_ledgers(path, tmp_path / "kept")
     key = (tmp_path / "silo" / "shard-0.npz.key").read_bytes()
-    assert [each.name for each in (tmp_path / "kept").iterdir()] == ["ledger-0.sqlite"]
-    for each in (*(tmp_path / "kept").iterdir(), *(tmp_path / "silo").glob("ledger-0*")):
-        assert key not in each.read_bytes()
+    copies = list((tmp_path / "kept").iterdir())
+    assert [file.name for file in copies] == ["ledger-0.sqlite"]
+    assert not [file for file in (*copies, *path.parent.glob("ledger-0*")) if key in file.read_bytes()]

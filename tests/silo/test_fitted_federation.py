@@ -8,18 +8,15 @@ import pytest
 import torch
 
 from fedpriv.claims.ledger import make_silo_stream
-from fedpriv.core.errors import RunError
 from fedpriv.loss.estimators import Round
 from fedpriv.plan.calibration import fit_cell_noise
-from fedpriv.plan.plan import make_plan
+from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.guard import Guard
-from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.policy import read_policy
 from tests.conftest import small_tree
-from tests.silo.guarded import ZERO, guard_of, write_silo
+from tests.silo.charged import charged
+from tests.silo.guarded import ZERO, guard_at, refused
 
 ROUNDS, MU = 8, 2.0
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -39,20 +36,18 @@ def cell_of(algorithm: dict[str, Any]) -> Cell:
     return resolve_cell(tree, "test")
 
 
-def guards(folder: Path) -> list[Guard]:
-    return [guard_of(write_silo(folder, number, clip=100.0, budget=1.2 * MU)) for number in range(3)]
+def plan_of(cell: Cell) -> Plan:
+    return make_plan(cell, load_task(cell).objective, for_release=True)
 
 
 @pytest.mark.slow
 def test_guards_and_simulations_answer_with_the_noise_that_the_server_fitted(tmp_path: Path) -> None:
     for name, algorithm in ALGORITHMS.items():
-        folder = tmp_path / name
-        folder.mkdir()
         cell = fit_cell_noise(cell_of(algorithm))
         sent = json.dumps(cell.canonical_data())
         assert json.loads(sent)["algorithm"]["mechanism"] == name
-        plan = make_plan(cell, load_task(cell).objective, for_release=True)
-        silos = guards(folder)
+        plan = plan_of(cell)
+        silos = [guard_at(tmp_path / name, number, clip=100.0, budget=1.2 * MU) for number in range(3)]
         state = plan.optimizer.start(plan.objective.initial())
         for t in range(1, ROUNDS + 1):
             query = plan.optimizer.query(state)
@@ -63,14 +58,12 @@ def test_guards_and_simulations_answer_with_the_noise_that_the_server_fitted(tmp
             current: Round = plan.estimator.round(t)
             state = plan.optimizer.update(state, released.to(query.dtype), current)
         assert torch.isfinite(plan.optimizer.output(state)).all()
-        for number in range(3):
-            (charge,) = SiloLedger(read_policy(folder / f"silo-{number}.toml").ledger).charges()
-            assert charge.mu == pytest.approx(MU, rel=1e-6)
-            assert charge.mu <= MU
-        stream = make_silo_stream(plan, 0, ROUNDS)
-        assert stream.mechanism.name == name
-        with pytest.raises(RunError, match="budget"):
-            silos[0].answer("another", sent, 1, ZERO)
+        for guard in silos:
+            (mu,) = charged(guard)
+            assert mu == pytest.approx(MU, rel=1e-6)
+            assert mu <= MU
+        assert make_silo_stream(plan, 0, ROUNDS).mechanism.name == name
+        refused(silos[0], "budget", sent, run="another")
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
@@ -78,21 +71,15 @@ def test_only_ratios_of_sizes_matter_to_a_guard(tmp_path: Path, factor: float) -
     """Guarantee: a server that sends small numbers gets no less noise; a guard sizes it by the certificate."""
     cell = fit_cell_noise(cell_of(ALGORITHMS["scheduled"]))
     hostile = cell.canonical_data()
-    sizes = hostile["algorithm"]["noise_sizes"]
-    hostile["algorithm"]["noise_sizes"] = [size * factor for size in sizes]
-    asked = resolve_cell(hostile, "test")
-    plan = make_plan(asked, load_task(asked).objective, for_release=True)
-    noise = (
-        float(plan.noise.std_of(0)) * plan.mechanism.variance(make_silo_stream(plan, 0, ROUNDS).workload) ** 0.5
-    )
-    honest = make_plan(cell, load_task(cell).objective, for_release=True)
-    expected = (
-        float(honest.noise.std_of(0))
-        * honest.mechanism.variance(make_silo_stream(honest, 0, ROUNDS).workload) ** 0.5
-    )
-    assert noise == pytest.approx(expected, rel=1e-6)
-    guard = guard_of(write_silo(tmp_path, clip=100.0))
-    first = guard.answer("run", json.dumps(hostile), 1, ZERO)
+    hostile["algorithm"]["noise_sizes"] = [size * factor for size in hostile["algorithm"]["noise_sizes"]]
+
+    def noise_of(plan: Plan) -> Any:
+        workload = make_silo_stream(plan, 0, ROUNDS).workload
+        return float(plan.noise.std_of(0)) * plan.mechanism.variance(workload) ** 0.5
+
+    noise = noise_of(plan_of(resolve_cell(hostile, "test")))
+    assert noise == pytest.approx(noise_of(plan_of(cell)), rel=1e-6)
+    first = guard_at(tmp_path, clip=100.0).answer("run", json.dumps(hostile), 1, ZERO)
     assert 0.9 * noise[0] < float(first.std()) < 1.1 * noise[0] + 3.0
 
 
@@ -111,7 +98,6 @@ def test_sizes_that_are_none_are_refused_before_anything_is_charged(
 ) -> None:
     hostile = fit_cell_noise(cell_of(ALGORITHMS["scheduled"])).canonical_data()
     hostile["algorithm"]["noise_sizes"] = sizes
-    guard = guard_of(write_silo(tmp_path, clip=100.0))
-    with pytest.raises(RunError, match=reason):
-        guard.answer("run", json.dumps(hostile), 1, ZERO)
-    assert SiloLedger(read_policy(tmp_path / "silo-0.toml").ledger).charges() == []
+    guard = guard_at(tmp_path, clip=100.0)
+    refused(guard, reason, json.dumps(hostile))
+    assert charged(guard) == []

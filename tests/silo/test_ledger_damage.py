@@ -1,11 +1,12 @@
-"""A ledger or a mark whose bytes changed on the disk, or were changed: noticed before a budget is charged."""
+"""Ledgers whose bytes changed on the disk, and guards that are killed with -9 at any write of theirs."""
 
 import hashlib
+import os
 import random
 import shutil
+import signal
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,16 +23,18 @@ from fedpriv.silo.rows import MAX_RUNS_WITH_REPLY, file_digest
 from fedpriv.silo.silo import Silo
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.silo.charged import charged
-from tests.silo.guarded import guard_of
+from tests.silo.guarded import guard_of, refused
 
 LEDGER = "ledger-0.sqlite"
 MARK = LEDGER + ".mark"
 
 
-def asked(guard: Guard, run: str, rounds: range, **privacy: float) -> list[torch.Tensor]:
-    return [
-        guard.answer(run, scenario(**{f"privacy__{k}": v for k, v in privacy.items()}), t, zeros()) for t in rounds
-    ]
+def ask(guard: Guard, run: str, *rounds: int) -> list[torch.Tensor]:
+    return [guard.answer(run, scenario(), t, zeros()) for t in rounds]
+
+
+def refuse(guard: Guard, reason: str, run: str, t: int, error: type[Exception] = InputError) -> None:
+    refused(guard, reason, scenario(), t=t, run=run, error=error)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +43,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("silos")
     guard = guard_for(folder / "rest", *random_records(), budget=100.0)
     for run in ("a", "b"):
-        asked(guard, run, range(1, 9))
+        ask(guard, run, *range(1, 9))
     shutil.copytree(folder / "rest", folder / "underway")
-    asked(guard_of(folder / "underway" / "silo-0.toml"), "c", range(1, 5))
+    ask(guard_of(folder / "underway" / "silo-0.toml"), "c", *range(1, 5))
     return folder
 
 
@@ -56,49 +59,44 @@ def underway(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written / "underway", tmp_path / "silo"))
 
 
-@contextmanager
-def restored(folder: Path) -> Iterator[Callable[[], dict[str, bytes]]]:
-    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+class Snapshot:
+    """The files of a folder, as they were."""
 
-    def again() -> dict[str, bytes]:
-        for path in folder.iterdir():
-            if path.name not in kept:
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.files = folder, {path.name: path.read_bytes() for path in folder.iterdir()}
+        ledger, mark = (8 * len(self.files[name]) for name in (LEDGER, MARK))
+        draws = random.Random(20261123)
+        in_mark = [ledger + draws.randrange(mark) for _ in range(count // 10)]
+        self.bits = [*(draws.randrange(ledger + mark) for _ in range(count - len(in_mark))), *in_mark]
+        """So many bits of the ledger, or of the mark behind it."""
+
+    def restore(self, flipped: int | None = None) -> None:
+        """Put all files back, but for one bit."""
+        for path in self.folder.iterdir():
+            if path.name not in self.files:
                 path.unlink()
-        for name, content in kept.items():
-            if (folder / name).read_bytes() != content:
-                (folder / name).write_bytes(content)
-        return kept
-
-    yield again
-
-
-def flipped(folder: Path, kept: dict[str, bytes], bit: int) -> None:
-    """One bit of the ledger, or of the mark behind it."""
-    name, at = (LEDGER, bit) if bit < 8 * len(kept[LEDGER]) else (MARK, bit - 8 * len(kept[LEDGER]))
-    content = bytearray(kept[name])
-    content[at // 8] ^= 1 << at % 8
-    (folder / name).write_bytes(content)
-
-
-def bits(kept: dict[str, bytes], count: int) -> list[int]:
-    total = 8 * (len(kept[LEDGER]) + len(kept[MARK]))
-    draws = random.Random(20261123)
-    in_mark = [8 * len(kept[LEDGER]) + draws.randrange(8 * len(kept[MARK])) for _ in range(count // 10)]
-    return [*(draws.randrange(total) for _ in range(count - len(in_mark))), *in_mark]
+        files = {name: bytearray(content) for name, content in self.files.items()}
+        if flipped is not None:
+            in_mark = flipped - 8 * len(files[LEDGER])
+            name, bit = (MARK, in_mark) if in_mark >= 0 else (LEDGER, flipped)
+            files[name][bit // 8] ^= 1 << bit % 8
+        for name, content in files.items():
+            if (self.folder / name).read_bytes() != content:
+                (self.folder / name).write_bytes(content)
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
 def test_guarantee_every_bit_flip_at_rest_is_refused_in_one_line(rest: Path, count: int) -> None:
     """Gains: a budget that was spent, by one bit of `mu`; 0 of 150 flips were noticed."""
-    with restored(rest) as again:
-        for bit in bits(again(), count):
-            flipped(rest, again(), bit)
-            with pytest.raises(InputError) as refused:
-                guard_of(rest / "silo-0.toml")
-            assert "\n" not in str(refused.value), bit
-            assert "fedpriv silo restore" in str(refused.value), bit
-        again()
-        assert torch.isfinite(asked(guard_of(rest / "silo-0.toml"), "c", range(1, 2))[0]).all()
+    snapshot = Snapshot(rest, count)
+    for bit in snapshot.bits:
+        snapshot.restore(flipped=bit)
+        with pytest.raises(InputError) as refusal:
+            guard_of(rest / "silo-0.toml")
+        assert "\n" not in str(refusal.value), bit
+        assert "fedpriv silo restore" in str(refusal.value), bit
+    snapshot.restore()
+    assert torch.isfinite(ask(guard_of(rest / "silo-0.toml"), "c", 1)[0]).all()
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
@@ -106,34 +104,30 @@ def test_guarantee_a_bit_flip_while_a_run_is_under_way_is_refused_or_lies_where_
     underway: Path, count: int
 ) -> None:
     """All rows are the same then, and so is the next answer: SQLite's pages have room that nothing is in."""
-    with restored(underway) as again:
-        kept = again()
-        rows = dump(underway)
-        (expected,) = asked(guard_of(underway / "silo-0.toml"), "c", range(5, 6))
-        refused = 0
-        for bit in bits(kept, count):
-            flipped(underway, again(), bit)
-            try:
-                guard = guard_of(underway / "silo-0.toml")
-            except InputError:
-                refused += 1
-            else:
-                assert dump(underway) == rows, bit
-                assert torch.equal(asked(guard, "c", range(5, 6))[0], expected), bit
-                guard._ledger.close()
-        assert refused > 0.85 * count
+    snapshot, rows, refusals = Snapshot(underway, count), dump(underway), 0
+    (expected,) = ask(guard_of(underway / "silo-0.toml"), "c", 5)
+    for bit in snapshot.bits:
+        snapshot.restore(flipped=bit)
+        try:
+            guard = guard_of(underway / "silo-0.toml")
+        except InputError:
+            refusals += 1
+        else:
+            assert dump(underway) == rows, bit
+            assert torch.equal(ask(guard, "c", 5)[0], expected), bit
+            guard._ledger.close()
+    assert refusals > 0.85 * count
 
 
 def dump(folder: Path) -> list[object]:
     with sqlite3.connect(folder / LEDGER) as database:
-        return [
-            row for table in ("about", "runs", "answers") for row in database.execute(f"SELECT * FROM {table}")
-        ]
+        tables = [database.execute(f"SELECT * FROM {table}") for table in ("about", "runs", "answers")]
+        return [row for table in tables for row in table]
 
 
-def changed(folder: Path, statement: str, *values: object) -> None:
+def change_rows(folder: Path, statement: str) -> None:
     with sqlite3.connect(folder / LEDGER) as database:
-        assert database.execute(statement, values).rowcount
+        assert database.execute(statement).rowcount
 
 
 @pytest.mark.parametrize(
@@ -152,11 +146,10 @@ def test_guarantee_a_row_that_changes_under_a_guard_is_noticed_before_a_run_is_o
     underway: Path, statement: str
 ) -> None:
     guard = guard_of(underway / "silo-0.toml")
-    asked(guard, "c", range(5, 6))
-    changed(underway, statement)
+    ask(guard, "c", 5)
+    change_rows(underway, statement)
     before = (underway / LEDGER).read_bytes()
-    with pytest.raises(InputError, match=r"cannot be used as a ledger|older copy"):
-        asked(guard, "d", range(1, 2))
+    refuse(guard, r"cannot be used as a ledger|older copy", "d", 1)
     assert (underway / LEDGER).read_bytes() == before
 
 
@@ -166,9 +159,8 @@ def test_guarantee_a_key_or_state_in_the_place_of_a_runs_own_is_never_answered_f
 ) -> None:
     """Gains: the next round, with noise of a key that a thief of the disk chose."""
     guard = guard_of(underway / "silo-0.toml")
-    changed(underway, f"UPDATE runs SET {column} = zeroblob(length({column})) WHERE run_id = 'c'")
-    with pytest.raises(InputError, match="the run 'c' is not what was written"):
-        asked(guard, "c", range(5, 6))
+    change_rows(underway, f"UPDATE runs SET {column} = zeroblob(length({column})) WHERE run_id = 'c'")
+    refuse(guard, "the run 'c' is not what was written", "c", 5)
 
 
 @pytest.mark.parametrize(
@@ -183,21 +175,19 @@ def test_guarantee_a_round_that_was_asked_and_not_answered_keeps_its_query_and_k
 ) -> None:
     """Gains: two queries for a round whose records may have been looked at: nothing follows the last commit."""
     guard = guard_of(underway / "silo-0.toml")
-    with monkeypatch.context() as patched:
-        patched.setattr(Silo, "answer", lambda *_: 1 / 0)
-        with pytest.raises(RunError, match="its guard failed"):
-            asked(guard, "d", range(1, 2))
-    changed(underway, statement)
+    with monkeypatch.context() as patch:
+        patch.setattr(Silo, "answer", lambda *_: 1 / 0)
+        refuse(guard, "its guard failed", "d", 1, RunError)
+    change_rows(underway, statement)
     with pytest.raises(InputError, match="is not what was written"):
-        asked(guard, "d", range(1, 2)) if asks else guard_of(underway / "silo-0.toml")
+        ask(guard, "d", 1) if asks else guard_of(underway / "silo-0.toml")
 
 
 def test_guarantee_a_reply_that_changed_is_not_given_again(underway: Path) -> None:
     """14 of 150 flips made a guard answer a round with other bytes than before."""
     guard = guard_of(underway / "silo-0.toml")
-    changed(underway, "UPDATE answers SET reply = zeroblob(length(reply)) WHERE run_id = 'c' AND t = 2")
-    with pytest.raises(InputError, match="round 2 of the run 'c' is not what was written"):
-        asked(guard, "c", range(2, 3))
+    change_rows(underway, "UPDATE answers SET reply = zeroblob(length(reply)) WHERE run_id = 'c' AND t = 2")
+    refuse(guard, "round 2 of the run 'c' is not what was written", "c", 2)
 
 
 def forged(folder: Path, run: str, mu: float) -> None:
@@ -236,14 +226,13 @@ def test_guarantee_prices_are_recomputed_from_the_scenarios_on_file(tmp_path: Pa
     """Gains: a third run under a budget for two, by a price that somebody wrote with every digest."""
     guard = guard_for(tmp_path, *random_records(), budget=6.0)
     for run in ("a", "b"):
-        asked(guard, run, range(1, 9))  # √(4² + 4²) = 5.66
+        ask(guard, run, *range(1, 9))  # √(4² + 4²) = 5.66
     guard._ledger.close()
     forged(tmp_path, "a", 4e-3)
     again = guard_of(tmp_path / "silo-0.toml")
-    assert charged(again._ledger) == [4e-3, pytest.approx(4.0)]
-    with pytest.raises(RunError, match=r"with all before 6\.929; the budget is 6"):
-        asked(again, "c", range(1, 2))
-    assert len(again._ledger.charges()) == 2
+    assert charged(again) == [4e-3, pytest.approx(4.0)]
+    refuse(again, r"with all before 6\.929; the budget is 6", "c", 1, RunError)
+    assert len(charged(again)) == 2
     again._ledger.close()
     assert format_price_check(tmp_path / "silo-0.toml") == [
         "'a': charged 0.004, and its scenario costs 4: that is what counts",
@@ -257,8 +246,7 @@ def test_a_scenario_on_file_that_cannot_be_planned_imports_nothing_and_keeps_its
     with guard._ledger.lock(), guard._ledger.transaction():
         guard._ledger.open_run("odd", Charge(cell, 0.5, 0.0), bytes(32))
         guard._ledger.end_run("odd")
-    with pytest.raises(RunError, match=r"with all before 4\.032; the budget is 4"):
-        asked(guard, "c", range(1, 2))
+    refuse(guard, r"with all before 4\.032; the budget is 4", "c", 1, RunError)
     assert format_price_check(tmp_path / "silo-0.toml") == [
         "rows, chain and mark agree; prices recomputed: 0 runs charged enough, 1 cannot be planned by this policy"
     ]
@@ -275,42 +263,37 @@ def test_guarantee_of_a_run_that_is_over_no_digest_is_left_that_a_guess_could_be
     for t, replied, after, blind, _ in kept[:-1]:
         assert blind is None
         for guess in (replies[t - 1], b""):
-            for found in (replied, after):
-                assert found not in (
-                    hashlib.sha256(guess).digest(),
-                    chain.digest_reply(b"", guess),
-                    chain.digest_state(b"", guess),
-                )
+            digests = (
+                hashlib.sha256(guess).digest(),
+                chain.digest_reply(b"", guess),
+                chain.digest_state(b"", guess),
+            )
+            assert not {replied, after} & {*digests}
     raw = (tmp_path / LEDGER).read_bytes()
     assert not [t for t, reply in enumerate(replies[:-1], 1) if reply[800:900] in raw and any(reply[800:900])]
 
 
 def test_a_run_that_is_over_keeps_digests_and_its_last_reply_alone(tmp_path: Path) -> None:
     guard = guard_for(tmp_path, *random_records(), budget=100.0)
-    before = asked(guard, "a", range(1, 8))
+    ask(guard, "a", *range(1, 8))
     full = (tmp_path / LEDGER).stat().st_size
-    (last,) = asked(guard, "a", range(8, 9))
+    (last,) = ask(guard, "a", 8)
     assert (tmp_path / LEDGER).stat().st_size < full / 4
     for again in (guard, guard_of(tmp_path / "silo-0.toml")):
-        assert torch.equal(asked(again, "a", range(8, 9))[0], last)
-        with pytest.raises(
-            RunError, match="round 7 was answered, and this run is over: only a digest of its reply is kept"
-        ):
-            asked(again, "a", range(7, 8))
-        with pytest.raises(RunError, match="round 7 was answered already, for another query"):
-            again.answer("a", scenario(), 7, zeros() + 1.0)
-    assert len(before) == 7
+        assert torch.equal(ask(again, "a", 8)[0], last)
+        over = "round 7 was answered, and this run is over: only a digest of its reply is kept"
+        refuse(again, over, "a", 7, RunError)
+        refused(again, "round 7 was answered already, for another query", scenario(), 7, zeros() + 1.0, "a")
 
 
 def test_last_replies_are_kept_of_the_runs_that_ended_last(tmp_path: Path) -> None:
-    guard = guard_for(tmp_path, *random_records(), budget=100.0)
-    cell = scenario(federation__rounds=1)
-    for run in range(MAX_RUNS_WITH_REPLY + 2):
-        guard.answer(str(run), cell, 1, zeros())
-    kept = [guard._ledger.find_answer(str(run), 1) for run in range(MAX_RUNS_WITH_REPLY + 2)]
-    assert [answer is not None and answer.reply is not None for answer in kept] == [False] * 2 + [
-        True
-    ] * MAX_RUNS_WITH_REPLY
+    guard, cell = guard_for(tmp_path, *random_records(), budget=100.0), scenario(federation__rounds=1)
+    runs = [str(number) for number in range(MAX_RUNS_WITH_REPLY + 2)]
+    for run in runs:
+        guard.answer(run, cell, 1, zeros())
+    answers = [guard._ledger.find_answer(run, 1) for run in runs]
+    has_reply = [answer is not None and answer.reply is not None for answer in answers]
+    assert has_reply == [False] * 2 + [True] * MAX_RUNS_WITH_REPLY
 
 
 def test_a_ledger_of_another_version_is_refused_in_one_line(rest: Path) -> None:
@@ -319,3 +302,76 @@ def test_a_ledger_of_another_version_is_refused_in_one_line(rest: Path) -> None:
     with pytest.raises(InputError, match="it has version 1, and this fedpriv knows 3") as refused:
         SiloLedger(rest / LEDGER)
     assert "\n" not in str(refused.value)
+
+
+ROUNDS = 3
+CELL = scenario(federation__rounds=ROUNDS)
+
+
+def killed_at(point: int, folder: Path, ask: Callable[[Guard], object]) -> bool:
+    """Whether a process that asks a guard is killed at this point: statements, syncs and replacements count."""
+    child = os.fork()
+    if child == 0:
+        passed, honest = [0], {name: getattr(os, name) for name in ("fsync", "replace", "ftruncate")}
+
+        def step(*_: object) -> None:
+            passed[0] += 1
+            if passed[0] == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def stepping(name: str) -> Callable[..., object]:
+            def stepped(*args: object) -> object:
+                step()
+                done = honest[name](*args)
+                step()
+                return done
+
+            return stepped
+
+        code = 1
+        try:
+            for name in honest:
+                setattr(os, name, stepping(name))
+            guard = guard_of(folder / "silo-0.toml")
+            guard._ledger._database.set_trace_callback(step)
+            ask(guard)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+EVERY = [pytest.param(t, 1, marks=pytest.mark.slow) for t in range(1, ROUNDS + 1)]
+
+
+@pytest.mark.parametrize(("t", "stride"), [(ROUNDS, 13), *EVERY])
+def test_guarantee_a_guard_killed_at_any_write_charges_once_and_answers_a_round_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t: int, stride: int
+) -> None:
+    """The first round opens the run, the last one ends it, drops replies and writes the file anew."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: bytes(range(32)))
+    before, undisturbed = tmp_path / "before", tmp_path / "undisturbed"
+    guard = guard_for(before, *random_records(), budget=5.0)
+    for earlier in range(1, t):
+        guard.answer("run", CELL, earlier, zeros())
+    guard._ledger.close()
+    shutil.copytree(before, undisturbed)
+    honest = guard_of(undisturbed / "silo-0.toml").answer("run", CELL, t, zeros())
+    point, killed = 5 if stride > 1 else 1, True
+    while killed:
+        folder = Path(shutil.copytree(before, tmp_path / "silo"))
+        killed = killed_at(point, folder, lambda guard: guard.answer("run", CELL, t, zeros()))
+        again = guard_of(folder / "silo-0.toml")
+        asked = again._ledger.find_answer("run", t)
+        if asked is not None:
+            refused(again, rf"round {t} was (asked|answered) already, for another query", CELL, t, zeros() + 1.0)
+        assert torch.equal(again.answer("run", CELL, t, zeros()), honest), point
+        assert charged(again) == [pytest.approx(4.0)], point
+        refused(again, "the budget is 5", CELL, run="second")
+        again._ledger.close()
+        shutil.rmtree(folder)
+        point += stride
+    assert point > 20

@@ -1,14 +1,16 @@
-"""Masks: they cancel in the sum of all silos and hide everything else; keys and messages are given once."""
+"""Masks: they cancel in the sum of all silos and hide everything else; keys are given once, and signed."""
 
+import hashlib
 import json
 import math
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -18,11 +20,10 @@ from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal, seed_key
 from fedpriv.plan.calibration import EncodedMessage, Grid, make_grid
-from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.masks import Masker
-from fedpriv.silo.policy import read_policy
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.masks import Masker, load_identity
 from tests.silo.charged import charged
-from tests.silo.test_guard import ZERO, cell_json, guard_of, write_silo
+from tests.silo.guarded import ZERO, cell_json, find_run, guard_at, guard_of, refused, write_silo
 
 
 def maskers(silos: int, run: int = 0) -> list[Masker]:
@@ -30,9 +31,9 @@ def maskers(silos: int, run: int = 0) -> list[Masker]:
     return [Masker(source.derive_secret(number), number) for number in range(silos)]
 
 
-def masks(of: list[Masker], t: int, size: int) -> list[EncodedMessage]:
-    keys = b"".join(masker.public_key for masker in of)
-    return [masker.mask(keys, len(of), t, size) for masker in of]
+def masks(silos: list[Masker], t: int, size: int) -> list[EncodedMessage]:
+    keys = b"".join(masker.public_key for masker in silos)
+    return [masker.mask(keys, len(silos), t, size) for masker in silos]
 
 
 def p_value(words: EncodedMessage) -> float:
@@ -59,17 +60,16 @@ def test_a_masked_message_is_uniform_and_so_is_every_sum_of_fewer_than_all() -> 
 
 def test_masks_of_rounds_and_runs_have_nothing_in_common() -> None:
     """Level 1e-6 each: differences of one silo's masks are as uniform as the masks."""
-    of, others = maskers(3), maskers(3, run=1)
-    first, second = masks(of, 1, 20_000)[0], masks(of, 2, 20_000)[0]
-    elsewhere = masks(others, 1, 20_000)[0]
+    first, second = (masks(maskers(3), t, 20_000)[0] for t in (1, 2))
+    elsewhere = masks(maskers(3, run=1), 1, 20_000)[0]
     assert p_value(first - second) > 1e-6
     assert p_value(first - elsewhere) > 1e-6
     assert np.array_equal(first, masks(maskers(3), 1, 20_000)[0])
 
 
 def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
-    of = maskers(3)
-    good = [masker.public_key for masker in of]
+    own, *_ = silos = maskers(3)
+    good = [masker.public_key for masker in silos]
     again = [(int.from_bytes(key, "little") | 1 << 255).to_bytes(32, "little") for key in good]
     for keys, reason in (
         ([], "expected 3 different public keys"),
@@ -83,13 +83,12 @@ def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
         ([good[0], good[1], bytes(32)], "no usable X25519"),  # low order: the shared secret would be 0
     ):
         with pytest.raises(RunError, match=f"silo 0: .*{reason}"):
-            of[0].mask(b"".join(keys), 3, 1, 8)
-    assert np.any(of[0].mask(b"".join(good), 3, 1, 8))
+            own.mask(b"".join(keys), 3, 1, 8)
+    assert np.any(own.mask(b"".join(good), 3, 1, 8))
 
 
 def test_each_run_and_silo_has_a_key_of_its_own() -> None:
-    public = {masker.public_key for run in (0, 1) for masker in maskers(3, run)}
-    assert len(public) == 6
+    assert len({masker.public_key for run in (0, 1) for masker in maskers(3, run)}) == 6
 
 
 UNIT = 2.0**-10
@@ -140,84 +139,75 @@ def keys_with(card: bytes) -> bytes:
     return b"".join([card, *OTHERS])
 
 
-def allowing(tmp_path: Path, **allow: Any) -> Path:
-    return write_silo(tmp_path, **{"trust": MASKED, **allow})
+def masked_guard(folder: Path) -> tuple[Guard, bytes]:
+    """A guard that counts on the other silos, and the card that it gave for a run."""
+    guard = guard_at(folder, trust=MASKED)
+    return guard, guard.public_key("run", CELL)
 
 
 def test_a_round_that_is_asked_again_gets_the_same_bytes_also_after_a_restart(tmp_path: Path) -> None:
-    path = allowing(tmp_path)
-    guard = guard_of(path)
-    public = guard.public_key("run", CELL)
-    first = guard.answer("run", CELL, 1, ZERO, keys_with(public))
+    guard, card = masked_guard(tmp_path)
+    first = guard.answer("run", CELL, 1, ZERO, keys_with(card))
     assert (first.dtype, len(first)) == (torch.uint8, 7850 * 6)
-    again = guard_of(path)
-    assert again.public_key("run", CELL) == public
-    assert torch.equal(again.answer("run", CELL, 1, ZERO, keys_with(public)), first)
-    changed = b"".join([public, OTHERS[1], OTHERS[0]])
-    with pytest.raises(RunError, match="round 1 was answered already, for another query"):
-        again.answer("run", CELL, 1, ZERO, changed)
-    assert not torch.equal(again.answer("run", CELL, 2, ZERO, keys_with(public)), first)
+    again, repeated = masked_guard(tmp_path)
+    assert repeated == card
+    assert torch.equal(again.answer("run", CELL, 1, ZERO, keys_with(card)), first)
+    changed = b"".join([card, OTHERS[1], OTHERS[0]])
+    refused(again, "round 1 was answered already, for another query", CELL, signed_keys=changed)
+    assert not torch.equal(again.answer("run", CELL, 2, ZERO, keys_with(card)), first)
 
 
 def test_asking_for_the_key_again_does_not_start_the_run_again(tmp_path: Path) -> None:
-    guard = guard_of(allowing(tmp_path))
-    public = guard.public_key("run", CELL)
-    guard.answer("run", CELL, 1, ZERO, keys_with(public))
-    assert guard.public_key("run", CELL) == public
-    with pytest.raises(RunError, match="asked for round 3 after round 1"):
-        guard.answer("run", CELL, 3, ZERO, keys_with(public))
+    guard, card = masked_guard(tmp_path)
+    guard.answer("run", CELL, 1, ZERO, keys_with(card))
+    assert guard.public_key("run", CELL) == card
+    refused(guard, "asked for round 3 after round 1", CELL, t=3, signed_keys=keys_with(card))
 
 
 def test_the_key_is_wiped_with_the_last_round_and_its_public_half_is_not(tmp_path: Path) -> None:
-    path = allowing(tmp_path)
-    guard = guard_of(path)
-    public = guard.public_key("run", CELL)
-    last = [guard.answer("run", CELL, t, ZERO, keys_with(public)) for t in range(1, 9)][-1]
-    run = SiloLedger(read_policy(path).ledger).find_run("run")
-    assert run is not None
-    assert run.key is None
-    again = guard_of(path)
-    assert again.public_key("run", CELL) == public
-    assert torch.equal(again.answer("run", CELL, 8, ZERO, keys_with(public)), last)
+    guard, card = masked_guard(tmp_path)
+    last = [guard.answer("run", CELL, t, ZERO, keys_with(card)) for t in range(1, 9)][-1]
+    again, repeated = masked_guard(tmp_path)
+    assert find_run(again).key is None
+    assert repeated == card
+    assert torch.equal(again.answer("run", CELL, 8, ZERO, keys_with(card)), last)
 
 
 @pytest.mark.parametrize("keys", [b"", bytes(3 * 32), bytes(3 * 96), b"".join(OTHERS)])
 def test_without_the_keys_of_all_nothing_leaves(tmp_path: Path, keys: bytes) -> None:
-    guard = guard_of(allowing(tmp_path))
-    public = guard.public_key("run", CELL)
-    with pytest.raises(RunError, match="silo 0: "):
-        guard.answer("run", CELL, 1, ZERO, keys)
-    assert guard.answer("run", CELL, 1, ZERO, keys_with(public)).dtype == torch.uint8
+    guard, card = masked_guard(tmp_path)
+    refused(guard, "silo 0: ", CELL, signed_keys=keys)
+    assert guard.answer("run", CELL, 1, ZERO, keys_with(card)).dtype == torch.uint8
 
 
-def test_a_run_without_masks_gives_no_key(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="this run has no masks"):
-        guard_of(allowing(tmp_path)).public_key("run", cell_json())
-
-
-def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(tmp_path: Path) -> None:
-    """Guarantee: μ with the permission; μ √3 of the own share alone without it; nothing for exact sums."""
-    path = allowing(tmp_path)
-    guard_of(path).public_key("run", CELL)
-    assert charged(SiloLedger(read_policy(path).ledger)) == [pytest.approx(4.0)]
-    for trust, budget, reason in (
+@pytest.mark.parametrize(
+    ("trust", "budget", "price"),
+    [
+        (MASKED, 4.0, 4.0),
+        ("untrusted", 7.0, 4.0 * math.sqrt(3.0)),
         ("untrusted", 4.0, r"the run costs mu = 6\.929"),
         (MASKED, 3.9, "the run costs mu = 4"),
-    ):
-        folder = tmp_path / f"{trust} {budget}"
-        folder.mkdir()
-        with pytest.raises(RunError, match=reason):
-            guard_of(write_silo(folder, trust=trust, budget=budget)).public_key("run", CELL)
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    path = write_silo(alone, budget=7.0)
-    guard_of(path).public_key("run", CELL)
-    assert charged(SiloLedger(read_policy(path).ledger)) == [pytest.approx(4.0 * math.sqrt(3.0))]
+    ],
+)
+def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(
+    tmp_path: Path, trust: str, budget: float, price: float | str
+) -> None:
+    """Guarantee: μ with the permission; μ √3 of the own share alone without it; a budget below it is refused."""
+    guard = guard_at(tmp_path, trust=trust, budget=budget)
+    if isinstance(price, str):
+        with pytest.raises(RunError, match=price):
+            guard.public_key("run", CELL)
+    else:
+        guard.public_key("run", CELL)
+    assert charged(guard) == ([] if isinstance(price, str) else [pytest.approx(price)])
 
 
-def test_a_policy_that_counts_on_silos_does_not_trust_the_server(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="this silo release its sums without noise"):
-        guard_of(allowing(tmp_path)).answer("run", cell_json(algorithm__trust="trusted"), 1, ZERO)
+def test_no_key_and_no_sum_leaves_for_a_run_without_masks(tmp_path: Path) -> None:
+    """A policy that counts on silos does not trust the server."""
+    guard = guard_at(tmp_path, trust=MASKED)
+    with pytest.raises(RunError, match="this run has no masks"):
+        guard.public_key("run", cell_json())
+    refused(guard, "this silo release its sums without noise", cell_json(algorithm__trust="trusted"))
 
 
 def test_the_command_line_runs_a_masked_federation(tmp_path: Path) -> None:
@@ -233,7 +223,107 @@ def test_the_command_line_runs_a_masked_federation(tmp_path: Path) -> None:
     (cell,) = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
     assert (cell["trust"], round(cell["mu"], 9)) == (MASKED, 4.0)
     assert [release["owner"] for release in cell["releases"]] == ["sum of silos 0-2"]
-    ledger = CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "out")])
-    assert "sum of silos 0-2" in ledger.output
-    table = CliRunner().invoke(app, ["table", str(tmp_path / "out")])
-    assert "untrusted server, secure aggregation" in table.output
+    for command, line in (
+        (["privacy", "ledger"], "sum of silos 0-2"),
+        (["table"], "untrusted server, secure aggregation"),
+    ):
+        assert line in CliRunner().invoke(app, [*command, str(tmp_path / "out")]).output
+
+
+CELL = cell_json(algorithm__trust="secure-aggregation")
+
+
+def write_identities(folder: Path, silos: int = 3) -> list[Path]:
+    """Private keys of so many silos, and `peers` with their public ones, as ssh-keygen writes them."""
+    keys = [Ed25519PrivateKey.generate() for _ in range(silos)]
+    paths = []
+    for silo, key in enumerate(keys):
+        paths.append(folder / f"identity-{silo}")
+        paths[-1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        paths[-1].chmod(0o600)
+    lines = [key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) for key in keys]
+    (folder / "peers").write_bytes(b"".join(line + b" silo\n" for line in lines))
+    return paths
+
+
+def guards(folder: Path) -> list[Guard]:
+    policies = []
+    for silo, identity in enumerate(write_identities(folder)):
+        policies.append(path := write_silo(folder, silo, trust="secure-aggregation", silos=None))
+        path.write_text(f'identity = "{identity.name}"\npeers = "peers"\n' + path.read_text())
+    return [guard_of(path) for path in policies]
+
+
+def test_silos_that_know_each_other_agree(tmp_path: Path) -> None:
+    silos = guards(tmp_path)
+    cards = b"".join(guard.public_key("run", CELL) for guard in silos)
+    assert len({guard.answer("run", CELL, 1, ZERO, cards).numpy().tobytes() for guard in silos}) == 3
+
+
+def test_a_key_that_the_server_puts_in_is_refused(tmp_path: Path) -> None:
+    """Guarantee: unsigned, signed by another silo, or signed for another run, whichever silo it stands for."""
+    silos = guards(tmp_path)
+    cards = [guard.public_key("run", CELL) for guard in silos]
+    invented, scenario = Masker(bytes(range(32)), 1).public_key, hashlib.sha256(CELL.encode()).digest()
+
+    def signed(silo: int, key: int, run: str, digest: bytes, public: bytes = cards[1][:32]) -> bytes:
+        return load_identity(silo, tmp_path / f"identity-{key}", None).sign_key(run, digest, public)
+
+    assert signed(1, 1, "run", scenario) == cards[1]
+    others = [signed(1, 1, "another run", scenario), signed(1, 1, "run", bytes(32)), signed(2, 1, "run", scenario)]
+    own = [invented + bytes(64), invented + cards[1][32:], signed(1, 2, "run", scenario, invented)]
+    for forged in (*own, *others):
+        reason = "relayed as silo 1's is not signed by it for this run and scenario"
+        refused(silos[0], reason, CELL, signed_keys=b"".join([cards[0], forged, cards[2]]))
+    assert silos[0].answer("run", CELL, 1, ZERO, b"".join(cards)).shape == (6 * len(ZERO),)
+
+
+def test_silos_that_are_not_on_file_are_refused(tmp_path: Path) -> None:
+    guard = guards(tmp_path)[0]
+    with pytest.raises(RunError, match="knows 3 silos, and the scenario has 4"):
+        guard.public_key("run", cell_json(algorithm__trust="secure-aggregation", federation__silos=4))
+    assert charged(guard) == []
+
+
+@pytest.mark.parametrize("name", ["identity", "peers"])
+@pytest.mark.parametrize("content", [b"nonsense", b"", bytes(range(32))], ids=["nonsense", "empty", "raw"])
+def test_files_that_are_no_keys_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(InputError, match=r"/file.*(cannot be used|expected)"):
+        load_identity(0, path if name == "identity" else None, path if name == "peers" else None)
+    with pytest.raises(InputError, match=r"none: cannot be read"):
+        load_identity(0, tmp_path / "none", None)
+
+
+def test_peers_with_a_line_that_is_no_key_or_a_silo_that_stands_for_two_are_refused(tmp_path: Path) -> None:
+    """Gains: two shares of the noise, one of them another silo's, for a key that is in `peers` twice."""
+    write_identities(tmp_path)
+    one, two, _ = (tmp_path / "peers").read_bytes().splitlines(keepends=True)
+    for lines, reason in (
+        ([one, b"\n", b"  \n", b"nonsense\n"], "peers, line 4: cannot be used as an Ed25519 public key"),
+        (
+            [one, two, two.replace(b" silo", b" other")],
+            "peers: silos 1 and 2 have the same key; each needs its own",
+        ),
+    ):
+        (tmp_path / "peers").write_bytes(b"".join(lines))
+        with pytest.raises(InputError, match=reason):
+            load_identity(0, None, tmp_path / "peers")
+
+
+def test_a_key_that_is_not_on_file_for_its_silo_is_named_at_once(tmp_path: Path) -> None:
+    """Another's number in the policy: every other silo would refuse, in the middle of a run."""
+    first, *_ = write_identities(tmp_path)
+    with pytest.raises(InputError, match=r"identity-0: its public half is not the one .*peers has for silo 1"):
+        load_identity(1, first, tmp_path / "peers")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_signing_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    """Gains: the name of a silo, for any user of its machine: keys of his own under the other silos' masks."""
+    first, *_ = write_identities(tmp_path)
+    first.chmod(mode)
+    with pytest.raises(InputError, match=r"identity-0: others can read this key; chmod 600 it"):
+        load_identity(0, first, None)

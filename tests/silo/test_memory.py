@@ -1,13 +1,18 @@
-"""A guard's memory: counted in bytes before a run is opened, and held to by the system."""
+"""What a scenario may cost a guard: memory, counted before a run is opened, and seconds of the processor."""
 
 import contextlib
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,9 +24,12 @@ from fedpriv.addons.services.service import script_path
 from fedpriv.core import limits
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import MIB, control_group_limit, format_mebibytes, report_low_memory
-from fedpriv.protocol.messages import Refusal
+from fedpriv.silo import admission
+from fedpriv.silo.daemon import limit_time
+from fedpriv.silo.guard import open_guard
+from fedpriv.silo.policy import read_policy
 from tests.attacks.guards import Socket, guard_for, random_records, scenario, zeros
-from tests.silo.guarded import guard_of, write_silo
+from tests.silo.guarded import guard_of, refused, write_silo
 
 GOLDSTEIN = {
     "name": "goldstein-single-pass", "anchor_clip": 1.0, "clip": 0.5, "period": 4, "radius": 0.1,
@@ -31,19 +39,11 @@ FEDERATION = {"silos": 3, "rounds": 2, "batch": 10}
 SGD = {"name": "dp-sgd", "clip": 1.0, "step": 0.1}
 
 
-def goldstein(oracle: str, directions: int, **others: Any) -> str:
-    algorithm = {**GOLDSTEIN, "oracle": oracle, "directions": directions}
-    return scenario(algorithm=algorithm, federation=FEDERATION, **others)
-
-
 @contextlib.contextmanager
 def container(limit: int) -> Iterator[Path]:
     """A control group of so many bytes, as a container has it; skips where none can be made."""
-    for root, name in (
-        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-        (Path("/sys/fs/cgroup"), "memory.max"),
-    ):
-        group = root / f"fedpriv-test-{os.getpid()}"
+    for root, name in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root) / f"fedpriv-test-{os.getpid()}"
         try:
             group.mkdir()
             (group / name).write_text(str(limit))
@@ -71,12 +71,10 @@ def test_a_scenario_of_many_directions_leaves_a_guard_in_its_container_alive(tmp
         guard = Socket(tmp_path, *random_records(), clip=1.0, rounds=10, budget=4.0, dimension=7850)
         try:
             (group / "cgroup.procs").write_text(str(guard.process.pid))
-            cell = goldstein("zeroth-order", 800)
+            cell = scenario(**{"federation": FEDERATION, **MEASURED["values"][-1]})
             for t in (1, 2):
                 assert np.isfinite(guard.answered(cell, t, zeros().numpy() + 0.01 * t)).all()
-            assert not isinstance(
-                guard.ask(scenario(algorithm=SGD, federation=FEDERATION), 1, zeros().numpy(), "next"), Refusal
-            )
+            guard.answered(scenario(algorithm=SGD, federation=FEDERATION), 1, zeros().numpy(), "next")
             status = Path(f"/proc/{guard.process.pid}/status").read_text()
             assert int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) < 640 * 1024
         finally:
@@ -84,31 +82,18 @@ def test_a_scenario_of_many_directions_leaves_a_guard_in_its_container_alive(tmp
             guard.process.wait()
 
 
-MEASURED = {
-    "many records": (20_000, {"algorithm": SGD, "federation": {**FEDERATION, "batch": 2000}}, 7850, {}),
-    "orientations": (
-        20_000,
-        {
-            "algorithm": SGD,
-            "model": {"name": "softmax-regression", "features": "orientations", "feature_norm": 1.0},
-        },
-        3930,
-        {},
-    ),
-    "a wide layer": (40, {"algorithm": SGD, "model": {"name": "mlp", "hidden": 640}}, 508_810, {}),
-    "bands": (
-        40,
-        {
-            "algorithm": {"name": "dp-ftrl", "mechanism": "banded", "bands": 6, "clip": 1.0, "step": 0.1},
-            "model": {"name": "mlp", "hidden": 320},
-            "federation": {"silos": 3, "rounds": 8, "batch": 4},
-        },
-        254_410,
-        {},
-    ),
-    "values": (40, {"algorithm": {**GOLDSTEIN, "oracle": "zeroth-order", "directions": 800}}, 7850, {}),
-    "gradients": (40, {"algorithm": {**GOLDSTEIN, "oracle": "first-order", "directions": 800}}, 7850, {}),
-}
+ORIENTATIONS = {"name": "softmax-regression", "features": "orientations", "feature_norm": 1.0}
+BANDED = {"name": "dp-ftrl", "mechanism": "banded", "bands": 6, "clip": 1.0, "step": 0.1}
+MEASURED: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "many records": (20_000, 7850, {"algorithm": SGD, "federation": {**FEDERATION, "batch": 2000}}),
+    "orientations": (20_000, 3930, {"algorithm": SGD, "model": ORIENTATIONS}),
+    "a wide layer": (40, 508_810, {"algorithm": SGD, "model": {"name": "mlp", "hidden": 640}}),
+    "bands": (40, 254_410, {"algorithm": BANDED, "model": {"name": "mlp", "hidden": 320},
+                            "federation": {"silos": 3, "rounds": 8, "batch": 4}}),
+    "values": (40, 7850, {"algorithm": {**GOLDSTEIN, "oracle": "zeroth-order", "directions": 800}}),
+    "gradients": (40, 7850, {"algorithm": {**GOLDSTEIN, "oracle": "first-order", "directions": 800}}),
+}  # fmt: skip
+"""Number of records, parameters of the model, and the scenario."""
 _MEASURE = """
 import json, re, sys
 from pathlib import Path
@@ -136,10 +121,9 @@ def test_a_run_takes_no_more_than_was_counted_for_it(tmp_path: Path, name: str) 
     """Guarantee: the peak of a process above what it had, for models, states and oracles of every kind."""
     if not Path("/proc/self/status").exists():
         pytest.skip("the system does not say how much memory a process has")
-    count, overrides, dimension, allow = MEASURED[name]
+    count, dimension, overrides = MEASURED[name]
     cell = scenario(**{"federation": FEDERATION, **overrides})
-    guard = guard_for(tmp_path, *random_records(count), clip=1.0, memory="2 GiB", **allow)
-    del guard
+    guard_for(tmp_path, *random_records(count), clip=1.0, memory="2 GiB")
     rounds = str(json.loads(cell)["federation"]["rounds"])
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, str(tmp_path / "silo-0.toml"), cell, str(dimension), rounds],
@@ -178,13 +162,13 @@ def test_the_smallest_limit_of_the_groups_that_a_process_is_in_counts(
     tmp_path: Path, own: str | None, files: dict[str, str], expected: int | None
 ) -> None:
     """Both versions; nested groups; "max"; files that are not there; a unit's MemoryMax, far below the root."""
-    groups, said = tmp_path / "cgroup", tmp_path / "self"
+    groups, group = tmp_path / "cgroup", tmp_path / "self"
     for name, text in files.items():
         (groups / name).parent.mkdir(parents=True, exist_ok=True)
         (groups / name).write_text(text)
     if own is not None:
-        said.write_text(own)
-    assert control_group_limit(groups, said) == expected
+        group.write_text(own)
+    assert control_group_limit(groups, group) == expected
 
 
 HELD = """
@@ -230,15 +214,13 @@ def test_a_process_that_holds_itself_to_a_limit_gets_a_memory_error() -> None:
 
 def guard_under(kilobytes: int, policy: Path, command: str = "run") -> str:
     """The one line of a guard that is refused its start by `ulimit -v`."""
-    words = (
-        f"ulimit -v {kilobytes}; exec {shlex.quote(script_path('fedpriv'))} silo {command} "
-        f"{shlex.quote(str(policy))}"
-    )
+    guard = shlex.join([script_path("fedpriv"), "silo", command, str(policy)])
+    line = ["bash", "-c", f"ulimit -v {kilobytes}; exec {guard}"]
     env = {**os.environ, "FEDPRIV_ALLOW_ROOT": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(["bash", "-c", words], env=env, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2, done.stdout + done.stderr
-    (line,) = (done.stdout + done.stderr).splitlines()
-    return line
+    (refusal,) = (done.stdout + done.stderr).splitlines()
+    return refusal
 
 
 def test_a_guard_that_cannot_start_under_its_limits_says_so_in_one_line(tmp_path: Path) -> None:
@@ -257,7 +239,7 @@ def least() -> int:
 
 
 @pytest.mark.parametrize(
-    ("error", "refused"),
+    ("error", "is_memory"),
     [
         (MemoryError(), True),
         (ImportError("libtorch_cpu.so: failed to map segment from shared object"), True),
@@ -269,12 +251,12 @@ def least() -> int:
     ],
 )
 def test_what_libraries_say_without_memory_becomes_a_line_and_no_other_error_does(
-    error: Exception, refused: bool, monkeypatch: pytest.MonkeyPatch
+    error: Exception, is_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "memory_limits", dict[str, int])
-    with pytest.raises(InputError if refused else type(error)) as raised, report_low_memory(Path("silo-0.toml")):
+    with pytest.raises(InputError if is_memory else type(error)) as raised, report_low_memory(Path("silo-0.toml")):
         raise error
-    assert ("silo-0.toml: no memory is left" in str(raised.value)) is refused
+    assert ("silo-0.toml: no memory is left" in str(raised.value)) is is_memory
 
 
 @pytest.mark.slow
@@ -288,3 +270,67 @@ def test_a_guard_at_any_address_space_starts_or_says_so_in_one_line_and_charges_
     for size in (least() + 16 * MIB, 1200 * MIB):
         assert "lower allow.memory, or raise the limit (`ulimit -v`" in guard_under(size // 1024, policy)
     assert (tmp_path / "ledger-0.sqlite").read_bytes() == before
+
+
+def busy(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_what_computes_for_too_long_ends() -> None:
+    line = r"^it takes more than 0.05 s of the processor$"
+    with pytest.raises(TimeoutError, match=line), limit_time(0.05, 600.0):
+        busy(600.0)
+
+
+def test_what_others_compute_does_not_count() -> None:
+    with limit_time(0.05, 600.0):
+        time.sleep(0.2)
+
+
+def test_what_other_threads_compute_does_not_count() -> None:
+    """Whoever floods the guard's socket makes no honest plan too long."""
+    flood = threading.Thread(target=busy, args=(0.5,))
+    with limit_time(0.2, 600.0):
+        flood.start()
+        flood.join()
+
+
+def test_an_error_that_was_swallowed_comes_again() -> None:
+    def stubborn() -> None:
+        with suppress(TimeoutError):
+            busy(600.0)
+        busy(600.0)
+
+    with pytest.raises(TimeoutError), limit_time(0.05, 600.0):
+        stubborn()
+
+
+def test_what_waits_for_too_long_ends() -> None:
+    with pytest.raises(TimeoutError, match=r"^it takes more than 0.05 s$"), limit_time(600.0, 0.05):
+        time.sleep(600.0)
+
+
+def test_nothing_is_left_behind() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with limit_time(600.0, 600.0):
+        pass
+    with pytest.raises(TimeoutError), limit_time(0.01, 600.0):
+        busy(600.0)
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_guard_refuses_a_scenario_that_takes_too_long_and_answers_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard_for(tmp_path, *random_records())  # begins the ledger
+    (policy,) = tmp_path.glob("*.toml")
+    guard = open_guard(read_policy(policy), partial(limit_time, 1.0, 600.0))
+    planned = admission.make_plan
+    with monkeypatch.context() as slow:
+        slow.setattr(admission, "make_plan", lambda *_, **__: busy(600.0))
+        refused(guard, "cannot be planned: it takes more than 1 s of the processor$", scenario())
+    assert admission.make_plan is planned
+    assert guard.answer("run", scenario(), 1, zeros()).isfinite().all()

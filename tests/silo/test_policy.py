@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.fingerprint import create_ledger
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Policy, RunLimits, read_policy, write_template
 from fedpriv.silo.shard import load_shard
 from tests.silo.charged import charged
-from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
+from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_at, refused, write_silo
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,7 @@ from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_s
 def test_a_scenario_that_exceeds_the_policy_is_refused(
     tmp_path: Path, overrides: dict[str, Any], reason: str
 ) -> None:
-    guard = guard_of(write_silo(tmp_path))
-    with pytest.raises(RunError, match=reason):
-        guard.answer("run", cell_json(**overrides), 1, ZERO)
+    refused(guard_at(tmp_path), reason, cell_json(**overrides))
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
@@ -46,37 +44,29 @@ def test_releases_that_cannot_be_accounted_for_are_refused_in_one_line_under_any
     tmp_path: Path, overrides: dict[str, Any], reason: str, trust: str, noise_free: bool
 ) -> None:
     """And before anything is calibrated, charged or opened."""
-    guard = guard_of(write_silo(tmp_path, relation="zero-out", clip=1e9, trust=trust, noise_free=noise_free))
-    with pytest.raises(RunError) as refused:
-        guard.answer("run", cell_json(**overrides), 1, ZERO)
-    assert str(refused.value) == f"silo 0 refuses: {reason}"
-    assert charged(guard._ledger) == []
+    guard = guard_at(tmp_path, relation="zero-out", clip=1e9, trust=trust, noise_free=noise_free)
+    assert refused(guard, "refuses", cell_json(**overrides)) == f"silo 0 refuses: {reason}"
+    assert charged(guard) == []
 
 
 def test_a_trusted_policy_releases_sums_at_the_price_of_what_the_server_publishes(tmp_path: Path) -> None:
-    guard = guard_of(write_silo(tmp_path, trust="trusted"))
-    trusted = cell_json(algorithm__trust="trusted")
+    guard, trusted = guard_at(tmp_path, trust="trusted"), cell_json(algorithm__trust="trusted")
     first = guard.answer("run", trusted, 1, ZERO)
-    other = tmp_path / "other"
-    other.mkdir()
-    assert torch.equal(first, guard_of(write_silo(other, trust="trusted")).answer("run", trusted, 1, ZERO))
-    assert charged(guard._ledger) == [pytest.approx(4.0)]
-    with pytest.raises(RunError, match="nobody add noise"):
-        guard.answer("b", cell_json(algorithm__trust="trusted", privacy__mode="none", privacy__rho=None), 1, ZERO)
-    with pytest.raises(RunError, match="budget is 4"):
-        guard.answer("c", cell_json(algorithm__trust="trusted", privacy__rho=1.0), 1, ZERO)
+    assert torch.equal(first, guard_at(tmp_path / "other", trust="trusted").answer("run", trusted, 1, ZERO))
+    assert charged(guard) == [pytest.approx(4.0)]
+    without = cell_json(algorithm__trust="trusted", privacy__mode="none", privacy__rho=None)
+    refused(guard, "nobody add noise", without, run="b")
+    refused(guard, "budget is 4", cell_json(algorithm__trust="trusted", privacy__rho=1.0), run="c")
 
 
 def test_the_budget_is_for_the_shard_and_not_for_a_run(tmp_path: Path) -> None:
     """Runs of mu = 2.4 and 3.2 compose to exactly 4; a third, however small, is refused under any name."""
-    guard = guard_of(write_silo(tmp_path))
+    guard = guard_at(tmp_path)
     guard.answer("a", cell_json(privacy__rho=2.4), 1, ZERO)
     guard.answer("b", cell_json(privacy__rho=3.2), 1, ZERO)
-    with pytest.raises(RunError, match="budget is 4"):
-        guard.answer("c", cell_json(privacy__rho=0.1), 1, ZERO)
-    again = guard_of(tmp_path / "silo-0.toml")  # a restart forgets nothing
-    with pytest.raises(RunError, match="budget is 4"):
-        again.answer("d", cell_json(privacy__rho=0.1), 1, ZERO)
+    refused(guard, "budget is 4", cell_json(privacy__rho=0.1), run="c")
+    again = guard_at(tmp_path)  # a restart forgets nothing
+    refused(again, "budget is 4", cell_json(privacy__rho=0.1), run="d")
     assert torch.isfinite(again.answer("b", cell_json(privacy__rho=3.2), 2, ZERO)).all()
 
 
@@ -104,9 +94,9 @@ def test_the_smallest_clip_of_any_round_and_part_has_a_bound_too(
         federation__epochs=epochs,
         privacy={"relation": "replace-one", "mu": 1.0},
     )
-    with pytest.raises(RunError, match=r"the scenario clips at 0\.001, allowed is 0\.01 or more"):
-        guard_of(write_silo(tmp_path, least_clip=0.01)).answer("run", asked, 1, ZERO)
-    assert torch.isfinite(guard_of(write_silo(tmp_path, least_clip=1e-3)).answer("run", asked, 1, ZERO)).all()
+    line = r"the scenario clips at 0\.001, allowed is 0\.01 or more"
+    refused(guard_at(tmp_path, least_clip=0.01), line, asked)
+    assert torch.isfinite(guard_at(tmp_path, least_clip=1e-3).answer("run", asked, 1, ZERO)).all()
 
 
 def test_a_policy_written_before_a_key_was_there_still_loads(tmp_path: Path) -> None:
@@ -120,40 +110,44 @@ def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
     path = tmp_path / "new.toml"
     write_template(path)
     policy = read_policy(path)
-    assert (policy.allow.relation, policy.allow.trust, policy.shard.name) == (
-        "replace-one",
-        "untrusted",
-        "shard.npz",
-    )
+    defaults = policy.allow.relation, policy.allow.trust, policy.shard.name
+    assert defaults == ("replace-one", "untrusted", "shard.npz")
     text = path.read_text()
     for model in (Policy, RunLimits):
         for name, field in model.model_fields.items():
             assert name in ("allow", "evaluation") or f"{name} = " in text
             assert field.description is None or field.description.split()[-1] in text
-    with pytest.raises(InputError, match="exists"):
-        write_template(path)
-    with pytest.raises(InputError, match="cannot be written"):
-        write_template(tmp_path / "nowhere" / "new.toml")
+    for place, line in ((path, "exists"), (tmp_path / "nowhere" / "new.toml", "cannot be written")):
+        with pytest.raises(InputError, match=line):
+            write_template(place)
 
 
-def test_bounds_of_clips_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"least_clip = 2 is above clip = 1: no run has both"):
-        read_policy(write_silo(tmp_path, clip=1.0, least_clip=2.0))
-    for key, value in {"least_clip": 2.0**-41, "tick": -0.1, "query": 0.0}.items():
-        with pytest.raises(InputError, match=rf"allow\.{key}"):
-            read_policy(write_silo(tmp_path, **{key: value}))
+@pytest.mark.parametrize(
+    ("allow", "extra", "line"),
+    [
+        ({"clip": 1.0, "least_clip": 2.0}, "", r"least_clip = 2 is above clip = 1: no run has both"),
+        ({"least_clip": 2.0**-41}, "", r"allow\.least_clip"),
+        ({"tick": -0.1}, "", r"allow\.tick"),
+        ({"query": 0.0}, "", r"allow\.query"),
+        ({"budget": -1.0}, "", r"allow\.budget = -1\.0: expected a number above 0"),
+        ({}, "budgett = 1.0", r"silo-0\.toml: allow\.budgett: unknown key; did you mean 'budget'\?$"),
+        *[({}, f"memory = {size}", r"silo-0\.toml: allow\.memory") for size in
+          ('"512 MB"', "-1", '"1 KiB"', "true", '"much"')],
+    ],
+)  # fmt: skip
+def test_bounds_that_say_nothing_or_contradict_each_other_are_refused(
+    tmp_path: Path, allow: dict[str, Any], extra: str, line: str
+) -> None:
+    path = write_silo(tmp_path, **allow)
+    path.write_text(path.read_text() + extra)
+    with pytest.raises(InputError, match=line):
+        read_policy(path)
 
 
 def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     path = write_silo(tmp_path)
     path.write_text(path.read_text().replace("silo = 0", "silo = 0\nseed = 1"))
     with pytest.raises(InputError, match="seed: a fixed seed is refused"):
-        read_policy(path)
-    path = write_silo(tmp_path, budget=-1.0)
-    with pytest.raises(InputError, match=r"allow\.budget = -1\.0: expected a number above 0"):
-        read_policy(path)
-    path.write_text(path.read_text().replace("budget = -1.0", "budgett = 1.0"))
-    with pytest.raises(InputError, match=r"silo-0\.toml: allow\.budgett: unknown key; did you mean 'budget'\?$"):
         read_policy(path)
     ledger = tmp_path / "open.sqlite"
     create_ledger(ledger, tmp_path / "open.sqlite.mark", b"")
@@ -165,11 +159,10 @@ def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be used as a ledger"):
         SiloLedger(ledger)
     (tmp_path / "bad.npz").write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"expected an \.npz file"):
-        load_shard(tmp_path / "bad.npz", 10)
     np.savez(tmp_path / "labels.npz", images=np.zeros((2, 4), np.uint8), labels=np.array([0, 10]))
-    with pytest.raises(InputError, match="labels are whole numbers from 0 to 9"):
-        load_shard(tmp_path / "labels.npz", 10)
+    for name, line in (("bad", r"expected an \.npz file"), ("labels", "labels are whole numbers from 0 to 9")):
+        with pytest.raises(InputError, match=line):
+            load_shard(tmp_path / f"{name}.npz", 10)
 
 
 def test_evaluations_have_no_slack_of_training(tmp_path: Path) -> None:
@@ -185,14 +178,6 @@ def test_memory_is_bytes_or_said_with_a_unit(tmp_path: Path, given: str) -> None
     path = write_silo(tmp_path)
     path.write_text(path.read_text() + f"memory = {given}\n")
     assert read_policy(path).allow.memory in (2**29, 2**30, 2**26)
-
-
-@pytest.mark.parametrize("given", ['"512 MB"', "-1", '"1 KiB"', "true", '"much"'])
-def test_memory_that_says_nothing_is_refused(tmp_path: Path, given: str) -> None:
-    path = write_silo(tmp_path)
-    path.write_text(path.read_text() + f"memory = {given}\n")
-    with pytest.raises(InputError, match=r"silo-0\.toml: allow\.memory"):
-        read_policy(path)
 
 
 def test_a_ledger_that_is_one_commit_older_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedpriv.claims.claim import compute_claim
-from fedpriv.claims.ledger import make_release_streams, make_silo_stream
+from fedpriv.claims.ledger import make_release_streams, make_silo_stream, stream_from_data, stream_to_data
 from fedpriv.clients.app import app as honest
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
@@ -26,7 +26,13 @@ from fedpriv.noise.trust import Noise
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.protocol.cell_folder import make_run_config
-from fedpriv.protocol.messages import PUBLIC_KEY_QUERY, read_int_field, read_public_keys, read_tensor
+from fedpriv.protocol.messages import (
+    PUBLIC_KEY_QUERY,
+    read_int_field,
+    read_public_keys,
+    read_tensor,
+    release_content,
+)  # fmt: skip
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_strategy
@@ -39,7 +45,12 @@ UNEQUAL = {"silos": 3, "rounds": 8, "samples": 150, "size_skew": 0.5}
 
 
 def masked_cell(**overrides: Any) -> Cell:
-    return resolve_cell(small_tree(algorithm__trust=MASKED, **overrides), "test")
+    return resolve_cell(small_tree(**{"algorithm__trust": MASKED, **overrides}), "test")
+
+
+def trusting(cell: Cell) -> Cell:
+    """The same cell with a trusted server."""
+    return cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": "trusted"})})
 
 
 def objective_of(cell: Cell) -> Objective:
@@ -64,15 +75,21 @@ def app_that(answer: Answer) -> ClientApp:
 
 
 def run_over(app: ClientApp, cell: Cell) -> ReleaseStrategy:
-    initial = objective_of(cell).initial()
-    strategy = simulated_strategy(plan_with(cell), initial, cell)
+    strategy = simulated_strategy(plan_with(cell), objective_of(cell).initial(), cell)
     strategy.run(InProcessGrid(app, cell.federation.silos, make_run_config(cell, Path())), timeout=1.0)
     return strategy
 
 
-@pytest.fixture
-def overheard() -> tuple[ClientApp, dict[int, list[Tensor]], list[Message]]:
+class Overheard(NamedTuple):
     """An honest app, what every silo sent round by round, and the queries."""
+
+    app: ClientApp
+    sent: dict[int, list[Tensor]]
+    queries: list[Message]
+
+
+@pytest.fixture
+def overheard() -> Overheard:
     sent: dict[int, list[Tensor]] = {}
     queries: list[Message] = []
 
@@ -80,17 +97,14 @@ def overheard() -> tuple[ClientApp, dict[int, list[Tensor]], list[Message]]:
         reply = honest(message, context)
         if message.metadata.message_type != PUBLIC_KEY_QUERY:
             queries.append(message)
-            sent.setdefault(int(context.node_config["partition-id"]), []).append(
-                read_tensor(reply.content, "release")
-            )
+            number = int(context.node_config["partition-id"])
+            sent.setdefault(number, []).append(read_tensor(reply.content, "release"))
         return reply
 
-    return app_that(answer), sent, queries
+    return Overheard(app_that(answer), sent, queries)
 
 
-def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_releases(
-    overheard: tuple[ClientApp, dict[int, list[Tensor]], list[Message]],
-) -> None:
+def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_releases(overheard: Overheard) -> None:
     """Guarantee of Silo.message: unequal silos, every round; χ² of bytes at level 1e-6 a message, 24 messages."""
     app, sent, queries = overheard
     cell = masked_cell(federation=UNEQUAL)
@@ -100,12 +114,9 @@ def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_relea
     assert len(set(weights)) > 1
     silos = [SimulatedFederation.from_cell(cell).silo(number) for number in range(3)]
     states = [silo.initial_state() for silo in silos]
+    by_round = {read_int_field(message.content, "config", "t"): message.content for message in queries}
     for t in range(1, 9):
-        query = next(
-            read_tensor(message.content, "query")
-            for message in queries
-            if read_int_field(message.content, "config", "t") == t
-        )
+        query = read_tensor(by_round[t], "query")
         words = np.zeros(len(query), np.uint64)
         for number, silo in enumerate(silos):
             release, states[number] = silo.answer(states[number], t, query)
@@ -119,14 +130,12 @@ def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_relea
         assert np.array_equal(together, words)
 
 
-def test_messages_are_eight_bytes_a_coordinate_and_queries_carry_a_key_a_silo(
-    overheard: tuple[ClientApp, dict[int, list[Tensor]], list[Message]],
-) -> None:
+def test_messages_are_eight_bytes_a_coordinate_and_queries_carry_a_key_a_silo(overheard: Overheard) -> None:
     app, sent, queries = overheard
     run_over(app, masked_cell(run__dtype="float32", federation__rounds=2))
     assert {message.numpy().nbytes for messages in sent.values() for message in messages} == {8 * 7850}
-    assert {len(read_public_keys(query.content)) for query in queries} == {3 * 32}
-    assert len({read_public_keys(query.content) for query in queries}) == 1
+    (keys,) = {read_public_keys(query.content) for query in queries}
+    assert len(keys) == 3 * 32
 
 
 def test_sum_and_noise_are_not_rounded_before_the_grid() -> None:
@@ -136,12 +145,8 @@ def test_sum_and_noise_are_not_rounded_before_the_grid() -> None:
     release, _ = silo.answer(silo.initial_state(), 1, objective_of(cell).initial())
     assert release.vector.dtype == torch.float64
     assert float((release.vector - release.vector.float()).abs().max()) > 0.0
-    trusted = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": "trusted"})})
-    exact, _ = (
-        SimulatedFederation.from_cell(trusted)
-        .silo(0)
-        .answer(silo.initial_state(), 1, objective_of(cell).initial())
-    )
+    clear = SimulatedFederation.from_cell(trusting(cell)).silo(0)
+    exact, _ = clear.answer(silo.initial_state(), 1, objective_of(cell).initial())
     noise = silo.noise.vector(7850, 0, 1).astype(np.float64) * float(plan.noise.std_of(0))
     assert np.array_equal(release.vector.numpy(), exact.vector.numpy() + noise)
 
@@ -150,21 +155,20 @@ def test_sum_and_noise_are_not_rounded_before_the_grid() -> None:
 def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> None:
     """KS at level 1e-4 against N(0, σ²) of the trusted server; rejected with one share less; rounds apart."""
     cell = masked_cell(federation=federation, privacy={"relation": "zero-out", "mu": 2.0})
-    trusted = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": "trusted"})})
+    trusted, plan, silos = trusting(cell), plan_with(cell), cell.federation.silos
     sigma = plan_with(trusted).noise.std_in_mean
-    plan, silos = plan_with(cell), cell.federation.silos
     assert plan.noise.std_in_mean == pytest.approx(sigma, rel=1e-12)
     assert plan.grid is not None
     query, noise = objective_of(cell).initial(), []
-    of = [SimulatedFederation.from_cell(cell).silo(number) for number in range(silos)]
+    masked = [SimulatedFederation.from_cell(cell).silo(number) for number in range(silos)]
     exact = [SimulatedFederation.from_cell(trusted).silo(number) for number in range(silos)]
-    states, plain = [silo.initial_state() for silo in of], [silo.initial_state() for silo in exact]
-    keys = b"".join(silo.masker.public_key for silo in of)
+    states, plain = [silo.initial_state() for silo in masked], [silo.initial_state() for silo in exact]
+    keys = b"".join(silo.masker.public_key for silo in masked)
     for t in range(1, 9):
         words, truth = [], torch.zeros_like(query)
         for number in range(silos):
-            release, states[number] = of[number].answer(states[number], t, query)
-            words.append(of[number].make_message(release.vector, t, keys).numpy())
+            release, states[number] = masked[number].answer(states[number], t, query)
+            words.append(masked[number].make_message(release.vector, t, keys).numpy())
             clear, plain[number] = exact[number].answer(plain[number], t, query)
             truth += plan.weights[number] * clear.vector
         noise.append(plan.grid.decode_sum(words) - truth.numpy())
@@ -193,9 +197,8 @@ def test_each_silos_own_stream_is_worth_its_share_alone() -> None:
     plan = plan_with(masked_cell(federation__silos=4))
     assert make_silo_stream(plan, 0, 8).mu == pytest.approx(8.0)
     unequal = plan_with(masked_cell(federation=UNEQUAL))
-    assert [make_silo_stream(unequal, silo, 8).mu for silo in range(3)] == pytest.approx(
-        [4.0 * math.sqrt(3.0)] * 3
-    )
+    prices = [make_silo_stream(unequal, silo, 8).mu for silo in range(3)]
+    assert prices == pytest.approx([4.0 * math.sqrt(3.0)] * 3)
 
 
 @pytest.mark.parametrize("missing", ["key", "round 3"])
@@ -217,20 +220,17 @@ def test_a_silo_that_is_missing_ends_the_run_with_its_number(missing: str) -> No
 class Forgetful(InProcessGrid):
     """Loses silo 2's replies from the third round on."""
 
+    rounds = -2  # roster and keys come before round 1
+
     def pull_messages(self, message_ids: Any) -> Any:
-        kept = []
-        for reply in super().pull_messages(message_ids):
-            lost = reply.metadata.src_node_id == 1002 and getattr(self, "rounds", 0) >= 2
-            if not lost:
-                kept.append(reply)
-        self.rounds = getattr(self, "rounds", -2) + 1  # roster and keys come before round 1
-        return kept
+        replies = super().pull_messages(message_ids)
+        self.rounds += 1
+        return [reply for reply in replies if self.rounds < 3 or reply.metadata.src_node_id != 1002]
 
 
 def test_a_reply_that_is_lost_is_never_summed_around() -> None:
     cell = masked_cell()
-    initial = objective_of(cell).initial()
-    strategy = simulated_strategy(plan_with(cell), initial, cell)
+    strategy = simulated_strategy(plan_with(cell), objective_of(cell).initial(), cell)
     with pytest.raises(RunError, match="round 3: no reply from silo 2"):
         strategy.run(Forgetful(honest, 3, make_run_config(cell, Path())), timeout=1.0)
     assert strategy.rounds_done == 2
@@ -238,16 +238,16 @@ def test_a_reply_that_is_lost_is_never_summed_around() -> None:
 
 def test_a_message_that_is_not_masked_words_is_refused() -> None:
     def answer(message: Message, context: Context) -> Message:
-        from fedpriv.protocol.messages import release_content
-
         if message.metadata.message_type == PUBLIC_KEY_QUERY or context.node_config["partition-id"] != 1:
             return honest(message, context)
         return Message(release_content(torch.zeros(7850, dtype=torch.float64), None), reply_to=message)
 
-    with pytest.raises(
-        RunError, match=r"silo 1, round 1: a release .*torch\.float64, expected \(7850,\) and .*uint64"
-    ):
+    line = r"silo 1, round 1: a release .*torch\.float64, expected \(7850,\) and .*uint64"
+    with pytest.raises(RunError, match=line):
         run_over(app_that(answer), masked_cell())
+
+
+PHASED = {"name": "phased-sgd", "trust": MASKED, "step": 0.01, "radius": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -256,18 +256,13 @@ def test_a_message_that_is_not_masked_words_is_refused() -> None:
         ({"federation__silos": 1}, 'the sum over one silo is its message; use "untrusted"'),
         ({"privacy__mode": "none", "privacy__rho": None}, "rounded to a fraction of their noise"),
         ({"deployment__missing": "continue"}, "masks cancel in the sum of all silos only"),
+        ({"algorithm": PHASED}, "phased-sgd can be run with 'curator'"),
     ],
 )
 def test_what_secure_aggregation_cannot_do_is_refused_in_a_line(overrides: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InputError, match=reason) as error:
+    with pytest.raises(InputError, match=reason) as refusal:
         masked_cell(**overrides)
-    assert "\n" not in str(error.value)
-
-
-def test_a_method_that_broadcasts_nothing_private_is_not_offered() -> None:
-    tree = small_tree(algorithm={"name": "phased-sgd", "trust": MASKED, "step": 0.01, "radius": 2.0})
-    with pytest.raises(InputError, match="phased-sgd can be run with 'curator'"):
-        resolve_cell(tree, "test")
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_sum_without_room_is_refused() -> None:
@@ -277,7 +272,5 @@ def test_a_sum_without_room_is_refused() -> None:
 
 
 def test_ledgers_of_masked_runs_are_read_back(tmp_path: Path) -> None:
-    from fedpriv.claims.ledger import stream_from_data, stream_to_data
-
     (stream,) = make_release_streams(plan_with(masked_cell()), 8)
     assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) == stream

@@ -1,6 +1,5 @@
 """A guard charges runs whose records take part in secret by (μ, δ₀), and draws their rounds from its own key."""
 
-import dataclasses
 import json
 import math
 from fractions import Fraction
@@ -16,22 +15,20 @@ from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget
 from fedpriv.accounting.gaussian import delta_of, mu_of
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.claims.ledger import make_silo_stream
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError
 from fedpriv.core.figures import format_upper
 from fedpriv.participation.secret import RandomAllocation
-from fedpriv.plan.plan import make_plan
+from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, compose_prices, price_charges, why_over_budget
 from fedpriv.silo.demo import run_allowance
-from fedpriv.silo.guard import open_guard
-from fedpriv.silo.guards import begin_ledgers, format_status
-from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.policy import PriceCurve, price_curve, read_policy
-from fedpriv.silo.silo import Silo
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.guards import format_status
+from fedpriv.silo.policy import PriceCurve, price_curve
 from tests.accounting.ratios import replaced_by_sampling
 from tests.conftest import small_tree
-from tests.silo.guarded import write_silo
+from tests.silo.guarded import guard_of, refused, replay, silo_with_key_of, write_silo
 
 ROUNDS = 10
 SLACK = 1e-8
@@ -52,27 +49,27 @@ def scenario(sampling: str = "allocation", epsilon: float = 1.0) -> str:
     return json.dumps(resolve_cell(tree(sampling, epsilon), "test").canonical_data())
 
 
-def policy_of(folder: Path, **allow: Any) -> Path:
-    given = {"relation": "zero-out", "slack": 1e-6, "budget": 1.0, "clip": 1.0, **allow}
-    path = write_silo(folder, **given)
-    if not (folder / "ledger-0.sqlite").exists():
-        begin_ledgers(read_policy(path))
-    return path
+def guard_at(folder: Path, **allow: Any) -> Guard:
+    return guard_of(
+        write_silo(folder, **{"relation": "zero-out", "slack": 1e-6, "budget": 1.0, "clip": 1.0, **allow})
+    )
 
 
 QUERY = torch.zeros(7850)
 
 
+def plan_of(guard: Guard, text: str) -> Plan:
+    return guard._admission.admit(guard._admission.canonicalize(text)).plan
+
+
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
 def test_a_sampled_run_is_charged_what_its_curve_certifies(tmp_path: Path, sampling: str) -> None:
     """Guarantee: (μ, 1e-8) of this silo's own stream, before its first answer; not the μ that ε alone would be."""
-    path = policy_of(tmp_path)
-    guard = open_guard(read_policy(path))
+    guard = guard_at(tmp_path)
     for t in range(1, ROUNDS + 1):
         assert torch.isfinite(guard.answer("run", scenario(sampling), t, QUERY)).all()
-    (charge,) = SiloLedger(read_policy(path).ledger).charges()
-    plan = guard._admission.admit(guard._admission.canonicalize(scenario(sampling))).plan
-    guarantee = make_silo_stream(plan, 0, ROUNDS).guarantee
+    (charge,) = guard._ledger.charges()
+    guarantee = make_silo_stream(plan_of(guard, scenario(sampling)), 0, ROUNDS).guarantee
     assert isinstance(guarantee, AllocatedGaussian | PoissonGaussian)
     assert 0.98 < guarantee.epsilon_of(1e-5) <= 1.0
     exact = guarantee.charge(SLACK)
@@ -86,18 +83,14 @@ def test_a_replaced_record_is_charged_no_less_than_its_two_runs_differ(tmp_path:
 
     And below twice the price of a record that is zeroed out: what a chain through the run without it asks for.
     """
-    asked = scenario(epsilon=2.0).replace("zero-out", "replace-one")
-    path = policy_of(tmp_path, relation="replace-one", budget=9.0)
-    guard = open_guard(read_policy(path))
-    guard.answer("run", asked, 1, QUERY)
-    (charge,) = SiloLedger(read_policy(path).ledger).charges()
-    plan = guard._admission.admit(guard._admission.canonicalize(asked)).plan
+    text = scenario(epsilon=2.0).replace("zero-out", "replace-one")
+    guard = guard_at(tmp_path, relation="replace-one", budget=9.0)
+    guard.answer("run", text, 1, QUERY)
+    (charge,), plan = guard._ledger.charges(), plan_of(guard, text)
     guarantee = make_silo_stream(plan, 0, ROUNDS).guarantee
     assert isinstance(guarantee, AllocatedGaussian)
     assert guarantee.relation == "replace-one"
-    z = (
-        float(plan.noise.std_of(0)) * 2.0
-    )  # a record moves the mean of two by clip / 2, its replacement the other way
+    z = float(plan.noise.std_of(0)) * 2.0  # a record moves the mean of two by clip / 2, its replacement back
     for epsilon in (0.1, 0.5, 1.0, 2.0, 4.0):
         mean, error = replaced_by_sampling(z, ROUNDS, epsilon, 400_000, seed=5)
         assert mean - 4.0 * error <= delta_of(charge.mu, epsilon) + SLACK, epsilon
@@ -106,32 +99,29 @@ def test_a_replaced_record_is_charged_no_less_than_its_two_runs_differ(tmp_path:
 
 
 def test_without_slack_a_sampled_run_is_refused_with_the_reason(tmp_path: Path) -> None:
-    guard = open_guard(read_policy(policy_of(tmp_path, slack=0.0)))
-    with pytest.raises(RunError, match=r"a run with random allocation keeps to one but for a probability: allow"):
-        guard.answer("run", scenario(), 1, QUERY)
+    guard = guard_at(tmp_path, slack=0.0)
+    reason = "a run with random allocation keeps to one but for a probability: allow"
+    refused(guard, reason, scenario(), query=QUERY)
     assert guard._ledger.charges() == []
 
 
 def test_slack_and_budget_are_both_used_up(tmp_path: Path) -> None:
     """Two runs use a slack of 2e-8 up; with more of it the third would cost √3 times μ, above the budget."""
-    guard = open_guard(read_policy(policy_of(tmp_path, slack=2e-8, budget=9.0)))
+    guard = guard_at(tmp_path, slack=2e-8, budget=9.0)
     guard.answer("a", scenario(), 1, QUERY)
     guard.answer("b", scenario(), 1, QUERY)
-    with pytest.raises(RunError, match=r"with slack 3e-08; the budget is 9 with slack 2e-08"):
-        guard.answer("c", scenario(), 1, QUERY)
+    refused(guard, "with slack 3e-08; the budget is 9 with slack 2e-08", scenario(), query=QUERY, run="c")
     mu = guard._ledger.charges()[0].mu
-    wide = open_guard(read_policy(policy_of(tmp_path, slack=1.0 - 1e-9, budget=1.6 * mu)))
-    with pytest.raises(RunError, match="the budget is"):
-        wide.answer("c", scenario(), 1, QUERY)
-    wide = open_guard(read_policy(policy_of(tmp_path, slack=3e-8, budget=1.8 * mu)))
+    wide = guard_at(tmp_path, slack=1.0 - 1e-9, budget=1.6 * mu)
+    refused(wide, "the budget is", scenario(), query=QUERY, run="c")
+    wide = guard_at(tmp_path, slack=3e-8, budget=1.8 * mu)
     wide.answer("c", scenario(), 1, QUERY)
     assert len(wide._ledger.charges()) == 3
 
 
 def test_exact_and_sampled_runs_share_one_budget(tmp_path: Path) -> None:
-    guard = open_guard(read_policy(policy_of(tmp_path, budget=1.0)))
-    exact = resolve_cell(tree("fixed", 1.0), "test")
-    guard.answer("exact", json.dumps(exact.canonical_data()), 1, QUERY)
+    guard = guard_at(tmp_path, budget=1.0)
+    guard.answer("exact", scenario("fixed"), 1, QUERY)
     guard.answer("secret", scenario(), 1, QUERY)
     charges = guard._ledger.charges()
     assert [charge.slack for charge in charges] == [0.0, SLACK]
@@ -144,25 +134,12 @@ def test_exact_and_sampled_runs_share_one_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
 def test_a_guard_that_restarts_in_the_middle_draws_the_same_bins(tmp_path: Path, sampling: str) -> None:
     """Every answer of guards that end after each round is that of one silo with the ledger's key."""
-    path = policy_of(tmp_path)
-    policy, answers, keys = read_policy(path), [], set()
-    for t in range(1, ROUNDS + 1):
-        guard = open_guard(policy)
-        answers.append(guard.answer("run", scenario(sampling), t, QUERY))
-        run = guard._ledger.find_run("run")
-        assert run is not None
-        keys.add(run.key)
-        if t == 1:
-            admitted = guard._admission.admit(run.cell)
-            records = guard._views.records(admitted.cell)
-        guard._ledger.close()
-    (key,) = keys - {None}
-    assert isinstance(key, bytes)
-    silo = Silo.for_release(0, admitted.plan, records, key, admitted.scenario_digest)
-    state, drawn = silo.initial_state(), []
-    for t, answer in enumerate(answers, start=1):
-        release, state = silo.answer(state, t, QUERY)
-        assert torch.equal(silo.make_message(release.vector, t, b"", state.query_chain), answer)
+    answers, rounds = [guard_at(tmp_path).answer("run", scenario(sampling), 1, QUERY)], range(1, ROUNDS + 1)
+    silo = silo_with_key_of(guard_at(tmp_path))
+    answers += [guard_at(tmp_path).answer("run", scenario(sampling), t, QUERY) for t in rounds[1:]]
+    drawn = []
+    for answer, (message, release, _) in zip(answers, replay(silo, [QUERY] * ROUNDS), strict=True):
+        assert torch.equal(message, answer)
         drawn.append(release.counts.drawn)
     if sampling == "allocation":
         assert sum(drawn) == 20  # every record once
@@ -170,14 +147,10 @@ def test_a_guard_that_restarts_in_the_middle_draws_the_same_bins(tmp_path: Path,
 
 
 def test_a_narrowed_policy_holds_for_sampled_runs_that_are_open(tmp_path: Path) -> None:
-    open_guard(read_policy(policy_of(tmp_path))).answer("run", scenario(), 1, QUERY)
-    for narrow, reason in (
-        ({"slack": 0.0}, "leaves none"),
-        ({"slack": 1e-9}, "with slack 1e-08; the budget is 1"),
-    ):
-        with pytest.raises(RunError, match=reason):
-            open_guard(read_policy(policy_of(tmp_path, **narrow))).answer("run", scenario(), 2, QUERY)
-    other = open_guard(read_policy(policy_of(tmp_path, slack_per_run=1e-7)))
+    guard_at(tmp_path).answer("run", scenario(), 1, QUERY)
+    for slack, reason in ((0.0, "leaves none"), (1e-9, "with slack 1e-08; the budget is 1")):
+        refused(guard_at(tmp_path, slack=slack), reason, scenario(), t=2, query=QUERY)
+    other = guard_at(tmp_path, slack_per_run=1e-7)
     assert torch.isfinite(other.answer("run", scenario(), 2, QUERY)).all()  # charged when it was opened
 
 
@@ -186,10 +159,9 @@ def test_a_policy_for_one_run_admits_it_and_no_other(tmp_path: Path) -> None:
     cell = resolve_cell({**tree(), "data": {"name": "synthetic"}}, "test")
     allow = run_allowance(cell, load_task(cell))
     assert allow["slack"] == SLACK
-    guard = open_guard(read_policy(policy_of(tmp_path, **{**allow, "clip": 1.0, "trust": None})))
+    guard = guard_at(tmp_path, **{**allow, "clip": 1.0, "trust": None})
     guard.answer("run", scenario(), 1, QUERY)
-    with pytest.raises(RunError, match="the budget is"):
-        guard.answer("another", scenario(epsilon=0.1), 1, QUERY)
+    refused(guard, "the budget is", scenario(epsilon=0.1), query=QUERY, run="another")
 
 
 def test_other_neighbours_double_an_exact_price_and_leave_a_sampled_one_unknown() -> None:
@@ -202,10 +174,8 @@ def test_other_neighbours_double_an_exact_price_and_leave_a_sampled_one_unknown(
     assert doubled.mu == pytest.approx(1.0)
     assert unknown is None
     assert price_charges([Charge(replace_one, 0.5, SLACK)], "zero-out") == [ApproximateGDP(0.5, SLACK)]
-    assert price_charges([Charge("no scenario", 0.5, 0.0), Charge(zero_out, math.inf, 0.0)], "zero-out") == [
-        None,
-        None,
-    ]
+    priceless = [Charge("no scenario", 0.5, 0.0), Charge(zero_out, math.inf, 0.0)]
+    assert price_charges(priceless, "zero-out") == [None, None]
     assert why_over_budget(LifetimeBudget(9.0, 0.1), [None], ApproximateGDP(0.1)) == (
         "the run costs mu = 0.1, with all before inf; the budget is 9 with slack 0.1"
     )
@@ -214,10 +184,10 @@ def test_other_neighbours_double_an_exact_price_and_leave_a_sampled_one_unknown(
 def test_rounds_that_draw_very_many_records_are_in_the_slack() -> None:
     """What they can give away comes off what the curve may use: the price rises, its slack is the policy's."""
     cell = resolve_cell(tree(), "test")
-    guard_plan = make_plan(cell, dataclasses.replace(_objective(cell)))
-    cost = price_curve(guard_plan, make_silo_stream(guard_plan, 0, ROUNDS).guarantee, 0)
-    assert isinstance(guard_plan.schedule, RandomAllocation)
-    capacity = guard_plan.schedule.capacity(2)
+    plan = make_plan(cell, load_task(cell).objective)
+    cost = price_curve(plan, make_silo_stream(plan, 0, ROUNDS).guarantee, 0)
+    assert isinstance(plan.schedule, RandomAllocation)
+    capacity = plan.schedule.capacity(2)
     assert 8 <= capacity.row_count < 20
     assert cost.overflow_slack == pytest.approx(ROUNDS * capacity.overflow_probability)
     assert 0.0 < capacity.overflow_probability <= 2.0**-40
@@ -231,20 +201,14 @@ def test_rounds_that_draw_very_many_records_are_in_the_slack() -> None:
     assert heavy.mu > light.mu
 
 
-def _objective(cell: Any) -> Any:
-    return load_task(cell).objective
-
-
 @pytest.mark.parametrize("slack", [1e-8, 3e-7, 0.1])
 def test_what_is_certified_and_what_overflows_are_within_the_slack(slack: float) -> None:
     """Guarantee: in rationals, not only up to a rounding."""
     for part in (0.1, 0.3, 1 / 3, 0.7):
-        overflow, asked = part * slack, []
-        with mock.patch(
-            "fedpriv.silo.policy._mu_at_slack", lambda _, rest, found=asked: found.append(rest) or 1.0
-        ):
+        overflow = part * slack
+        with mock.patch("fedpriv.silo.policy._mu_at_slack", return_value=1.0) as mu_at_slack:
             PriceCurve(PoissonGaussian(1.0, 0.1, 10), overflow).price_at(slack)
-        (rest,) = asked
+        ((_, rest),) = (call.args for call in mu_at_slack.call_args_list)
         assert Fraction(rest) + Fraction(overflow) <= Fraction(slack)
 
 

@@ -1,21 +1,29 @@
-"""A guard from outside: its log lines and figures, which tell nothing of the records."""
+"""A guard from outside: its log lines and figures, which tell nothing of the records, and who can ask for them."""
 
+import http.client
 import logging
+import math
 import re
+import socket
+import stat
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from fedpriv.addons.services.service import free_port
 from fedpriv.core import logs
+from fedpriv.core.errors import InputError
 from fedpriv.silo import daemon
 from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.ledger import LedgerError
-from fedpriv.silo.metrics import ServiceMetric
+from fedpriv.silo.metrics import ServiceMetric, format_metrics, serve_metrics
 from fedpriv.silo.policy import read_policy
 from tests.silo.guarded import CLIP, ZERO, cell_json, write_policy
 
@@ -55,28 +63,23 @@ def asked_all(desk: RequestQueue) -> None:
     ask(desk, "later", 1, cell_json(privacy__rho=100.0))
 
 
-def values(figures: list[ServiceMetric]) -> dict[str, float]:
-    names = (each.name.removeprefix("fedpriv_guard_") for each in figures if each.labels.get("records") != "tests")
-    return dict(zip(names, (each.value for each in figures if each.labels.get("records") != "tests"), strict=True))
+def values(desk: RequestQueue) -> dict[str, float]:
+    figures = [figure for figure in desk.metrics() if figure.labels.get("records") != "tests"]
+    return {figure.name.removeprefix("fedpriv_guard_"): figure.value for figure in figures}
 
 
 def test_a_guard_counts_what_it_does_and_says_what_is_left(tmp_path: Path) -> None:
     desk = desk_of(tmp_path)
-    before = values(desk.metrics())
+    before = values(desk)
+    assert {before[name] for name in ("answered_total", "runs", "spent_mu", "last_answer_seconds")} == {0}
     asked_all(desk)
-    told = values(desk.metrics())
-    assert (before["answered_total"], before["runs"], before["spent_mu"], before["last_answer_seconds"]) == (
-        0,
-        0,
-        0,
-        0,
-    )
-    assert (told["answered_total"], told["repeated_total"], told["refused_total"]) == (2, 1, 3)
-    assert (told["runs"], told["runs_open"], told["budget_mu"], told["failed_total"]) == (1, 1, 5.0, 0)
-    assert told["spent_mu"] == pytest.approx((5.0**2 - told["left_mu"] ** 2) ** 0.5)
-    assert told["spent_mu"] == pytest.approx(4.0)
-    assert abs(told["last_answer_seconds"] - time.time()) < 60.0
-    assert told["last_answer_seconds"] == int(told["last_answer_seconds"])
+    after = values(desk)
+    assert (after["answered_total"], after["repeated_total"], after["refused_total"]) == (2, 1, 3)
+    assert (after["runs"], after["runs_open"], after["budget_mu"], after["failed_total"]) == (1, 1, 5.0, 0)
+    assert after["spent_mu"] == pytest.approx((5.0**2 - after["left_mu"] ** 2) ** 0.5)
+    assert after["spent_mu"] == pytest.approx(4.0)
+    assert abs(after["last_answer_seconds"] - time.time()) < 60.0
+    assert after["last_answer_seconds"] == int(after["last_answer_seconds"])
 
 
 def test_what_is_seen_of_a_guard_does_not_depend_on_a_record(
@@ -84,35 +87,29 @@ def test_what_is_seen_of_a_guard_does_not_depend_on_a_record(
 ) -> None:
     """Guarantee of `seen`: no line and no figure depends on the records but through their number."""
     seen = []
-    for world in (False, True):
+    for changed in (False, True):
         caplog.clear()
-        desk = desk_of(tmp_path / str(world), world)
+        desk = desk_of(tmp_path / str(changed), changed)
         with caplog.at_level(logging.INFO, "fedpriv.guard"):
             asked_all(desk)
-        figures = [each for each in desk.metrics() if not each.name.endswith("last_answer_seconds")]
-        seen.append((figures, [(record.getMessage(), getattr(record, "event", "")) for record in caplog.records]))
+        figures = [figure for figure in desk.metrics() if not figure.name.endswith("last_answer_seconds")]
+        seen.append((figures, [(record.getMessage(), event_of(record)) for record in caplog.records]))
     assert seen[0] == seen[1]
-    assert [event for _, event in seen[0][1]] == [
-        "opened",
-        "answered",
-        "answered",
-        "refused",
-        "refused",
-        "refused",
-    ]
+    assert [event for _, event in seen[0][1]] == ["opened", *["answered"] * 2, *["refused"] * 3]
+
+
+def event_of(record: logging.LogRecord) -> str:
+    return str(getattr(record, "event", ""))
 
 
 def test_figures_change_when_a_tick_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee of `seen`: the time of a change says no more than that of a reply."""
     desk = desk_of(tmp_path, tick=0.05)
-    during = []
-    sleep = time.sleep
-    monkeypatch.setattr(daemon.time, "sleep", lambda s: (during.append(values(desk.metrics())), sleep(s)))
+    during, sleep = [], time.sleep
+    monkeypatch.setattr(daemon.time, "sleep", lambda s: (during.append(values(desk)), sleep(s)))
     ask(desk, "5f0c", 1)
-    assert [each["answered_total"] for each in during] == [0]
-    assert [each["runs"] for each in during] == [0]
-    assert values(desk.metrics())["answered_total"] == 1
-    assert values(desk.metrics())["runs"] == 1
+    figures = [(figure["answered_total"], figure["runs"]) for figure in (*during, values(desk))]
+    assert figures == [(0, 0), (1, 1)]
 
 
 def test_a_run_is_told_as_opened_only_once_it_is_on_file(
@@ -121,22 +118,17 @@ def test_a_run_is_told_as_opened_only_once_it_is_on_file(
     desk = desk_of(tmp_path)
     ledger = desk._guards.training._ledger
 
-    def full(*_: object) -> None:
-        raise OSError("disk full")
-
-    with caplog.at_level(logging.INFO, "fedpriv.guard"), monkeypatch.context() as broken:
-        broken.setattr(type(ledger), "record_query", full)
+    caplog.set_level(logging.INFO, "fedpriv.guard")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(ledger), "record_query", Mock(side_effect=OSError("disk full")))
         with pytest.raises(LedgerError, match="disk full"):
             desk._guards.training.answer("5f0c", cell_json(), 1, ZERO)
         ask(desk, "other", 1, "{}")
-    assert "opened" not in [getattr(record, "event", "") for record in caplog.records]
+    assert "opened" not in map(event_of, caplog.records)
     assert ledger.charges() == []
-    with caplog.at_level(logging.INFO, "fedpriv.guard"):
-        ask(desk, "5f0c", 1)
-    (line,) = [record for record in caplog.records if getattr(record, "event", "") == "opened"]
-    assert re.fullmatch(
-        r"opened for scenario '.*': charged mu = [\d.]+, left for one more run [\d.]+", line.getMessage()
-    )
+    ask(desk, "5f0c", 1)
+    (line,) = [record.getMessage() for record in caplog.records if event_of(record) == "opened"]
+    assert re.fullmatch(r"opened for scenario '.*': charged mu = [\d.]+, left for one more run [\d.]+", line)
 
 
 @pytest.mark.parametrize("form", [False, True], ids=["text", "json"])
@@ -158,3 +150,80 @@ def test_a_strangers_words_make_no_line_and_no_fact(form: bool) -> None:
         else:
             without = re.sub(r'"(?:[^"\\]|\\.)*"', "NAME", lines[0].partition(" failed: ")[0])
             assert re.fullmatch(r"\S+ ERROR event=refused run=NAME round=3", without)
+
+
+FIGURES = [
+    ServiceMetric("asked_total", "Requests.", 3, {"of": "tests"}),
+    ServiceMetric("left_mu", "Of the budget.", 0.1),
+    ServiceMetric("asked_total", "", 2**60, {"of": 'a "name"\\ of\ntwo lines'}),
+    ServiceMetric("spent_mu", "Of it.", math.inf),
+]
+
+
+def test_the_text_is_that_of_the_format() -> None:
+    assert format_metrics(FIGURES) == (
+        "# HELP asked_total Requests.\n# TYPE asked_total counter\n"
+        'asked_total{of="tests"} 3\nasked_total{of="a \\"name\\"\\\\ of\\ntwo lines"} 1.152921504606847e+18\n'
+        "# HELP left_mu Of the budget.\n# TYPE left_mu gauge\nleft_mu 0.1\n"
+        "# HELP spent_mu Of it.\n# TYPE spent_mu gauge\nspent_mu +Inf\n"
+    )
+
+
+def asked(connect: Callable[[], socket.socket], path: str = "/metrics") -> tuple[int, str]:
+    """The status and text of a request, as a scraper makes it."""
+    connection = http.client.HTTPConnection("localhost", timeout=10.0)
+    connection.sock = connect()
+    connection.request("GET", path)
+    reply = connection.getresponse()
+    return reply.status, reply.read().decode()
+
+
+def test_figures_are_told_to_this_machine_only() -> None:
+    """Guarantee of `serve_metrics`: it listens on the loopback interface, and on no other."""
+    port = free_port()
+    connect = lambda: socket.create_connection(("127.0.0.1", port), 10.0)  # noqa: E731
+    with serve_metrics(str(port), lambda: FIGURES):
+        assert asked(connect) == (200, format_metrics(FIGURES))
+        assert asked(connect, "/metrics?name=x")[0] == 200
+        assert asked(connect, "/health") == (404, "only /metrics is here\n")
+        listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        assert f"0100007F:{port:04X}" in listening
+        assert f"00000000:{port:04X}" not in listening
+        with pytest.raises(InputError, match=rf"--metrics {port}: .*in use"), serve_metrics(str(port), list):
+            pass
+    with pytest.raises(ConnectionError):
+        connect()
+
+
+def test_a_socket_is_its_users_own(tmp_path: Path) -> None:
+    place = tmp_path / "metrics.sock"
+
+    def connect() -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(place))
+        return connection
+
+    with serve_metrics(str(place), lambda: FIGURES):
+        assert stat.S_IMODE(place.stat().st_mode) == 0o600
+        connect().close()  # one that asks nothing, and goes
+        assert asked(connect) == (200, format_metrics(FIGURES))
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("place", ["0.0.0.0:9464", ":9464", "localhost:9464", "70000"])
+def test_a_place_for_other_machines_is_refused(place: str) -> None:
+    with pytest.raises(InputError, match=f"^--metrics {re.escape(place)}: "), serve_metrics(place, list):
+        pass
+
+
+def test_a_file_is_not_replaced_by_a_socket(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").write_text("rows")
+    place = str(tmp_path / "ledger.sqlite")
+    with pytest.raises(InputError, match="is a file, and no socket"), serve_metrics(place, list):
+        pass
+    assert (tmp_path / "ledger.sqlite").read_text() == "rows"
+
+
+def test_nothing_is_opened_unasked() -> None:
+    with serve_metrics(None, lambda: pytest.fail("nobody asks")):
+        pass

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pickle
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,29 +25,38 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
 from tests.conftest import small_tree
 from tests.disordered import at_address, disordered
+from tests.silo.guarded import replay
 
-MakeCell = Callable[..., Cell]
+ZERO = torch.zeros(7850, dtype=torch.float64)
+WITHOUT_NOISE: dict[str, Any] = {"privacy__mode": "none", "privacy__rho": None}
 
 
-def noise_of_releases(cell: Cell, silo: Silo, exact: Silo) -> torch.Tensor:
+def cell_of(**overrides: Any) -> Cell:
+    return resolve_cell(small_tree(**overrides), "test")
+
+
+def silo_at(number: int = 0, **overrides: Any) -> Silo:
+    """A simulated silo of the small cell."""
+    return SimulatedFederation.from_cell(cell_of(**overrides)).silo(number)
+
+
+def noise_of_releases(silo: Silo, exact: Silo) -> torch.Tensor:
     """What a silo added to its sums over a whole run at the origin: (T, d)."""
-    query = torch.zeros(silo.plan.objective.dimension, dtype=torch.float64)
-    state, plain = silo.initial_state(), exact.initial_state()
-    rows = []
-    for t in range(1, cell.federation.total_rounds + 1):
-        release, state = silo.answer(state, t, query)
-        truth, plain = exact.answer(plain, t, query)
+    state, plain, rows = silo.initial_state(), exact.initial_state(), []
+    for t in range(1, silo.plan.schedule.rounds + 1):
+        release, state = silo.answer(state, t, ZERO)
+        truth, plain = exact.answer(plain, t, ZERO)
         rows.append(release.vector - truth.vector)
     return torch.stack(rows)
 
 
-def test_noise_has_the_papers_variance_and_is_independent(small_cell: MakeCell) -> None:
+def test_noise_has_the_papers_variance_and_is_independent() -> None:
     """σ² = 4 S² T / ρ² per coordinate; KS at level 1e-4, and rejected at 2/3 and 3/2 of σ; rounds uncorrelated."""
-    cell = small_cell(federation__rounds=16)
-    exact = SimulatedFederation.from_cell(
-        small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None)
-    ).silo(1)
-    noise = noise_of_releases(cell, SimulatedFederation.from_cell(cell).silo(1), exact)
+    rounds = {"federation__rounds": 16}
+    noise, other = (
+        noise_of_releases(silo_at(number, **rounds), silo_at(number, **rounds, **WITHOUT_NOISE))
+        for number in (1, 0)
+    )
     clip = np.sqrt(2 * 785) + 2 * 392.5 * 0.1
     sigma = 2 * clip * np.sqrt(16) / 4.0
     values = noise.flatten().numpy() / sigma
@@ -57,25 +66,13 @@ def test_noise_has_the_papers_variance_and_is_independent(small_cell: MakeCell) 
     assert abs(values.mean()) < 4 / np.sqrt(values.size)
     correlations = np.corrcoef(noise.numpy()) - np.eye(16)
     assert np.abs(correlations).max() < 5 / np.sqrt(7850)
-    other = noise_of_releases(
-        cell,
-        SimulatedFederation.from_cell(cell).silo(0),
-        SimulatedFederation.from_cell(
-            small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None)
-        ).silo(0),
-    )
     assert abs(np.corrcoef(noise.flatten(), other.flatten())[0, 1]) < 5 / np.sqrt(values.size)
 
 
-def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
-    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silos_of_one_process_hold_a_bounded_amount_of_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The more silos, the fewer rounds each draws ahead, round 1 alone; what it releases stays the same."""
-    cell = small_cell(federation__silos=3, federation__rounds=8)
-    exact = SimulatedFederation.from_cell(
-        small_cell(federation__silos=3, privacy__mode="none", privacy__rho=None)
-    ).silo(0)
-    unbounded = noise_of_releases(cell, SimulatedFederation.from_cell(cell).silo(0), exact)
+    exact = silo_at(**WITHOUT_NOISE)
+    unbounded = noise_of_releases(silo_at(), exact)
     monkeypatch.setattr("fedpriv.rounds.floats._MAX_PREFETCHED_VALUES", 2 * 3 * 7850)
     drawn: list[int] = []
     vectors = KeyedNormal.vectors
@@ -85,42 +82,37 @@ def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
         return vectors(self, size, owners, *rest)
 
     monkeypatch.setattr(KeyedNormal, "vectors", counted)
-    assert torch.equal(noise_of_releases(cell, SimulatedFederation.from_cell(cell).silo(0), exact), unbounded)
+    assert torch.equal(noise_of_releases(silo_at(), exact), unbounded)
     assert drawn == [1, 2, 2, 2, 1]
 
 
-def test_trusted_silo_releases_exactly_its_sum(small_cell: MakeCell) -> None:
-    trusted = small_cell(algorithm__trust="trusted")
-    exact = small_cell(privacy__mode="none", privacy__rho=None)
-    noise = noise_of_releases(
-        trusted, SimulatedFederation.from_cell(trusted).silo(2), SimulatedFederation.from_cell(exact).silo(2)
-    )
-    assert torch.all(noise == 0.0)
+def test_trusted_silo_releases_exactly_its_sum() -> None:
+    assert torch.all(noise_of_releases(silo_at(2, algorithm__trust="trusted"), silo_at(2, **WITHOUT_NOISE)) == 0.0)
 
 
-def test_trusted_noise_is_one_over_silos_of_the_untrusted(small_cell: MakeCell) -> None:
+def test_trusted_noise_is_one_over_silos_of_the_untrusted() -> None:
     """σ = 2 S √T / (ρ M) at the server against 2 S √T / ρ at each silo."""
-    task = load_task(small_cell())
-    trusted = make_plan(small_cell(algorithm__trust="trusted", federation__silos=5), task.objective)
-    untrusted = make_plan(small_cell(federation__silos=5), task.objective)
-    assert trusted.noise.std_in_mean == pytest.approx(untrusted.noise.sources[0].std / 5)
-    assert untrusted.noise.std_in_mean == pytest.approx(untrusted.noise.sources[0].std / np.sqrt(5))
+    trusted, untrusted = (
+        make_plan(cell_of(algorithm__trust=trust, federation__silos=5), load_task(cell_of()).objective).noise
+        for trust in ("trusted", "untrusted")
+    )
+    assert trusted.std_in_mean == pytest.approx(untrusted.sources[0].std / 5)
+    assert untrusted.std_in_mean == pytest.approx(untrusted.sources[0].std / np.sqrt(5))
 
 
-def test_each_record_is_used_in_exactly_one_round(small_cell: MakeCell) -> None:
+def test_each_record_is_used_in_exactly_one_round() -> None:
     """Replacing the record of round 5 changes nothing before round 5, and every release from it on."""
-    cell = small_cell(privacy__mode="none", privacy__rho=None)
-    silo = SimulatedFederation.from_cell(cell).silo(0)
+    silo = silo_at(**WITHOUT_NOISE)
     features = silo.records.features.clone()
     features[4] *= -0.5
     neighbour = Silo(0, silo.plan, silo.records._replace(features=features), silo.noise)
-    difference = noise_of_releases(cell, neighbour, silo).norm(dim=1)
+    difference = noise_of_releases(neighbour, silo).norm(dim=1)
     assert torch.all(difference[:4] == 0.0)
     assert torch.all(difference[4:] > 0.0)
 
 
-def test_no_record_is_shared_between_silos(small_cell: MakeCell) -> None:
-    order = torch.stack(partition_records(small_cell(federation__silos=30, federation__rounds=200)))
+def test_no_record_is_shared_between_silos() -> None:
+    order = torch.stack(partition_records(cell_of(federation__silos=30, federation__rounds=200)))
     assert order.shape == (30, 200)
     assert len(order.unique()) == order.numel()
 
@@ -128,74 +120,62 @@ def test_no_record_is_shared_between_silos(small_cell: MakeCell) -> None:
 @pytest.mark.parametrize(
     ("t", "query", "line"),
     [
-        (3, torch.zeros(7850, dtype=torch.float64), "asked for round 3 after round 1"),
-        (1, torch.zeros(7850, dtype=torch.float64), "asked for round 1 after round 1"),
-        (2, torch.zeros(7849, dtype=torch.float64), r"shape \(7849,\)"),
-        (2, torch.zeros(7850, dtype=torch.float32), "type torch.float32"),
-        (2, torch.full((7850,), torch.inf, dtype=torch.float64), "not finite"),
+        (3, ZERO, "asked for round 3 after round 1"),
+        (1, ZERO, "asked for round 1 after round 1"),
+        (2, ZERO[:-1], r"shape \(7849,\)"),
+        (2, ZERO.float(), "type torch.float32"),
+        (2, ZERO + torch.inf, "not finite"),
     ],
 )
-def test_a_silo_refuses_what_the_protocol_does_not_have(
-    small_cell: MakeCell, t: int, query: torch.Tensor, line: str
-) -> None:
-    silo = SimulatedFederation.from_cell(small_cell()).silo(0)
-    _, state = silo.answer(silo.initial_state(), 1, torch.zeros(7850, dtype=torch.float64))
+def test_a_silo_refuses_what_the_protocol_does_not_have(t: int, query: torch.Tensor, line: str) -> None:
+    silo = silo_at()
+    _, state = silo.answer(silo.initial_state(), 1, ZERO)
     with pytest.raises(RunError, match=line):
         silo.answer(state, t, query)
 
 
-def test_a_silo_stops_after_the_last_round(small_cell: MakeCell) -> None:
-    silo, query = (
-        SimulatedFederation.from_cell(small_cell(federation__rounds=2)).silo(0),
-        torch.zeros(7850, dtype=torch.float64),
-    )
-    state = silo.initial_state()
-    for t in (1, 2):
-        _, state = silo.answer(state, t, query)
+def test_a_silo_stops_after_the_last_round() -> None:
+    silo = silo_at(federation__rounds=2)
+    *_, (_, _, state) = replay(silo, [ZERO] * 2)
     with pytest.raises(RunError, match="round 3 after round 2 of 2"):
-        silo.answer(state, 3, query)
+        silo.answer(state, 3, ZERO)
 
 
-def test_state_survives_a_context_and_its_way_to_another_process(small_cell: MakeCell) -> None:
-    silo, records = SimulatedFederation.from_cell(small_cell()).silo(0), RecordDict()
-    state = ContextStore(records).load(silo)
-    assert state.last_round == 0
-    for t in (1, 2, 3):
-        _, state = silo.answer(state, t, torch.randn(7850, dtype=torch.float64))
+def test_state_survives_a_context_and_its_way_to_another_process() -> None:
+    silo, records = silo_at(), RecordDict()
+    assert ContextStore(records).load(silo).last_round == 0
+    for _, _, state in replay(silo, [torch.randn(7850, dtype=torch.float64) for _ in range(3)]):
         ContextStore(records).save(state)
         moved = pickle.loads(pickle.dumps(records))
         assert type(moved["fedpriv-silo"]) is ConfigRecord
-        for kept in (ContextStore(records).load(silo), ContextStore(moved).load(silo)):
-            assert kept.last_round == t
-            assert torch.equal(kept.accumulator[0], state.accumulator[0])
-            assert all(map(torch.equal, kept.past_vectors, state.past_vectors))
-            assert len(kept.past_vectors) == 1
+        for stored in (ContextStore(records).load(silo), ContextStore(moved).load(silo)):
+            assert stored.last_round == state.last_round
+            assert torch.equal(stored.accumulator[0], state.accumulator[0])
+            assert all(map(torch.equal, stored.past_vectors, state.past_vectors))
+            assert len(stored.past_vectors) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_bits_do_not_follow_from_where_a_message_or_an_array_lies(
-    small_cell: MakeCell, dtype: str, batch: int
-) -> None:
+def test_bits_do_not_follow_from_where_a_message_or_an_array_lies(dtype: str, batch: int) -> None:
     """Guarantee: the same values in the same shapes give the same bits in every process of one machine.
 
     Queries, records and states lie at every address that a message can put them at, on a processor whose products
     follow it; without `aligned` this is red, with and without disordered products.
     """
     rounds = {"federation__samples": 24, "federation__rounds": 12 // batch}
-    cell = small_cell(federation__silos=2, federation__batch=batch, run__dtype=dtype, **rounds)
-    silo = SimulatedFederation.from_cell(cell).silo(0)
+    silo = silo_at(federation__silos=2, federation__batch=batch, run__dtype=dtype, **rounds)
     generator = torch.Generator().manual_seed(1)
     queries = 0.1 * torch.randn((3, 7850), generator=generator).to(silo.records.features.dtype)
 
     def releases(offset: int) -> list[torch.Tensor]:
         moved = dataclasses.replace(silo, records=Records(*(at_address(c, offset) for c in silo.records)))
-        state, found = moved.initial_state(), []
+        state, vectors = moved.initial_state(), []
         for t, query in enumerate(queries, start=1):
             release, state = moved.answer(state, t, at_address(query, offset))
-            state = state._replace(past_vectors=tuple(at_address(each, offset) for each in state.past_vectors))
-            found.append(release.vector)
-        return found
+            state = state._replace(past_vectors=tuple(at_address(past, offset) for past in state.past_vectors))
+            vectors.append(release.vector)
+        return vectors
 
     for disorder in (contextlib.nullcontext(), disordered()):
         with disorder:
@@ -205,40 +185,36 @@ def test_bits_do_not_follow_from_where_a_message_or_an_array_lies(
 
 
 @pytest.mark.parametrize("anchor_batches", [1, 3])
-def test_guarantee_weights_of_a_rounds_records_add_up_to_one(small_cell: MakeCell, anchor_batches: int) -> None:
+def test_guarantee_weights_of_a_rounds_records_add_up_to_one(anchor_batches: int) -> None:
     """However many batches a round reads: 3 in an anchor's, with a weight each that would charge a third."""
     algorithm = {
         "name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": anchor_batches, "smoothing": 0.4,
         "radius": 0.02, "period": 4, "anchor_clip": 5.0, "clip": 1.0, "window": 3, "step": 0.01, "output": "last",
     }  # fmt: skip
-    cell = small_cell(
-        algorithm=algorithm,
-        federation={"silos": 3, "rounds": 11, "batch": 2},
-        privacy={"relation": "zero-out", "mu": 1.0},
+    privacy, federation = {"relation": "zero-out", "mu": 1.0}, {"silos": 3, "rounds": 11, "batch": 2}
+    silo = silo_at(1, algorithm=algorithm, federation=federation, privacy=privacy)
+    weights = [silo._read_batch(silo.plan.rounds[t - 1]).weights for t in range(1, 12)]
+    assert max(map(len, weights)) == 2 * anchor_batches
+    assert [float(each.sum()) for each in weights] == pytest.approx([1.0] * 11, rel=1e-12)
+
+
+def skipping_silo(**overrides: Any) -> Silo:
+    """A silo that may miss rounds, with noise that hangs together over rounds."""
+    silo = silo_at(**overrides)
+    return dataclasses.replace(
+        silo, plan=dataclasses.replace(silo.plan, mechanism=BinaryTree()), may_miss_rounds=True
     )
-    silo = SimulatedFederation.from_cell(cell).silo(1)
-    records = [len(silo._read_batch(silo.plan.rounds[t - 1]).weights) for t in range(1, 12)]
-    assert max(records) == 2 * anchor_batches
-    for t in range(1, 12):
-        assert float(silo._read_batch(silo.plan.rounds[t - 1]).weights.sum()) == pytest.approx(1.0, rel=1e-12)
 
 
-def silo_of(cell: Cell) -> Silo:
-    silo = SimulatedFederation.from_cell(cell).silo(0)
-    tree = dataclasses.replace(silo.plan, mechanism=BinaryTree())  # whose noise hangs together over rounds
-    return dataclasses.replace(silo, plan=tree, may_miss_rounds=True)
-
-
-def queries(silo: Silo) -> list[torch.Tensor]:
+def queries() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shape = silo.plan.objective.initial().shape
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) * 1e-3 for _ in range(8)]
+    return [torch.randn(7850, generator=generator, dtype=torch.float64) * 1e-3 for _ in range(8)]
 
 
-def releases(silo: Silo, rounds: list[int]) -> dict[int, torch.Tensor]:
+def releases(silo: Silo, rounds: Iterable[int] = range(1, 9)) -> dict[int, torch.Tensor]:
     state, released = silo.initial_state(), {}
     for t in rounds:
-        release, state = silo.answer(state, t, queries(silo)[t - 1])
+        release, state = silo.answer(state, t, queries()[t - 1])
         released[t] = release.vector
     return released
 
@@ -246,63 +222,53 @@ def releases(silo: Silo, rounds: list[int]) -> dict[int, torch.Tensor]:
 @pytest.mark.parametrize("rounds", [[1, 2, 5, 6, 8], [3, 4], [1, 8]])
 def test_noise_after_a_gap_is_the_noise_that_the_round_always_had(rounds: list[int]) -> None:
     """Two runs over the same rounds that differ in μ only differ by multiples of the same noise rows."""
-    loud, quiet = (silo_of(resolve_cell(small_tree(privacy__rho=rho), "test")) for rho in (1.0, 2.0))
-    whole = releases(loud, list(range(1, 9))), releases(quiet, list(range(1, 9)))
-    parts = releases(loud, rounds), releases(quiet, rounds)
+    silos = [skipping_silo(privacy__rho=rho) for rho in (1.0, 2.0)]
+    (loud, quiet), (loud_part, quiet_part) = map(releases, silos), (releases(silo, rounds) for silo in silos)
     for t in rounds:
-        assert torch.allclose(parts[0][t] - parts[1][t], whole[0][t] - whole[1][t], rtol=1e-9, atol=1e-12)
+        assert torch.allclose(loud_part[t] - quiet_part[t], loud[t] - quiet[t], rtol=1e-9, atol=1e-12)
 
 
 def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> None:
     """Without noise and clip, after rounds 1, 2 and 5 the sum is α_5 g_5(x_5) + what rounds 1 and 2 left."""
-    cell = resolve_cell(small_tree(privacy__mode="none", privacy__rho=None, algorithm__clip=1e9), "test")
-    silo = silo_of(cell)
-    estimator, asked = silo.plan.estimator, queries(silo)
+    silo = skipping_silo(**WITHOUT_NOISE, algorithm__clip=1e9)
     released = releases(silo, [1, 2, 5])
-    weights = {t: float(estimator.round(t).coefficients[0]) for t in (2, 5)}
+    weights = {t: float(silo.plan.estimator.round(t).coefficients[0]) for t in (2, 5)}
     batch = silo._read_batch(silo.plan.rounds[4]).records
     assert batch is not None
     weights_of_records = torch.full((len(batch.labels),), 1.0 / len(batch.labels), dtype=torch.float64)
     now, before = (
-        silo.plan.objective.increment(Query((asked[t - 1],)), Batch(batch, weights_of_records), 1e9).total
+        silo.plan.objective.increment(Query((queries()[t - 1],)), Batch(batch, weights_of_records), 1e9).total
         for t in (5, 2)
     )
     assert torch.allclose(released[5] - released[2], weights[5] * now - weights[2] * before, rtol=1e-9, atol=1e-12)
 
 
 def test_a_gap_is_refused_where_the_scenario_has_none_and_the_past_is_closed() -> None:
-    cell = resolve_cell(small_tree(), "test")
-    strict, silo = SimulatedFederation.from_cell(cell).silo(0), silo_of(cell)
-    with pytest.raises(RunError, match="rounds come in order"):
-        strict.answer(strict.initial_state(), 2, queries(silo)[1])
-    _, state = silo.answer(silo.initial_state(), 3, queries(silo)[2])
-    for t in (1, 2, 3, 9):
+    strict, silo = silo_at(), skipping_silo()
+    _, state = silo.answer(silo.initial_state(), 3, queries()[2])
+    for asked, after, t in ((strict, strict.initial_state(), 2), *((silo, state, t) for t in (1, 2, 3, 9))):
         with pytest.raises(RunError, match="rounds come in order"):
-            silo.answer(state, t, queries(silo)[0])
+            asked.answer(after, t, queries()[0])
 
 
 def test_algorithms_that_cannot_skip_rounds_refuse_to_go_on_without_a_silo() -> None:
-    tree = small_tree(
+    cell = cell_of(
         algorithm={"name": "momentum-tree-reduced", "trust": "untrusted", "alpha": 0.2, "step": 0.005},
         privacy={"relation": "replace-one", "mu": 1.0},
         federation={"silos": 3, "rounds": 8, "epochs": 2},
         deployment={"missing": "continue"},
     )
-    cell = resolve_cell(tree, "test")
     with pytest.raises(InputError, match="momentum-tree-reduced cannot go on without a silo"):
         make_plan(cell, load_task(cell).objective)
 
 
 def test_a_round_that_was_missed_enters_the_chain_that_decides_the_noise() -> None:
     """Otherwise a silo that is put back and asked round 2 after all would have one chain for two histories."""
-    cell = resolve_cell(small_tree(), "test")
-    task = load_task(cell)
-    plan, zero = make_plan(cell, task.objective, for_release=True), torch.zeros(7850, dtype=torch.float64)
+    plan = make_plan(cell_of(), load_task(cell_of()).objective, for_release=True)
     records = Records(torch.zeros(20, 785, dtype=torch.float64), torch.zeros(20, dtype=torch.int64))
     silo = Silo.for_release(0, plan, records, bytes(32), b"", may_miss_rounds=True)
-    _, first = silo.answer(silo.initial_state(), 1, zero)
-    _, gap = silo.answer(first, 3, zero)
-    assert gap.query_chain == extend_query_chain(
-        extend_missed_query_chain(first.query_chain), zero.numpy().tobytes()
-    )
-    assert gap.query_chain != extend_query_chain(first.query_chain, zero.numpy().tobytes())
+    _, first = silo.answer(silo.initial_state(), 1, ZERO)
+    _, gap = silo.answer(first, 3, ZERO)
+    query, missed = ZERO.numpy().tobytes(), extend_missed_query_chain(first.query_chain)
+    assert gap.query_chain == extend_query_chain(missed, query)
+    assert gap.query_chain != extend_query_chain(first.query_chain, query)

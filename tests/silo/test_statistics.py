@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,17 @@ from fedpriv.addons.statistics.tables import Statistics
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.data.schema import TableSchema
 from fedpriv.noise.integers.increments import truncate_increments
 from fedpriv.plan.plan import ROUNDING_ALLOWANCE, make_plan
 from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
-from fedpriv.silo.demo import format_policy
-from fedpriv.silo.guard import Guard, open_guard
-from fedpriv.silo.guards import Guards, begin_ledgers
-from fedpriv.silo.policy import read_policy
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.guards import Guards
 from fedpriv.silo.silo import Silo
 from tests.data.tables import SCHEMA, rows, write_csv
+from tests.silo.charged import charged
+from tests.silo.guarded import guard_of, refused, write_table_policy
 
 FILLED = {
     **SCHEMA,
@@ -52,19 +50,10 @@ def own_rows() -> list[dict[str, str]]:
     return [record for record in rows() if record["hospital"] == "north"]
 
 
-def guard_at(
-    folder: Path, records: list[dict[str, str]], schema: Mapping[str, Any] = FILLED, **allow: Any
-) -> Guard:
+def guard_at(folder: Path, records: list[dict[str, str]] | None = None, **allow: Any) -> Guard:
     folder.mkdir(exist_ok=True)
-    write_csv(folder / "own.csv", records).chmod(0o600)
-    keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
-    path = folder / "policy.toml"
-    path.write_text(format_policy(keys, {**ALLOW, **allow}, TableSchema.model_validate(schema)))
-    path.chmod(0o600)
-    policy = read_policy(path)
-    if not policy.ledger.exists():
-        begin_ledgers(policy)
-    return open_guard(policy)
+    shard = write_csv(folder / "own.csv", own_rows() if records is None else records)
+    return guard_of(write_table_policy(folder, shard, {**ALLOW, **allow}, FILLED))
 
 
 def plan(path: Path, trust: str = "untrusted", tables: Any = TABLES, **privacy: Any) -> Statistics:
@@ -87,34 +76,33 @@ def scenario(asked: Statistics, **changes: Any) -> str:
     return json.dumps(tree, sort_keys=True)
 
 
-def ask(guard: Guard, text: str, run: str = "run") -> torch.Tensor:
+def query_of(text: str) -> torch.Tensor:
     cell = resolve_cell(json.loads(text), "test")
     assert cell.data.table_schema is not None
-    query = make_schema_task(cell, cell.data.table_schema).objective.initial()
-    return guard.answer(run, text, 1, query)
+    return make_schema_task(cell, cell.data.table_schema).objective.initial()
 
 
-def charges(guard: Guard) -> list[float]:
-    return [charge.mu for charge in guard._ledger.charges()]
+def ask(guard: Guard, text: str, run: str = "run") -> torch.Tensor:
+    return guard.answer(run, text, 1, query_of(text))
 
 
 def test_a_plan_is_answered_once_whoever_asks_how_often(tmp_path: Path) -> None:
     """Guarantee: the same statistics asked again get the bytes that are on file, and are charged once."""
-    guard, asked = guard_at(tmp_path, own_rows()), scenario(plan(tmp_path))
-    first = ask(guard, asked, "one")
-    assert torch.equal(ask(guard, asked, "another"), first)
-    assert torch.equal(ask(guard_at(tmp_path, own_rows()), asked, "after a restart"), first)
-    assert charges(guard) == [pytest.approx(0.5, rel=1e-9)]
+    guard, text = guard_at(tmp_path), scenario(plan(tmp_path))
+    first = ask(guard, text, "one")
+    assert torch.equal(ask(guard, text, "another"), first)
+    assert torch.equal(ask(guard_at(tmp_path), text, "after a restart"), first)
+    assert charged(guard) == [pytest.approx(0.5, rel=1e-9)]
     ask(guard, scenario(plan(tmp_path, tables=TABLES[:1])), "one")
-    assert len(charges(guard)) == 2
+    assert len(charged(guard)) == 2
 
 
 def test_a_server_that_adds_the_noise_pays_for_every_time(tmp_path: Path) -> None:
     """Guarantee: sums that leave without noise get another one every time, and are charged as often."""
-    guard, asked = guard_at(tmp_path, own_rows(), trust="trusted"), scenario(plan(tmp_path, "trusted"))
-    ask(guard, asked, "one")
-    ask(guard, asked, "another")
-    assert len(charges(guard)) == 2
+    guard, text = guard_at(tmp_path, trust="trusted"), scenario(plan(tmp_path, "trusted"))
+    ask(guard, text, "one")
+    ask(guard, text, "another")
+    assert len(charged(guard)) == 2
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
@@ -122,170 +110,143 @@ def test_guarantee_no_other_scenario_takes_the_name_that_statistics_are_filed_un
     tmp_path: Path, trust: str
 ) -> None:
     """Gains: a plan that is refused for good, at whatever price the one has who may ask first (S4)."""
-    guard, asked = guard_at(tmp_path, own_rows(), trust="trusted"), scenario(plan(tmp_path))
-    digest = guard._admission.admit(guard._admission.canonicalize(asked)).scenario_digest.hex()
+    guard, text = guard_at(tmp_path, trust="trusted"), scenario(plan(tmp_path))
+    digest = guard._admission.admit(guard._admission.canonicalize(text)).scenario_digest.hex()
     squatter = scenario(plan(tmp_path, "trusted", tables=TABLES[:1], mu=0.001))
     if trust == "untrusted":
         ask(guard, scenario(plan(tmp_path, tables=TABLES[:1], mu=0.001)), f"statistics-{digest}")
     else:
         with pytest.raises(RunError, match="a run named statistics-… is of the statistics whose digest follows"):
             ask(guard, squatter, f"statistics-{digest}")
-    assert torch.isfinite(ask(guard, asked, "honest")).all()
-    assert torch.equal(ask(guard, asked, f"statistics-{digest}"), ask(guard, asked, "honest"))
+    assert torch.isfinite(ask(guard, text, "honest")).all()
+    assert torch.equal(ask(guard, text, f"statistics-{digest}"), ask(guard, text, "honest"))
 
 
 def test_the_answer_is_the_count_and_its_noise(tmp_path: Path) -> None:
     asked = plan(tmp_path, "trusted", tables=[{"of": ["sex", "outcome"]}])
-    sums = ask(guard_at(tmp_path, own_rows(), trust="trusted"), scenario(asked))
+    sums = ask(guard_at(tmp_path, trust="trusted"), scenario(asked))
     unit = asked.make_plan(for_release=True).required_exact_plan.lattice.unit
     counts = {place: float(value) * unit for place, value in enumerate(-sums.double()) if abs(value) > 0}
-    held = [row for row in own_rows() if row["part"] == "train"]
+    records = [row for row in own_rows() if row["part"] == "train"]
     for sex, outcome in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        true = sum(row["sex"] == "fm"[sex] and row["outcome"] == ("well", "ill")[outcome] for row in held)
+        true = sum(row["sex"] == "fm"[sex] and row["outcome"] == ("well", "ill")[outcome] for row in records)
         assert counts.get(3 * sex + outcome, 0.0) == pytest.approx(true, abs=1e-6)
 
 
-def of_tables(*tables: Any) -> dict[str, Any]:
-    return {"model": {"tables": list(tables)}}
+def tables(*axes: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """A change of a scenario whose one table has these axes and settings."""
+    return {"model": {"tables": [{"axes": list(axes), **settings}]}}
+
+
+def words(column: int, count: int = 2) -> dict[str, Any]:
+    return {"column": column, "words": count}
+
+
+def edges(*values: float) -> dict[str, Any]:
+    return {"column": 0, "edges": list(values)}
+
+
+def copies(count: int, axis: dict[str, Any]) -> dict[str, Any]:
+    return {"model": {"tables": [{"axes": [axis]}] * count}}
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "a column that is not allowed": (
-        {"model": {"tables": [{"axes": [{"column": 1, "words": 3}]}]}}, "'pain' are asked for, and allow"
-    ),
-    "the site": ({"model": {"tables": [{"axes": [{"column": 4, "words": 2}]}]}}, "'hospital' are asked for"),
-    "a column that is none": ({"model": {"tables": [{"axes": [{"column": 5, "words": 2}]}]}}, "no such columns"),
-    "edges that fall": (
-        {"model": {"tables": [{"axes": [{"column": 0, "edges": [1.0, 0.0]}]}]}}, "numbers that increase"
-    ),
-    "cells beyond all": (
-        {"model": {"tables": [{"axes": [{"column": 0, "words": 2**16}]}]}}, "at most 65536"
-    ),
-    "a curve too long": (
-        {"model": {"tables": [{"axes": [{"column": 0, "edges": list(range(4200))}], "form": "prefix"}]}},
-        "more than 4096 ordered",
-    ),
+    "a column that is not allowed": (tables(words(1, 3)), "'pain' are asked for, and allow"),
+    "the site": (tables(words(4)), "'hospital' are asked for"),
+    "a column that is none": (tables(words(5)), "no such columns"),
+    "edges that fall": (tables(edges(1.0, 0.0)), "numbers that increase"),
+    "cells beyond all": (tables(words(0, 2**16)), "at most 65536"),
+    "a curve too long": (tables(edges(*range(4200)), form="prefix"), "more than 4096 ordered"),
     "a smaller distance": ({"model": {"apart": 1.0}}, "apart"),
     "dropped rows": ({"data": {"table": {**FILLED, "missing": "drop"}}}, "to be counted as missing"),
     "records that are not there": ({"federation": {"batches": [37, 24]}}, "here are fewer"),
     "too much": ({"privacy": {"mu": 1.5}}, "costs mu = 1.5"),
     "two rounds": ({"federation": {"rounds": 2, "epochs": 2}}, "allowed are 1"),
     "no noise": ({"privacy": {"mode": "none", "mu": None}}, "release its sums without noise"),
-    "an edge that is no number": (
-        of_tables({"axes": [{"column": 0, "edges": [0.0, math.nan]}]}), "cannot be planned"
-    ),
-    "an edge beyond all numbers": (
-        of_tables({"axes": [{"column": 0, "edges": [0.0, math.inf]}]}), "cannot be planned"
-    ),
-    "one edge": (of_tables({"axes": [{"column": 0, "edges": [1.0]}]}), "at least 2 items"),
-    "edges and words": (
-        of_tables({"axes": [{"column": 0, "edges": [0.0, 1.0], "words": 2}]}), "for numbers, or words"
-    ),
-    "no words": (of_tables({"axes": [{"column": 1, "words": 0}]}), "words = 0: expected"),
-    "a column before all": (of_tables({"axes": [{"column": -1, "words": 2}]}), "column = -1: expected"),
-    "a column twice": (of_tables({"axes": [{"column": 2, "words": 2}] * 2}), "has a column twice"),
-    "five columns": (
-        of_tables({"axes": [{"column": place, "words": 2} for place in range(5)]}), "at most 4 items"
-    ),
+    "an edge that is no number": (tables(edges(0.0, math.nan)), "cannot be planned"),
+    "an edge beyond all numbers": (tables(edges(0.0, math.inf)), "cannot be planned"),
+    "one edge": (tables(edges(1.0)), "at least 2 items"),
+    "edges and words": (tables({**edges(0.0, 1.0), "words": 2}), "for numbers, or words"),
+    "no words": (tables(words(1, 0)), "words = 0: expected"),
+    "a column before all": (tables(words(-1)), "column = -1: expected"),
+    "a column twice": (tables(words(2), words(2)), "has a column twice"),
+    "five columns": (tables(*map(words, range(5))), "at most 4 items"),
     "no tables": ({"model": {"tables": []}}, "at least 1 item"),
-    "too many tables": (of_tables(*[{"axes": [{"column": 2, "words": 2}]}] * 65), "at most 64 items"),
-    "a table of no weight": (
-        of_tables({"axes": [{"column": 2, "words": 2}], "weight": 0.0}), "weight = 0.0: expected"
-    ),
-    "a table of all weight": (
-        of_tables({"axes": [{"column": 2, "words": 2}], "weight": math.inf}), "cannot be planned"
-    ),
-    "a kind that there is not": (
-        of_tables({"axes": [{"column": 2, "words": 2}], "form": "maximum"}), "form = 'maximum': expected"
-    ),
-    "moments of words": (of_tables({"axes": [{"column": 2, "words": 2}], "form": "moments"}), "is of one number"),
-    "sums over words": (of_tables({"axes": [{"column": 2, "words": 2}], "form": "prefix"}), "is of numbers"),
-    "survival without a time": (
-        of_tables({"axes": [{"column": 2, "words": 2}], "form": "survival"}), "needs a time, with edges"
-    ),
-    "many small tables": (
-        of_tables(*[{"axes": [{"column": 0, "words": 2**15}]}] * 3), "98307 cells of all tables"
-    ),
+    "too many tables": (copies(65, words(2)), "at most 64 items"),
+    "a table of no weight": (tables(words(2), weight=0.0), "weight = 0.0: expected"),
+    "a table of all weight": (tables(words(2), weight=math.inf), "cannot be planned"),
+    "a kind that there is not": (tables(words(2), form="maximum"), "form = 'maximum': expected"),
+    "moments of words": (tables(words(2), form="moments"), "is of one number"),
+    "sums over words": (tables(words(2), form="prefix"), "is of numbers"),
+    "survival without a time": (tables(words(2), form="survival"), "needs a time, with edges"),
+    "many small tables": (copies(3, words(0, 2**15)), "98307 cells of all tables"),
     "other neighbours": ({"privacy": {"relation": "zero-out"}}, "allowed is replace-one"),
     "sums for a server": ({"algorithm": {"trust": "trusted"}}, "release its sums without noise"),
     "another target": (
-        {"data": {"table": {**FILLED, "classes": ["ill", "well"]}}}, "otherwise than this policy does"
+        {"data": {"table": {**FILLED, "classes": ["ill", "well"]}}},
+        "otherwise than this policy does",
     ),
     "a coin for each record": ({"federation": {"sampling": "poisson"}}, "allow.slack = 0 leaves none"),
     "a clip that the policy has not": ({"algorithm": {"clip": 2.0}}, "clips at 2, allowed is 1"),
-}  # fmt: skip
+}
+NO_QUERY = torch.zeros(3, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
 def test_hostile_plans_are_refused_and_nothing_is_charged(tmp_path: Path, attack: str) -> None:
     """Guarantee: a refusal costs nothing, and says what policy and scenario say."""
-    guard = guard_at(tmp_path, own_rows())
-    changes, words = HOSTILE[attack]
+    guard, (changes, reason) = guard_at(tmp_path), HOSTILE[attack]
     tree = json.loads(scenario(plan(tmp_path), **changes))
     tree["privacy"] = {key: value for key, value in tree["privacy"].items() if value is not None}
-    with pytest.raises(RunError, match=words):
-        guard.answer("run", json.dumps(tree), 1, torch.zeros(3, dtype=torch.float64))
-    assert charges(guard) == []
+    refused(guard, reason, json.dumps(tree), query=NO_QUERY)
+    assert charged(guard) == []
 
 
 def test_records_that_are_no_table_have_no_statistics(tmp_path: Path) -> None:
-    (tmp_path / "t").mkdir()
-    np.savez(tmp_path / "t" / "s.npz", features=np.zeros((40, 6)), labels=np.zeros(40, np.int64))
-    (tmp_path / "t" / "s.npz").chmod(0o600)
-    keys = {"silo": 0, "classes": 2, "shard": "s.npz", "ledger": "l.sqlite", "socket": "s.sock"}
-    path = tmp_path / "t" / "policy.toml"
-    path.write_text(format_policy(keys, ALLOW))
-    path.chmod(0o600)
-    policy = read_policy(path)
-    begin_ledgers(policy)
-    guard = open_guard(policy)
-    with pytest.raises(RunError, match="statistics are of the columns of a table"):
-        guard.answer("run", scenario(plan(tmp_path)), 1, torch.zeros(3, dtype=torch.float64))
-    assert charges(guard) == []
+    np.savez(tmp_path / "s.npz", features=np.zeros((40, 6)), labels=np.zeros(40, np.int64))
+    guard = guard_of(write_table_policy(tmp_path, tmp_path / "s.npz", ALLOW, classes=2))
+    refused(guard, "statistics are of the columns of a table", scenario(plan(tmp_path)), query=NO_QUERY)
+    assert charged(guard) == []
 
 
-def exchanged() -> dict[str, dict[str, str]]:
-    """What one row of the file may be exchanged for."""
-    return {
-        "another age": {"age": "99"},
-        "a missing age": {"age": ""},
-        "everything missing": {"age": "", "sex": ""},
-        "an age beyond all": {"age": "1e308"},
-        "another part": {"part": "test"},
-        "all of it": {"age": "20", "sex": "m", "outcome": "ill", "pain": "some"},
-    }
+EXCHANGED = {
+    "another age": {"age": "99"},
+    "a missing age": {"age": ""},
+    "everything missing": {"age": "", "sex": ""},
+    "an age beyond all": {"age": "1e308"},
+    "another part": {"part": "test"},
+    "all of it": {"age": "20", "sex": "m", "outcome": "ill", "pain": "some"},
+}
+"""What one row of the file may be exchanged for."""
 
 
-@pytest.mark.parametrize("change", exchanged())
+@pytest.mark.parametrize("change", EXCHANGED)
 def test_an_exchanged_row_moves_sums_by_the_certificate_and_nothing_else(tmp_path: Path, change: str) -> None:
     """Guarantee: neighbours are answered, refused and charged alike, and their sums lie within `apart` clips."""
     own, asked = own_rows(), plan(tmp_path, "trusted")
-    other = [dict(row) for row in own]
+    neighbour = [dict(row) for row in own]
     place = next(place for place, row in enumerate(own) if row["part"] == "train" and row["age"] > "40")
-    other[place] |= exchanged()[change]
+    neighbour[place] |= EXCHANGED[change]
     exact = asked.make_plan(for_release=True)
-    sums, said = [], []
-    for name, records in (("a", own), ("b", other)):
+    sums, refusals = [], []
+    for name, records in (("a", own), ("b", neighbour)):
         guard = guard_at(tmp_path / name, records, trust="trusted")
         sums.append(ask(guard, scenario(asked)))
-        for changes, _ in HOSTILE.values():
-            tree = json.loads(scenario(asked, **changes))
-            with pytest.raises(RunError) as refused:
-                guard.answer("hostile", json.dumps(tree), 1, torch.zeros(3, dtype=torch.float64))
-            said.append((name, str(refused.value), charges(guard)))
+        hostile = [scenario(asked, **changes) for changes, _ in HOSTILE.values()]
+        lines = [refused(guard, ".", text, query=NO_QUERY, run="hostile") for text in hostile]
+        refusals.append((lines, charged(guard)))
     moved = math.sqrt(sum((int(one) - int(two)) ** 2 for one, two in zip(*sums, strict=True)))
     (norm,) = exact.required_exact_plan.norms(1)
     assert 0 < moved <= exact.increment_diameter * norm
     assert exact.increment_diameter <= math.sqrt(2.0) * 1.2
-    assert [each[1:] for each in said if each[0] == "a"] == [each[1:] for each in said if each[0] == "b"]
+    assert refusals[0] == refusals[1]
 
 
 def test_the_guard_derives_the_distance_and_charges_by_it(tmp_path: Path) -> None:
     """Guarantee: `apart` follows from the plan's tables; the noise is no less than it says."""
     counts = plan(tmp_path, tables=TABLES[1:2]).make_plan(for_release=True)
     assert counts.increment_diameter == pytest.approx(math.sqrt(2.0) * (1.0 + ROUNDING_ALLOWANCE), rel=1e-12)
-    (first, second) = make_release_streams(counts, 1)
-    for stream, size in ((first, 36), (second, 24)):
+    for stream, size in zip(make_release_streams(counts, 1), (36, 24), strict=True):
         assert stream.mu == pytest.approx(0.5, rel=1e-6)
         assert stream.mu <= 0.5
         assert stream.std * size >= math.sqrt(2.0) / 0.5
@@ -329,7 +290,7 @@ def test_a_guards_rows_and_a_simulations_give_the_same_bytes(tmp_path: Path) -> 
     run = asked.cell.run.model_copy(update={"arithmetic": "integers"})
     cell = asked.cell.model_copy(update={"run": run})
     simulated = SimulatedFederation.from_cell(cell).silo(0)
-    guard = guard_at(tmp_path / "own", own_rows())
+    guard = guard_at(tmp_path / "own")
     released = make_plan(cell, simulated.plan.objective, for_release=True)
     own = Silo.for_release(0, released, guard.shard.model_records(cell), simulated.key)
     query = released.objective.initial()
@@ -342,18 +303,20 @@ def test_a_plan_that_is_asked_for_under_new_names_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Gains: a disk that a server fills with repeated requests, and a memory of names without end."""
-    guard, text = guard_at(tmp_path, own_rows()), scenario(plan(tmp_path))
-    schema = (cell := resolve_cell(json.loads(text), "test")).data.table_schema
-    assert schema is not None
-    query = make_schema_task(cell, schema).objective.initial()
+    guard, text = guard_at(tmp_path), scenario(plan(tmp_path))
+    query = query_of(text)
     requests = RequestQueue(guard._policy, Guards(guard, None))
-    dtype = str(query.dtype).removeprefix("torch.")
     with caplog.at_level(logging.INFO, "fedpriv.guard"):
         for name in ("one", "another", "a third"):
-            header = {"run": name, "cell": text, "t": 1, "keys": "", "dtype": dtype}
+            header = {
+                "run": name,
+                "cell": text,
+                "t": 1,
+                "keys": "",
+                "dtype": str(query.dtype).removeprefix("torch."),
+            }
             reply: Future[Reply] = Future()
-            request = PendingRequest(header, bytearray(query.numpy().tobytes()), reply)
-            requests._requests.put(request)
+            requests._requests.put(PendingRequest(header, bytearray(query.numpy().tobytes()), reply))
             requests.answer_next_request()
             assert "refused" not in reply.result().header
     assert [getattr(record, "event", "") for record in caplog.records] == ["opened", "answered"]

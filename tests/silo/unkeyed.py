@@ -38,8 +38,8 @@ def begin_unkeyed(ledger: Path, mark: Path, shard: Shard) -> None:
     with sqlite3.connect(ledger) as database:
         database.execute(f"PRAGMA user_version = {UNKEYED_VERSION}")
     database.close()
-    own = RollbackMark(mark)
-    own.write(own.read()._replace(file_digest=file_digest(ledger)))
+    rollback = RollbackMark(mark)
+    rollback.write(rollback.read()._replace(file_digest=file_digest(ledger)))
 
 
 def candidates_in(folder: Path) -> list[Shard]:
