@@ -2,13 +2,18 @@
 
 import contextlib
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+from typer.testing import CliRunner
+
 from fedpriv.cli import main
+from fedpriv.cli.app import app
 
 FEDPRIV = Path(sys.executable).with_name("fedpriv")
 """The installed script, for what only a process of its own shows."""
@@ -57,3 +62,15 @@ def refusal(arguments: Sequence[str], code: int = 2) -> str:
     assert done.stderr.count("\n") == 1
     assert done.stderr.endswith("\n")
     return done.stderr
+
+
+def output_of(*words: object) -> str:
+    """The output of a command that succeeds; its errors pass through, as they do to `main`."""
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def answer_of(*words: object) -> Any:
+    """The output of a command with --json."""
+    return json.loads(output_of(*words, "--json"))
