@@ -3,9 +3,10 @@
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -52,6 +53,27 @@ def fedpriv(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
             code = ended.code
     assert code is None or isinstance(code, int), code
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
+
+
+def fedpriv_process(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The installed script in a process of its own."""
+    words = [FEDPRIV, *map(str, arguments)]
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+@contextlib.contextmanager
+def running(cwd: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """The installed script while it runs; it is killed at the end."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [FEDPRIV, *arguments], cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def refusal(arguments: Sequence[str], code: int = 2) -> str:
