@@ -133,8 +133,9 @@ def test_an_observer_hears_why_a_run_failed_before_it_ends(tmp_path: Path) -> No
 
 
 def test_public_names_are_there_and_no_others() -> None:
-    for name in fedpriv.__all__:
-        assert getattr(fedpriv, name) is not None
+    """Completion in a shell and in notebooks rests on `dir`; names are imported when they are first asked for."""
+    assert {name for name in dir(fedpriv) if not name.startswith("__")} == set(fedpriv.__all__) - {"__version__"}
+    assert all(getattr(fedpriv, name) is not None for name in fedpriv.__all__)
     with pytest.raises(AttributeError, match="no attribute 'simulate'"):
         fedpriv.simulate  # noqa: B018
 
@@ -145,9 +146,3 @@ def test_importing_fedpriv_imports_nothing_heavy() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pydantic', 'matplotlib', 'flwr')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_dir_lists_the_public_names_and_nothing_else() -> None:
-    """Completion in a shell and in notebooks rests on it; names are imported when they are first asked for."""
-    assert {name for name in dir(fedpriv) if not name.startswith("__")} == set(fedpriv.__all__) - {"__version__"}
-    assert all(hasattr(fedpriv, name) for name in fedpriv.__all__)

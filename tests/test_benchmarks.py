@@ -102,20 +102,13 @@ def test_a_clock_that_starts_after_round_1_has_all_draws_of_the_rounds_after_it(
 
     monkeypatch.setattr(KeyedNormal, "_draw_pairs", counted)
     rounds, silos = 40, 3
-    cell = resolve_cell(
-        small_tree(
-            federation__rounds=rounds, federation__samples=rounds * silos, federation__silos=silos,
-            algorithm__trust=trust,
-        ),
-        "test",
-    )  # fmt: skip
+    federation = {"rounds": rounds, "samples": rounds * silos, "silos": silos}
+    cell = resolve_cell(small_tree(federation=federation, algorithm__trust=trust), "test")
     clock = Counting()
     list(make_engine(engine)([cell], clock))
     (first, before), (_, after) = when_reported[0], when_reported[-1]
-    owners = silos if trust == "untrusted" else 1
-    assert first == 1
-    assert before == owners
-    assert after == rounds * owners
+    parties = silos if trust == "untrusted" else 1
+    assert (first, before, after) == (1, parties, rounds * parties)
     assert clock.rounds_per_second > 0.0
 
 
@@ -243,14 +236,13 @@ def test_the_theorems_exponent_stands_where_its_setting_holds() -> None:
     """A loss with a Lipschitz constant everywhere, and no noise."""
     path = Path(__file__).parents[1] / "scenarios" / "nonsmooth-goldstein.toml"
     few = ("seeds=1", "federation.rounds=[500]", 'algorithm.name=["goldstein-erm"]')
-    told = {
+    exponents = {
         (point.swept_values["model.name"], point.swept_values["privacy.mu"]): promised(point.cell)
         for point in load_scenario(path, few).points
     }
-    held = ("amplitude-phase-retrieval", 1000.0)
-    assert told.pop(held) == "-1/3"
-    assert len(told) == 3
-    assert not any(told.values())
+    assert exponents.pop(("amplitude-phase-retrieval", 1000.0)) == "-1/3"
+    assert len(exponents) == 3
+    assert not any(exponents.values())
 
 
 def test_rival_bounds_by_orders_are_those_of_a_gaussian_where_the_loss_is_one() -> None:

@@ -15,8 +15,16 @@ from benchmarks.opacus_cells import Draws, ahead, asked, batches, check, module_
 from fedpriv.core.errors import InputError
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
+from fedpriv.scenario.schema import Cell
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
+
+
+def cell_with(*settings: str) -> Cell:
+    """The cell of sentences.toml with one silo, after these settings."""
+    few = ["federation.silos=1", "privacy.epsilon=3", "seeds=1", *settings]
+    (point,) = load_scenario(SCENARIOS / "sentences.toml", few).points
+    return point.cell
 
 
 @pytest.mark.parametrize("name", ["cnn-epochs", "sentences", "lora-mnist"])
@@ -32,14 +40,10 @@ def test_opacus_tries_what_fedpriv_tries_on_the_same_records(name: str) -> None:
 
 
 def test_a_cell_that_opacus_has_not_is_refused() -> None:
-    (point,) = load_scenario(
-        SCENARIOS / "sentences.toml", ["federation.silos=1", "privacy.epsilon=3", "seeds=1"]
-    ).points
-    check(point.cell)
-    for words in ("federation.sampling=fixed", "privacy.relation=replace-one"):
-        few = ["federation.silos=1", "privacy.epsilon=3", "seeds=1", words]
+    check(cell_with())
+    for setting in ("federation.sampling=fixed", "privacy.relation=replace-one"):
         with pytest.raises(InputError, match="opacus_cells"):
-            check(load_scenario(SCENARIOS / "sentences.toml", few).points[0].cell)
+            check(cell_with(setting))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +58,7 @@ def test_lines_of_other_draws_are_no_lines_of_these(there: Draws, given: Draws, 
 
 
 def test_its_network_begins_where_fedprivs_does() -> None:
-    few = ["federation.silos=1", "privacy.epsilon=3", "seeds=1"]
-    task = load_task(load_scenario(SCENARIOS / "sentences.toml", few).points[0].cell)
+    task = load_task(cell_with())
     module, records = module_of(task), task.test.features[:5]
     point = task.objective.initial()
     assert torch.equal(torch.cat([each.detach().flatten() for each in module.parameters()]), point)
@@ -66,13 +69,10 @@ def test_its_network_begins_where_fedprivs_does() -> None:
 def test_the_draws_that_it_gets_are_those_that_fedpriv_trains_with(tmp_path: Path) -> None:
     """DP-SGD by hand, record after record, ends at the loss of fedpriv's run."""
     few: dict[str, Any] = {
-        "federation.silos": [4],
-        "federation.samples": 80,
-        "federation.rounds": 4,
-        "federation.epochs": 1,
-    }
-    few |= {"privacy.epsilon": [3.0], "run.dtype": "float64", "data.validation": 100}
-    few |= {"seeds": [3], "algorithm.step": 1.0}
+        "federation.silos": [4], "federation.samples": 80, "federation.rounds": 4, "federation.epochs": 1,
+        "privacy.epsilon": [3.0], "run.dtype": "float64", "data.validation": 100, "seeds": [3],
+        "algorithm.step": 1.0,
+    }  # fmt: skip
     words = [f"{key}={json.dumps(each)}" for key, each in few.items()]
     (point,) = load_scenario(SCENARIOS / "sentences.toml", words).points
     (result,) = fedpriv.run("sentences", set=few, out=tmp_path / "run")

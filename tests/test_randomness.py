@@ -33,16 +33,9 @@ def test_streams_are_uncorrelated(dtype: type) -> None:
     """Owners, rounds, nodes and seeds give different streams: all |correlation| < 5/√n of fixed draws."""
     size = 20_000
     noise = simulation_noise(3, dtype)
-    rows = [
-        noise.vector(size, 0, 1),
-        noise.vector(size, 1, 1),
-        noise.vector(size, 0, 2),
-        noise.vector(size, 0, 1, node=1),
-        noise.vector(size, SERVER, 1),
-        simulation_noise(4, dtype).vector(size, 0, 1),
-        simulation_noise(3 + 2**32, dtype).vector(size, 0, 1),
-        KeyedNormal(system_key(), dtype).vector(size, 0, 1),
-    ]
+    places = (0, 1, 0), (1, 1, 0), (0, 2, 0), (0, 1, 1), (SERVER, 1, 0)
+    others = *(simulation_noise(seed, dtype) for seed in (4, 3 + 2**32)), KeyedNormal(system_key(), dtype)
+    rows = [noise.vector(size, *place) for place in places] + [other.vector(size, 0, 1) for other in others]
     correlations = np.corrcoef(np.array(rows, np.float64)) - np.eye(len(rows))
     assert np.abs(correlations).max() < 5 / np.sqrt(size)
     halves = np.corrcoef(rows[0][: size // 2], rows[0][size // 2 :])  # the cosine and sine halves
@@ -57,9 +50,8 @@ def transcribed(key: bytes, size: int, bits: int, owner: int, t: int, node: int)
     stream = b"".join(encrypt.update(counter) for counter in counters)
     words = struct.unpack(f"<{len(stream) * 8 // bits}{'i' if bits == 32 else 'q'}", stream)
     half = len(words) // 2
-    radii = [
-        math.sqrt(-2.0 * math.log(((word % 2 ** (bits - 1)) + 0.5) / 2 ** (bits - 1))) for word in words[:half]
-    ]
+    uniforms = [((word % 2 ** (bits - 1)) + 0.5) / 2 ** (bits - 1) for word in words[:half]]
+    radii = [math.sqrt(-2.0 * math.log(uniform)) for uniform in uniforms]
     angles = [2.0 * math.pi * word / 2**bits for word in words[half:]]
     cosines = [radius * math.cos(angle) for radius, angle in zip(radii, angles, strict=True)]
     sines = [radius * math.sin(angle) for radius, angle in zip(radii, angles, strict=True)]

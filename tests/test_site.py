@@ -20,14 +20,19 @@ from tests.show.browser import CHROMIUM, look_at
 DOCS = ROOT / "docs"
 
 
-@pytest.fixture(scope="module")
-def hooks() -> Any:
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+def script(name: str) -> Any:
+    """A module that lies beside the pages."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    return script("hooks")
 
 
 def menu() -> list[str]:
@@ -92,20 +97,14 @@ def test_marks_in_pages_are_replaced_and_unknown_ones_refused(hooks: Any) -> Non
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed (extra: docs)")
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     site = tmp_path / "site"
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert "<!-- generated" not in text
-        assert not re.search(r"""<(?:script|link|img)[^>]+(?:src|href)=["']https?://(?!127\.0\.0\.1)""", text), (
-            page.name
-        )
+        elsewhere = r"""<(?:script|link|img)[^>]+(?:src|href)=["']https?://(?!127\.0\.0\.1)"""
+        assert not re.search(elsewhere, text), page.name
     if CHROMIUM is not None:  # formulas are typeset by what the site ships
         typeset = """new Promise((done) => setInterval(() => {
           const found = document.querySelectorAll("mjx-container").length; if (found) done(found); }, 100))"""
@@ -116,11 +115,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
 
 
 def test_sites_of_versions_lie_side_by_side_and_the_newest_is_first(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("versions", DOCS / "versions.py")
-    assert spec is not None
-    assert spec.loader is not None
-    versions = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(versions)
+    versions = script("versions")
     for name in ("0.2.0", "0.10.0", "0.9.1", "stylesheets"):
         (tmp_path / name).mkdir()
     versions.write_list(tmp_path)

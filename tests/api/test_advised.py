@@ -37,7 +37,7 @@ def test_init_writes_what_advise_says(tmp_path: Path) -> None:
     text = (tmp_path / "study" / "scenario.toml").read_text(encoding="utf-8")
     tree = tomllib.loads(text)
     says = fedpriv.advise(silos=5, records=300, features=784, classes=10, epsilon=4.0, trust="trusted").tree
-    assert {key: tree["algorithm"][key] for key in KEYS} == {key: says["algorithm"][key] for key in KEYS}
+    assert [tree["algorithm"][key] for key in KEYS] == [says["algorithm"][key] for key in KEYS]
     assert tree["federation"] == says["federation"]
     assert tree["privacy"] == says["privacy"]
     assert tree["sweep"]["algorithm.name"] == ["dp-sgd", "my-algorithm"]
@@ -47,12 +47,10 @@ def test_init_writes_what_advise_says(tmp_path: Path) -> None:
 
 def test_own_data_as_it_stands_is_what_advise_says_of_the_synthetic_records() -> None:
     cell = load_scenario(find_scenario_file(Path("own-data")), []).points[0].cell
-    says = fedpriv.advise(
-        silos=5, records=1200, features=784, classes=10, epsilon=4.0, trust="trusted", feature_norm=5.0
-    ).tree
-    assert {key: cell.canonical_data()["algorithm"].get(key) for key in KEYS} == {
-        key: says["algorithm"][key] for key in KEYS
-    }
+    facts = {"silos": 5, "records": 1200, "features": 784, "classes": 10, "epsilon": 4.0, "feature_norm": 5.0}
+    says = fedpriv.advise(**facts, trust="trusted").tree
+    algorithm = cell.canonical_data()["algorithm"]
+    assert [algorithm.get(key) for key in KEYS] == [says["algorithm"][key] for key in KEYS]
     assert cell.batch_sizes == says["federation"]["batches"] or list(cell.batch_sizes) == [1200] * 5
     assert cell.schedule.rounds == says["federation"]["rounds"]
 
@@ -82,16 +80,10 @@ def test_advice_reads_no_record() -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [
-        {"algorithm.name": "dp-ftrl"},
-        {"privacy.unit": "user"},
-        {"federation.batch": 3},
-        {"federation.silos": "five"},
-        {"federation.samples": 2},
-        {"privacy.epsilon": "much"},
-        {"federation.rounds": [10, 20]},
-    ],
-)
+    [{"algorithm.name": "dp-ftrl"}, {"privacy.unit": "user"}, {"federation.batch": 3},
+     {"federation.silos": "five"}, {"federation.samples": 2}, {"privacy.epsilon": "much"},
+     {"federation.rounds": [10, 20]}],
+)  # fmt: skip
 def test_keys_that_advice_is_not_for_leave_the_file_as_it_is(asked: dict[str, Any]) -> None:
     assert as_advised(own(), dataset(100), asked) == own()
 

@@ -2,6 +2,7 @@
 
 import hmac
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 2))
 
 
+def run(out: Path, tree: dict[str, Any] = TREE, **changes: Any) -> Any:
+    """A run on these records and this network, but for the arguments that are given."""
+    train, test = records()
+    return fedpriv.run(tree, out=out, **{"train": train, "test": test, "model": network(), **changes})
+
+
 class Branched(nn.Module):
     """No sequence of layers: its gradients come from torch.func."""
 
@@ -65,9 +72,9 @@ class Pairs(Dataset[Any]):
 
 @pytest.mark.parametrize("model", [network(), Branched()])
 def test_a_module_is_trained_and_comes_back(tmp_path: Path, model: nn.Module) -> None:
-    train, test = records()
+    _, test = records()
     before = {name: values.clone() for name, values in model.state_dict().items()}
-    (cell,) = fedpriv.run(TREE, train=train, test=test, model=model, out=tmp_path / "run")
+    (cell,) = run(tmp_path / "run", model=model)
     assert all(torch.equal(before[name], values) for name, values in model.state_dict().items())
     assert cell.test_accuracy > 0.8
     module = cell.to_module()
@@ -81,20 +88,13 @@ def test_a_module_is_trained_and_comes_back(tmp_path: Path, model: nn.Module) ->
 
 
 def test_training_starts_where_the_module_is(tmp_path: Path) -> None:
-    train, test = records()
-    model = network()
-    tree = {**TREE, "algorithm": {**TREE["algorithm"], "step": 1e-12}}
-    (cell,) = fedpriv.run(tree, train=train, test=test, model=model, out=tmp_path / "run")
-    for name, values in model.state_dict().items():
+    (cell,) = run(tmp_path / "run", {**TREE, "algorithm": {**TREE["algorithm"], "step": 1e-12}})
+    for name, values in network().state_dict().items():
         assert torch.allclose(cell.state_dict()[name], values, atol=1e-6)
 
 
 def test_both_engines_of_the_program_agree(tmp_path: Path) -> None:
-    train, test = records()
-    models = []
-    for engine in ("vectorized", "inprocess"):
-        (cell,) = fedpriv.run(TREE, train=train, test=test, model=network(), engine=engine, out=tmp_path / engine)
-        models.append(cell.model())
+    models = [run(tmp_path / engine, engine=engine)[0].model() for engine in ("vectorized", "inprocess")]
     assert np.allclose(*models, atol=1e-5)
 
 
@@ -102,7 +102,7 @@ def test_images_keep_their_shape(tmp_path: Path) -> None:
     train, test = records((1, 6, 6))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 2))
-    (cell,) = fedpriv.run(TREE, train=train, test=test, model=model, out=tmp_path / "run")
+    (cell,) = run(tmp_path / "run", train=train, test=test, model=model)
     assert [type(layer) for layer in cell.to_module().children()] == [type(layer) for layer in model]
     assert cell.predict(test[0]).shape == (100,)
 
@@ -113,15 +113,15 @@ def test_torch_data_sets_are_the_arrays_in_them(tmp_path: Path, kind: str) -> No
     made: list[Any] = [
         TensorDataset(*map(torch.from_numpy, part)) if kind == "tensors" else Pairs(part) for part in (train, test)
     ]
-    (of_arrays,) = fedpriv.run(TREE, train=train, test=test, model=network(), out=tmp_path / "arrays")
-    (of_sets,) = fedpriv.run(TREE, train=made[0], test=made[1], model=network(), out=tmp_path / "sets")
+    (of_arrays,) = run(tmp_path / "arrays")
+    (of_sets,) = run(tmp_path / "sets", train=made[0], test=made[1])
     assert np.array_equal(of_arrays.model(), of_sets.model())
 
 
 def test_a_model_of_the_scenario_on_own_records(tmp_path: Path) -> None:
-    train, test = records()
+    _, test = records()
     tree = {**TREE, "model": {"name": "softmax-regression", "feature_norm": 4.0}}
-    (cell,) = fedpriv.run(tree, train=train, test=test, out=tmp_path / "run")
+    (cell,) = run(tmp_path / "run", tree, model=None)
     assert isinstance(cell.to_module(), nn.Linear)
     assert (cell.predict(test[0]) == test[1]).mean() == pytest.approx(cell.test_accuracy)
     assert cell.scenario["federation"]["samples"] == 800
@@ -132,7 +132,7 @@ def test_a_regression_has_a_loss_that_is_chosen(tmp_path: Path) -> None:
     train, test = (features, features[:, 0]), (held_out, held_out[:, 0])
     for loss in ("squared", "absolute"):
         model = nn.Sequential(nn.Linear(8, 1))
-        (cell,) = fedpriv.run(TREE, train=train, test=test, model=model, loss=loss, out=tmp_path / loss)
+        (cell,) = run(tmp_path / loss, train=train, test=test, model=model, loss=loss)
         assert "test_accuracy" not in cell.metrics
         error = cell.predict(test[0]) - test[1]
         expected = np.square(error).mean() / 2 if loss == "squared" else np.abs(error).mean()
@@ -140,13 +140,11 @@ def test_a_regression_has_a_loss_that_is_chosen(tmp_path: Path) -> None:
 
 
 def test_other_records_are_another_run(tmp_path: Path) -> None:
-    train, test = records()
-    fedpriv.run(TREE, train=train, test=test, model=network(), out=tmp_path / "run")
-    again = fedpriv.run(TREE, train=train, test=test, model=network(), out=tmp_path / "run", resume=True)
-    assert again.complete
-    changed = (train[0] + 1.0, train[1])
+    (features, labels), _ = records()
+    run(tmp_path / "run")
+    assert run(tmp_path / "run", resume=True).complete
     with pytest.raises(fedpriv.InputError, match="holds another run"):
-        fedpriv.run(TREE, train=changed, test=test, model=network(), out=tmp_path / "run", resume=True)
+        run(tmp_path / "run", train=(features + 1.0, labels), resume=True)
 
 
 def test_guarantee_results_have_no_digest_on_which_a_record_can_be_tried(
@@ -154,18 +152,17 @@ def test_guarantee_results_have_no_digest_on_which_a_record_can_be_tried(
 ) -> None:
     """Gains: a record, from published results, for whoever knows all others; the name was SHA-256 of all."""
     monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / "user" / "data"))
-    train, test = records()
-    tree = {**TREE, "federation": {"silos": 4, "rounds": 2}}
-    fedpriv.run(tree, train=train, test=test, model=network(), out=tmp_path / "run")
-    told = (tmp_path / "run" / "results.json").read_text(encoding="utf-8")
-    assert "given-" in told
-    assert _digest_arrays(*train, *test).hex()[:16] not in told
+    run(tmp_path / "run", {**TREE, "federation": {"silos": 4, "rounds": 2}})
+    written = (tmp_path / "run" / "results.json").read_text(encoding="utf-8")
+    digest = _digest_arrays(*(column for part in records() for column in part))
+    assert "given-" in written
+    assert digest.hex()[:16] not in written
     names = list[str]()
     for user in ("user", "another", "user"):
         monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / user / "data"))
-        names.append(in_memory_name(_digest_arrays(*train, *test)))
+        names.append(in_memory_name(digest))
     assert names[0] == names[2] != names[1]
-    assert names[0] in told
+    assert names[0] in written
     assert (tmp_path / "user" / "records.key").stat().st_mode & 0o777 == 0o600
 
 
@@ -200,17 +197,14 @@ def test_a_key_of_the_records_names_that_others_know_is_not_used(
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, given: dict[str, Any], part: str) -> None:
-    train, test = records()
-    arguments = {"train": train, "test": test, "model": network(), **given}
     with pytest.raises(fedpriv.InputError, match=part):
-        fedpriv.run(TREE, **arguments, out=tmp_path / "run")
+        run(tmp_path / "run", **given)
 
 
 @pytest.mark.slow
 def test_results_show_themselves_in_a_notebook(tmp_path: Path) -> None:
-    train, test = records()
     tree = {**TREE, "title": "<b>mine</b>", "sweep": {"privacy.epsilon": [1.0, 8.0]}}
-    results = fedpriv.run(tree, train=train, test=test, model=network(), out=tmp_path / "run")
+    results = run(tmp_path / "run", tree)
     assert len(repr(results)) < 200
     assert len(repr(results[0])) < 200
     shown = results._repr_html_()
@@ -224,27 +218,21 @@ def test_results_show_themselves_in_a_notebook(tmp_path: Path) -> None:
 
 
 def test_a_table_for_pandas_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    train, test = records()
-    results = fedpriv.run(TREE, train=train, test=test, model=network(), out=tmp_path / "run")
+    results = run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(fedpriv.InputError, match=r"pip install 'fedpriv\[notebook\]'"):
         results.to_pandas()
 
 
 def test_a_model_file_that_is_damaged_is_named(tmp_path: Path) -> None:
-    train, test = records()
-    (cell,) = fedpriv.run(TREE, train=train, test=test, model=network(), out=tmp_path / "run")
+    (cell,) = run(tmp_path / "run")
     cell.model_file.write_bytes(b"garbage")
     with pytest.raises(fedpriv.InputError, match="cannot be read as a model"):
         cell.model()
 
 
 def test_too_few_records_are_refused_in_the_words_of_the_program(tmp_path: Path) -> None:
-    train, test = (tuple(part[:10] for part in given) for given in records())
-    federation = {**TREE["federation"], "batch": 5}
+    train, test = (tuple(column[:10] for column in part) for part in records())
+    tree = {**TREE, "federation": {**TREE["federation"], "batch": 5}}
     with pytest.raises(fedpriv.InputError, match="but train has 10 training records: too few for either; change"):
-        fedpriv.run(
-            {**TREE, "federation": federation}, train=train, test=test, model=network(), out=tmp_path / "run"
-        )
+        run(tmp_path / "run", tree, train=train, test=test)

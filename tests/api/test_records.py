@@ -24,14 +24,24 @@ FAST = {"algorithm.step": 10.0, "privacy.epsilon": 50.0}
 NUMBERS = _draw.standard_normal((900, 4)).astype("float32")
 
 
-def run(out: Path, records: Any, labels: NDArray[Any], model: nn.Module, **more: Any) -> Any:
-    cut = [
-        tuple(each[part] for each in records) if isinstance(records, tuple) else records[part]
-        for part in (slice(None, TRAIN), slice(TRAIN, None))
-    ]
-    parts = (cut[0], labels[:TRAIN]), (cut[1], labels[TRAIN:])
-    (cell,) = fedpriv.run(TREE, train=parts[0], test=parts[1], model=model, out=out, **{"set": FAST, **more})
+def parts_of(records: Any, labels: NDArray[Any]) -> dict[str, Any]:
+    """Arguments train and test: the first records, and the others."""
+    rows = {"train": slice(None, TRAIN), "test": slice(TRAIN, None)}
+    if isinstance(records, tuple):
+        return {name: (tuple(column[part] for column in records), labels[part]) for name, part in rows.items()}
+    return {name: (records[part], labels[part]) for name, part in rows.items()}
+
+
+def run(out: Path, records: Any, labels: NDArray[Any], model: nn.Module | None, **more: Any) -> Any:
+    """The cell of a run on these records."""
+    arguments = {"scenario": TREE, **parts_of(records, labels), "model": model, "out": out, "set": FAST, **more}
+    (cell,) = fedpriv.run(arguments.pop("scenario"), **arguments)
     return cell
+
+
+def linear(inputs: int, outputs: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, outputs))
 
 
 class Bag(nn.Module):
@@ -79,13 +89,12 @@ class Beside(nn.Module):
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint16])
 def test_whole_numbers_reach_an_embedding_as_they_are(tmp_path: Path, kind: Any) -> None:
-    labels = LOW
-    cell = run(tmp_path / "run", TOKENS.astype(kind), labels, Bag())
+    cell = run(tmp_path / "run", TOKENS.astype(kind), LOW, Bag())
     assert cell.test_accuracy > 0.6
     assert cell.predict(TOKENS[TRAIN:]).shape == (100,)
     module = cell.to_module()
     again = module(torch.from_numpy(TOKENS[TRAIN:])).argmax(-1).numpy()
-    assert (again == labels[TRAIN:]).mean() == pytest.approx(cell.test_accuracy)
+    assert (again == LOW[TRAIN:]).mean() == pytest.approx(cell.test_accuracy)
 
 
 class Lookups(nn.Module):
@@ -101,15 +110,14 @@ class Lookups(nn.Module):
             self.table = nn.Embedding(WORDS, 4, padding_idx=0 if kind == "padding" else None)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        seen = self.table(tokens)
-        outputs: Tensor = self.last(seen if self.kind == "bag" else seen.mean(1))
+        rows = self.table(tokens)
+        outputs: Tensor = self.last(rows if self.kind == "bag" else rows.mean(1))
         return outputs
 
 
 @pytest.mark.parametrize("kind", ["plain", "padding", "bag"])
 def test_probes_are_made_of_the_words_that_a_module_knows(tmp_path: Path, kind: str) -> None:
-    labels = LOW
-    assert run(tmp_path / "run", TOKENS, labels, Lookups(kind)).test_accuracy > 0.5
+    assert run(tmp_path / "run", TOKENS, LOW, Lookups(kind)).test_accuracy > 0.5
 
 
 def test_a_module_that_looks_at_neighbours_is_found_with_tokens_too(tmp_path: Path) -> None:
@@ -123,10 +131,9 @@ def test_a_module_that_looks_at_neighbours_is_found_with_tokens_too(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_token_beyond_the_vocabulary_harms_its_own_record_alone(tmp_path: Path) -> None:
-    labels = LOW
     strange = TOKENS.copy()
     strange[0] = WORDS + 7
-    finite = run(tmp_path / "run", strange, labels, Bag())
+    finite = run(tmp_path / "run", strange, LOW, Bag())
     assert np.isfinite(finite.model()).all()
     assert finite.test_accuracy > 0.6
 
@@ -134,34 +141,16 @@ def test_a_token_beyond_the_vocabulary_harms_its_own_record_alone(tmp_path: Path
 @pytest.mark.parametrize("given", ["arrays", "tensors", "items"])
 def test_several_inputs_and_a_label_for_each_token(tmp_path: Path, given: str) -> None:
     tags = np.where(MASK, TOKENS % 3, -100)
-    parts = [tuple(each[part] for each in (TOKENS, MASK, tags)) for part in (slice(TRAIN), slice(TRAIN, None))]
-    made: list[Any] = []
-    for tokens, mask, labels in parts:
-        if given == "arrays":
-            made.append(((tokens, mask), labels))
-        else:
-            tensors = TensorDataset(*map(torch.from_numpy, (tokens, mask, labels)))
-            made.append(tensors if given == "tensors" else Items(tensors))
-    (cell,) = fedpriv.run(TREE, train=made[0], test=made[1], model=Tagging(), out=tmp_path / "run", set=FAST)
-    outputs = cell.to_module()(*map(torch.from_numpy, parts[1][:2])).argmax(-1).numpy()
-    right = (outputs == parts[1][2])[parts[1][1]]
-    assert right.mean() == pytest.approx(cell.test_accuracy, abs=1e-6)
+    forms: dict[str, Any] = {}
+    for name, ((tokens, mask), labels) in parts_of((TOKENS, MASK), tags).items():
+        tensors = TensorDataset(*map(torch.from_numpy, (tokens, mask, labels)))
+        if given != "arrays":
+            forms[name] = tensors if given == "tensors" else ListData([((t, m), y) for t, m, y in tensors])
+    cell = run(tmp_path / "run", (TOKENS, MASK), tags, Tagging(), **forms)
+    outputs = cell.to_module()(*map(torch.from_numpy, (tokens, mask))).argmax(-1).numpy()
+    assert (outputs == labels)[mask].mean() == pytest.approx(cell.test_accuracy, abs=1e-6)
     assert cell.test_accuracy > 0.5
-    assert np.array_equal(cell.predict((parts[1][0], parts[1][1])), outputs)
-
-
-class Items(Dataset[Any]):
-    """((tokens, mask), labels) one by one."""
-
-    def __init__(self, whole: TensorDataset) -> None:
-        self.whole = whole
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    def __getitem__(self, place: int) -> Any:
-        tokens, mask, labels = self.whole[place]
-        return (tokens, mask), labels
+    assert np.array_equal(cell.predict((tokens, mask)), outputs)
 
 
 @pytest.mark.parametrize(
@@ -214,10 +203,7 @@ def test_several_binary_labels(tmp_path: Path, engine: str) -> None:
 
 @pytest.mark.parametrize("loss", ["squared", "absolute", "huber", "poisson"])
 def test_several_real_labels(tmp_path: Path, loss: str) -> None:
-    labels = np.abs(NUMBERS[:, :2])
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 2))
-    cell = run(tmp_path / "run", NUMBERS, labels, module, loss=loss)
+    cell = run(tmp_path / "run", NUMBERS, np.abs(NUMBERS[:, :2]), linear(4, 2), loss=loss)
     assert cell.predict(NUMBERS[TRAIN:]).shape == (100, 2)
     assert "test_accuracy" not in cell.metrics
     assert np.isfinite(cell.test_loss)
@@ -225,18 +211,15 @@ def test_several_real_labels(tmp_path: Path, loss: str) -> None:
 
 def test_a_function_of_one_records_output_and_label(tmp_path: Path) -> None:
     labels = np.abs(NUMBERS[:, :2])
-    torch.manual_seed(0)
-    modules = [nn.Sequential(nn.Linear(4, 2)) for _ in range(2)]
-    modules[1].load_state_dict(modules[0].state_dict())
 
-    def mine(output: Tensor, label: Tensor) -> Tensor:
+    def half_square(output: Tensor, label: Tensor) -> Tensor:
         return (output - label).square().mean() / 2.0
 
-    own = run(tmp_path / "own", NUMBERS, labels, modules[0], loss=mine)
-    named = run(tmp_path / "named", NUMBERS, labels, modules[1], loss="squared")
-    assert own.test_loss == pytest.approx(named.test_loss, rel=1e-5)
+    function = run(tmp_path / "function", NUMBERS, labels, linear(4, 2), loss=half_square)
+    named = run(tmp_path / "named", NUMBERS, labels, linear(4, 2), loss="squared")
+    assert function.test_loss == pytest.approx(named.test_loss, rel=1e-5)
     with pytest.raises(fedpriv.InputError, match="holds another run"):
-        run(tmp_path / "own", NUMBERS, labels, modules[0], loss="squared", resume=True)
+        run(tmp_path / "function", NUMBERS, labels, linear(4, 2), loss="squared", resume=True)
 
 
 @pytest.mark.parametrize(
@@ -274,35 +257,23 @@ def test_numbers_that_were_given_as_tokens_are_named(tmp_path: Path) -> None:
 
 def test_a_model_of_one_label_refuses_several(tmp_path: Path) -> None:
     tree = {**TREE, "model": {"name": "softmax-regression", "feature_norm": 4.0}}
-    parts = [(NUMBERS[part], (NUMBERS[part] > 0).astype(int)) for part in (slice(TRAIN), slice(TRAIN, None))]
     with pytest.raises(fedpriv.InputError, match="takes one label a record, and here labels are of shape"):
-        fedpriv.run(tree, train=parts[0], test=parts[1], out=tmp_path / "run")
+        run(tmp_path / "run", NUMBERS, (NUMBERS > 0).astype(int), None, scenario=tree, set={})
 
 
 @pytest.mark.slow
 def test_clients_with_several_records_of_several_labels_are_units(tmp_path: Path) -> None:
-    labels = (NUMBERS[:, :3] > 0).astype(int)
+    labels, steps = (NUMBERS[:, :3] > 0).astype(int), {"clip": 1.0, "step": 1.0, "local_step": 0.5}
     tree = {
         **TREE,
         "federation": {"clients": 400, "cohort": 40, "rounds": 20, "sampling": "poisson"},
-        "algorithm": {
-            "name": "dp-fedavg",
-            "trust": "trusted",
-            "local_steps": 3,
-            "clip": 1.0,
-            "step": 1.0,
-            "local_step": 0.5,
-        },
+        "algorithm": {"name": "dp-fedavg", "trust": "trusted", "local_steps": 3, **steps},
         "privacy": {"relation": "zero-out", "unit": "client", "records": 2, "epsilon": 50.0},
     }
-    parts = [(NUMBERS[part], labels[part]) for part in (slice(TRAIN), slice(TRAIN, None))]
     models = []
     for engine in ("vectorized", "inprocess"):
-        torch.manual_seed(0)
-        model, out = nn.Sequential(nn.Linear(4, 3)), tmp_path / engine
-        (cell,) = fedpriv.run(
-            tree, train=parts[0], test=parts[1], model=model, loss="binary", engine=engine, out=out
-        )
+        options = {"scenario": tree, "loss": "binary", "engine": engine, "set": {}}
+        cell = run(tmp_path / engine, NUMBERS, labels, linear(4, 3), **options)
         models.append(cell.model())
         assert cell.test_accuracy > 0.6
     assert np.allclose(*models, atol=1e-4)

@@ -5,27 +5,36 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from fedpriv.cli import explore as tables
-from fedpriv.cli.app import app
 from fedpriv.cli.explore import Column, print_rich
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import list_shipped_scenarios
 from fedpriv.loss.models import MODELS
 from fedpriv.papers.table import ALGORITHMS
+from tests.cli.command import output_of
 
 SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=8", "--set", "federation.silos=4"]
 
 
-def fedpriv(*arguments: str) -> str:
+def fedpriv(*words: str) -> str:
     tables._make_console.cache_clear()
-    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert done.exit_code == 0
-    return done.output
+    return output_of(*words)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def results_of(run: Path) -> Any:
+    return json.loads((run / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -45,14 +54,13 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_new_folder_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_folder_runs_as_it_is(here: Path) -> None:
     """In another process: what is imported there is imported here by no other test."""
-    monkeypatch.chdir(tmp_path)
     fedpriv("init", "study")
     run = ["run", "scenario.toml", "--import", "my_algorithm.py", "--import", "my_model.py", "--set", "seeds=1"]
     script = "import sys; from fedpriv.cli import main; sys.argv = ['fedpriv', *sys.argv[1:]]; main()"
     subprocess.run([sys.executable, "-c", script, *run, "--quiet"], cwd="study", check=True)
-    results = json.loads((tmp_path / "study" / "runs" / "study" / "results.json").read_text(encoding="utf-8"))
+    results = results_of(here / "study" / "runs" / "study")
     assert results["complete"]
     assert [cell["test_accuracy"] > 0.5 for cell in results["cells"]][-1]
     page = Path(fedpriv("report", "study/runs/study").strip()).read_text(encoding="utf-8")  # without its files
@@ -61,10 +69,9 @@ def test_a_new_folder_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_the_notebook_of_a_new_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_notebook_of_a_new_folder_runs(here: Path) -> None:
     fedpriv("init", "study")
-    cells = json.loads((tmp_path / "study" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = json.loads((here / "study" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     shared: dict[str, object] = {}
     for cell in cells:
         if cell["cell_type"] == "code":
@@ -73,42 +80,33 @@ def test_the_notebook_of_a_new_folder_runs(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["taken", "Upper", "a b"])
-def test_a_folder_that_cannot_be_made_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").mkdir()
+def test_a_folder_that_cannot_be_made_is_refused(name: str, here: Path) -> None:
+    (here / "taken").mkdir()
     with pytest.raises(InputError, match=f"fedpriv init {name}"):
         fedpriv("init", name)
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    assert [path.name for path in here.iterdir()] == ["taken"]
 
 
 @pytest.mark.slow
-def test_two_runs_are_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    runs = (("one", "0.1", "3"), ("two", "0.2", "2"))
-    for out, diameter, seeds in runs:
+def test_two_runs_are_compared_seed_by_seed(here: Path) -> None:
+    losses = []
+    for out, diameter, seeds in (("one", "0.1", "3"), ("two", "0.2", "2")):
         settings = ["--set", f"algorithm.diameter={diameter}", "--set", f"seeds={seeds}"]
         fedpriv("run", "quickstart", *SMALL, *settings, "--out", out, "--quiet")
+        point = {"algorithm.trust": "untrusted", "privacy.rho": 4.0}
+        cells = [cell for cell in results_of(here / out)["cells"] if cell["point"] == point and cell["seed"] < 2]
+        losses.append(sum(cell["test_loss"] for cell in cells) / 2)
+    difference = losses[1] - losses[0]
     said = fedpriv("compare", "one", "two")
     assert "algorithm.diameter: 0.1 in one, 0.2 in two" in said
-    losses = {
-        out: [
-            cell["test_loss"]
-            for cell in json.loads((tmp_path / out / "results.json").read_text(encoding="utf-8"))["cells"]
-            if cell["point"] == {"algorithm.trust": "untrusted", "privacy.rho": 4.0} and cell["seed"] < 2
-        ]
-        for out, _, _ in runs
-    }
-    difference = sum(losses["two"]) / 2 - sum(losses["one"]) / 2
     row = next(line for line in said.splitlines() if re.match(r"untrusted +4 +test loss", line))
     assert row.split()[4] == "2"
     assert f"{difference:+.4f}" in row
     assert "DP-μ²-FL" in fedpriv("show", "one")
 
 
-def test_runs_without_a_common_point_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_runs_without_a_common_point_are_refused() -> None:
     for out, seed in (("one", "[0]"), ("two", "[1]")):
         fedpriv("run", "quickstart", *SMALL, "--set", f"seeds={seed}", "--out", out, "--quiet")
     with pytest.raises(InputError, match="no finished sweep point and seed in common"):

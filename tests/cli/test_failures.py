@@ -9,20 +9,20 @@ import torch
 
 from tests.cli.command import fedpriv
 
-SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=4", "--set", "federation.silos=3",
-         "--set", "seeds=1", "--quiet"]  # fmt: skip
+SETTINGS = "data.name=synthetic", "federation.rounds=4", "federation.silos=3", "seeds=1"
+QUICKSTART = ["run", "quickstart", *(word for setting in SETTINGS for word in ("--set", setting)), "--quiet"]
 
 
-def said(*arguments: str) -> tuple[int, str]:
+def errors_of(*words: str) -> tuple[int, str]:
     """Exit code and standard error of a command."""
-    done = fedpriv(*arguments, cwd=Path())
+    done = fedpriv(*words, cwd=Path())
     return done.returncode, done.stderr
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    assert said("run", "quickstart", *SMALL, "--out", "done")[0] == 0
+    assert errors_of(*QUICKSTART, "--out", "done")[0] == 0
     (tmp_path / "file").write_text("", encoding="utf-8")
     return tmp_path / "done"
 
@@ -30,27 +30,28 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["run", "quickstart", *SMALL, "--out", "file"], "fedpriv: file"),
-        (["run", "quickstart", *SMALL, "--out", "file/below"], "fedpriv: file/below"),
+        ([*QUICKSTART, "--out", "file"], "fedpriv: file"),
+        ([*QUICKSTART, "--out", "file/below"], "fedpriv: file/below"),
         (["report", "done", "--out", "done"], "fedpriv: done: Is a directory"),
         (["report", "done", "--out", "."], "fedpriv: .: Is a directory"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_one_line(run: Path, arguments: list[str], part: str) -> None:
-    code, text = said(*arguments)
+    code, text = errors_of(*arguments)
     assert code in (1, 2)
     assert text.count("\n") == 1
     assert text.startswith(part)
     assert not list(run.parent.glob(".*"))
 
 
-@pytest.mark.parametrize("arguments", [["report", "done"], ["plot", "done"], ["run", "quickstart", *SMALL,
-                                       "--out", "done", "--resume"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments", [["report", "done"], ["plot", "done"], [*QUICKSTART, "--out", "done", "--resume"]]
+)
 def test_a_garbage_line_of_the_history_is_named(run: Path, arguments: list[str]) -> None:
     lines = (run / "history.jsonl").read_text(encoding="utf-8").count("\n")
     with (run / "history.jsonl").open("a", encoding="utf-8") as file:
         file.write("garbage\n")
-    code, text = said(*arguments)
+    code, text = errors_of(*arguments)
     assert code == 2
     assert f"history.jsonl, line {lines + 1}: not an evaluation" in text
     assert text.count("\n") == 1
@@ -64,7 +65,7 @@ def test_a_step_that_no_float_holds_is_one_line(
     key: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, text = said("run", "quickstart", *SMALL, "--set", key)
+    code, text = errors_of(*QUICKSTART, "--set", key)
     assert code in (1, 2)
     assert part in text
     assert text.count("\n") == 1
@@ -72,23 +73,15 @@ def test_a_step_that_no_float_holds_is_one_line(
 
 def test_memory_that_torch_does_not_get_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.cli.app.app", lambda: torch.empty(2**60, dtype=torch.uint8))
-    code, text = said()
+    code, text = errors_of()
     assert code == 1
     assert text.startswith("fedpriv: out of memory")
 
 
 def test_a_run_that_could_not_start_does_not_block_the_corrected_one(run: Path) -> None:
-    wrong = ["run", "quickstart", *SMALL, "--set", "run.device=nowhere", "--out", "next"]
-    assert said(*wrong)[0] == 1
-    assert said("run", "quickstart", *SMALL, "--out", "next") == (0, "")
-    assert said("run", "quickstart", *SMALL, "--out", "next")[0] == 2
-
-
-def test_a_number_beyond_floating_point_is_refused() -> None:
-    code, text = said("privacy", "convert", "--mu", "1e308")
-    assert code == 2
-    assert text.count("\n") == 1
-    assert "too large" in text
+    assert errors_of(*QUICKSTART, "--set", "run.device=nowhere", "--out", "next")[0] == 1
+    assert errors_of(*QUICKSTART, "--out", "next") == (0, "")
+    assert errors_of(*QUICKSTART, "--out", "next")[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -96,7 +89,7 @@ def test_a_number_beyond_floating_point_is_refused() -> None:
     [(["rum", "quickstart"], "run"), (["privacy", "cnvert"], "convert"), (["data", "fetsh", "mnist"], "fetch")]
 )  # fmt: skip
 def test_a_misspelt_command_is_corrected_once(arguments: list[str], meant: str) -> None:
-    code, text = said(*arguments)
+    code, text = errors_of(*arguments)
     assert code == 2
     assert text.count("Did you mean") == 1
     assert f"'{meant}'" in text
@@ -118,5 +111,5 @@ def test_a_scenario_that_is_not_there_is_told_before_anything_heavy_is_imported(
 
 
 def test_a_misspelt_engine_or_format_gets_the_closest(run: Path) -> None:
-    assert "did you mean 'vectorized'?" in said("run", "quickstart", "--engine", "vectorised")[1]
-    assert "did you mean 'csv'?" in said("table", "done", "--format", "cvs")[1]
+    assert "did you mean 'vectorized'?" in errors_of("run", "quickstart", "--engine", "vectorised")[1]
+    assert "did you mean 'csv'?" in errors_of("table", "done", "--format", "cvs")[1]

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from fedpriv.cli.app import app as cli
 from fedpriv.cli.flower_run import app, open_run_folder
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import InputError
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.study.results import read_results
+from tests.cli.command import output_of
 
 SCENARIO = """\
 name = "small"
@@ -59,12 +58,6 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("small.toml")
 
 
-def command(*words: str) -> str:
-    done = CliRunner().invoke(cli, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fitted", [False, True], ids=["named noise", "fitted noise"])
 def test_a_run_of_flwr_is_the_run_of_fedpriv(scenario: Path, fitted: bool) -> None:
@@ -73,25 +66,22 @@ def test_a_run_of_flwr_is_the_run_of_fedpriv(scenario: Path, fitted: bool) -> No
     flwr_run(configured(scenario, cell=5, set=" ".join(overrides)))
     overrides += ["algorithm.trust=trusted", "privacy.mu=4.0", "seeds=[1]"]
     options = [word for override in overrides for word in ("--set", override)]
-    command("run", str(scenario), "--engine", "inprocess", "--out", "runs/ours", *options)
+    output_of("run", scenario, "--engine", "inprocess", "--out", "runs/ours", *options)
     theirs, ours = read_results(Path("runs/small")), read_results(Path("runs/ours"))
-    assert theirs.complete
-    assert theirs.engine == "flwr run"
-    assert theirs.published == ours.published
-    assert (theirs.axes, theirs.seeds) == (ours.axes, ours.seeds)
-    different = {"wall_seconds", "engine"}
+    assert (theirs.complete, theirs.engine) == (True, "flwr run")
+    assert (theirs.published, theirs.axes, theirs.seeds) == (ours.published, ours.axes, ours.seeds)
     (cell,), (expected,) = theirs.cells, ours.cells
-    assert {key for key in cell if cell[key] != expected[key]} <= different
-    model = "models/0000.npy"
-    assert Path("runs/small", model).read_bytes() == Path("runs/ours", model).read_bytes()
-    assert Path("runs/small/history.jsonl").read_text() == Path("runs/ours/history.jsonl").read_text()
+    assert {key for key in cell if cell[key] != expected[key]} <= {"wall_seconds", "engine"}
+    for name in ("models/0000.npy", "history.jsonl"):
+        assert Path("runs/small", name).read_bytes() == Path("runs/ours", name).read_bytes()
 
 
 def test_its_folder_is_read_by_table_and_report(scenario: Path) -> None:
     flwr_run(configured(scenario, cell=2))
-    assert "flwr run" in command("table", "runs/small")
-    assert "2.4" in command("table", "runs/small")  # the paper's value for this very cell
-    command("report", "runs/small", "--out", "report.html")
+    table = output_of("table", "runs/small")
+    assert "flwr run" in table
+    assert "2.4" in table  # the paper's value for this very cell
+    output_of("report", "runs/small", "--out", "report.html")
     page = Path("report.html").read_text(encoding="utf-8")
     assert "flwr run . --run-config" in page
     assert "cell=2" in page

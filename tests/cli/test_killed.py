@@ -1,13 +1,10 @@
 """Runs of real processes that are killed in the middle of their cells, and two that want the same folder."""
 
 import json
-import os
 import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import pytest
 
 from fedpriv.core import extensions
 from fedpriv.engines.vectorized import engine as keeper
-from tests.cli.command import FEDPRIV, fedpriv
+from tests.cli.command import fedpriv, running
 
 SCENARIO = """
 name = "long"
@@ -64,22 +61,10 @@ def command(*options: str) -> list[str]:
     return ["run", "long.toml", "--import", "hurry.py", *options]
 
 
-@contextmanager
-def running(here: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [FEDPRIV, *command(*options)], cwd=here, env=environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def run(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return fedpriv(*words, cwd=here)
+def kill_after(here: Path, rounds: int, *options: str) -> None:
+    """Start the command, and kill it when so many rounds are kept."""
+    with running(here, *command("--out", "out", *options)) as process:
+        wait_for(process, here / "out", rounds)
 
 
 def rounds_kept(folder: Path) -> int:
@@ -88,22 +73,21 @@ def rounds_kept(folder: Path) -> int:
 
     from fedpriv.engines.vectorized.checkpoints import unpack_checkpoint
 
-    found = list((folder / "checkpoints").glob("[!.]*.npz"))
+    paths = list((folder / "checkpoints").glob("[!.]*.npz"))
     try:
-        return max(
-            (unpack_checkpoint(path.read_bytes(), None, torch.device("cpu")).t for path in found), default=0
-        )
+        contents = [unpack_checkpoint(path.read_bytes(), None, torch.device("cpu")) for path in paths]
+        return max((content.t for content in contents), default=0)
     except FileNotFoundError:  # finished meanwhile
         return 0
 
 
 def wait_for(process: "subprocess.Popen[str]", folder: Path, rounds: int) -> int:
     deadline = time.monotonic() + 200.0
-    while (found := rounds_kept(folder)) < rounds:
+    while (count := rounds_kept(folder)) < rounds:
         assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return found
+    return count
 
 
 def without_times(folder: Path) -> str:
@@ -132,11 +116,11 @@ def test_a_killed_run_goes_on_in_the_middle_of_its_cells(
     here: Path, workers: list[str], signals: list[signal.Signals]
 ) -> None:
     """SIGKILL, then Ctrl-C: what was kept is not run again, and not a byte is another."""
-    whole = run(here, *command("--out", "whole"))
+    whole = fedpriv(*command("--out", "whole"), cwd=here)
     assert whole.returncode == 0, whole.stderr
     kept = 0
     for sent in signals:
-        with running(here, *workers, "--out", "out", "--resume") as process:
+        with running(here, *command(*workers, "--out", "out", "--resume")) as process:
             kept = wait_for(process, here / "out", kept + 300)
             process.send_signal(sent)
             _, said = process.communicate(timeout=100)
@@ -148,7 +132,7 @@ def test_a_killed_run_goes_on_in_the_middle_of_its_cells(
         kept = rounds_kept(here / "out")
     resume = said.splitlines()[-1].strip()
     assert resume == shlex.join(["fedpriv", *command("--resume", "--out", "out")])
-    done = run(here, *shlex.split(resume)[1:], "--json")
+    done = fedpriv(*shlex.split(resume)[1:], "--json", cwd=here)
     assert done.returncode == 0, done.stderr
     assert without_times(here / "out") == without_times(here / "whole")
     assert lines(here / "out" / "history.jsonl") == lines(here / "whole" / "history.jsonl")
@@ -160,15 +144,8 @@ def test_a_killed_run_goes_on_in_the_middle_of_its_cells(
 
 @pytest.mark.slow
 def test_seeds_that_are_added_to_a_killed_run_leave_its_checkpoint_in_use(here: Path) -> None:
-    with running(here, "--out", "out") as process:
-        wait_for(process, here / "out", 1500)
-        process.kill()
-        process.wait()
-    kept = rounds_kept(here / "out")
-    with running(here, "--out", "out", "--resume", "--set", "seeds=3") as process:
-        wait_for(process, here / "out", kept + 300)
-        process.kill()
-        process.wait()
+    kill_after(here, 1500)
+    kill_after(here, rounds_kept(here / "out") + 300, "--resume", "--set", "seeds=3")
     files = list((here / "out" / "checkpoints").glob("[!.]*.npz"))
     assert len(files) == 1, "the cells that were there go on by themselves, from what they had"
     tree = json.loads((here / "out" / "results.json").read_text())
@@ -177,13 +154,11 @@ def test_seeds_that_are_added_to_a_killed_run_leave_its_checkpoint_in_use(here: 
 
 @pytest.mark.slow
 def test_checkpoints_are_not_written_over_and_not_used_by_another_scenario(here: Path) -> None:
-    with running(here, "--out", "out", "--set", "run.evaluations=1") as process:
-        wait_for(process, here / "out", 100)
-        process.kill()
-    again = run(here, *command("--out", "out"))
+    kill_after(here, 100, "--set", "run.evaluations=1")
+    again = fedpriv(*command("--out", "out"), cwd=here)
     assert again.returncode == 2
     assert again.stderr == "fedpriv: out holds results already; give another --out, or --resume to resume there\n"
-    other = run(here, *command("--out", "out", "--resume", "--set", "federation.silos=1"))
+    other = fedpriv(*command("--out", "out", "--resume", "--set", "federation.silos=1"), cwd=here)
     assert other.returncode == 2
     (line,) = other.stderr.splitlines()
     assert line.startswith("fedpriv: out holds another run: ")
@@ -193,34 +168,30 @@ def test_checkpoints_are_not_written_over_and_not_used_by_another_scenario(here:
 
 @pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_used_is_said_and_its_rounds_are_run_again(here: Path) -> None:
-    with running(here, "--out", "out") as process:
-        wait_for(process, here / "out", 100)
-        process.kill()
+    kill_after(here, 100)
     (path,) = (here / "out" / "checkpoints").glob("[!.]*")
     path.write_bytes(path.read_bytes()[:1000])
-    done = run(here, *command("--out", "out", "--resume", "--quiet", "--set", "federation.rounds=100"))
+    options = ["--out", "out", "--resume", "--quiet", "--set", "federation.rounds=100"]
+    done = fedpriv(*command(*options), cwd=here)
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert line.startswith(
-        f"fedpriv: out/checkpoints/{path.name}: not used, and its rounds are run again: not a whole"
-    )
+    reason = "not used, and its rounds are run again: not a whole"
+    assert line.startswith(f"fedpriv: out/checkpoints/{path.name}: {reason}")
     assert not path.parent.exists()
 
 
 @pytest.mark.slow
 def test_two_runs_in_one_folder_are_refused_and_a_killed_one_is_in_nobodys_way(here: Path) -> None:
-    with running(here, "--out", "out") as process:
+    with running(here, *command("--out", "out")) as process:
         wait_for(process, here / "out", 1)
         process.send_signal(signal.SIGSTOP)  # so that it does not end meanwhile
         for more in ([], ["--resume"]):
-            second = run(here, *command("--out", "out", *more))
+            second = fedpriv(*command("--out", "out", *more), cwd=here)
             assert second.returncode == 2
             (line,) = second.stderr.splitlines()
             assert line.startswith(f"fedpriv: out: process {process.pid} on ")
             assert line.endswith(" is running there; give another --out, or wait until it ends")
-        process.kill()
-        process.wait()
     assert (here / "out" / ".lock").exists(), "the file of the killed process is still there"
-    done = run(here, *command("--out", "out", "--resume", "--quiet"))
+    done = fedpriv(*command("--out", "out", "--resume", "--quiet"), cwd=here)
     assert (done.returncode, done.stderr) == (0, "")
     assert not (here / "out" / ".lock").exists()

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi as rdp
 from fedpriv.accounting import renyi as zcdp
-from fedpriv.cli.privacy import app
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian
@@ -24,24 +22,25 @@ from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.participation.orders import FixedOrder
 from fedpriv.study.setting import AccountingSetting
+from tests.cli.command import answer_of, output_of
 from tests.parts import in_parts
 
 
-def ask(line: str) -> str:
-    """What a command prints; its errors pass through, as they do to the mounting `main`."""
-    result = CliRunner().invoke(app, line.split(), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+def text_of(line: str) -> str:
+    return output_of("privacy", *line.split())
 
 
 def asked(line: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(ask(f"{line} --json"))
+    answer: dict[str, Any] = answer_of("privacy", *line.split())
     return answer
 
 
+def mechanisms_of(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["mechanism"]: row for row in answer["mechanisms"]}
+
+
 def test_convert_prints_every_currency_with_relation_and_unit() -> None:
-    answer = asked("convert --mu 0.7 --delta 1e-6 --relation zero-out")
-    assert answer == {
+    assert asked("convert --mu 0.7 --delta 1e-6 --relation zero-out") == {
         "mu": 0.7,
         "zcdp": zcdp.zcdp_of(0.7),
         "delta": 1e-6,
@@ -54,15 +53,8 @@ def test_convert_prints_every_currency_with_relation_and_unit() -> None:
 
 
 def test_convert_as_text_names_both_routes() -> None:
-    text = ask("convert --mu 1")
-    for part in (
-        "ε, exact",
-        "4.37717",
-        "papers' formula",
-        "5.29852",
-        "replace-one",
-        "one record of a silo",
-    ):
+    text = text_of("convert --mu 1")
+    for part in ("ε, exact", "4.37717", "papers' formula", "5.29852", "replace-one", "one record of a silo"):
         assert part in text
 
 
@@ -96,10 +88,8 @@ def test_zero_out_needs_half_the_noise_and_a_batch_shares_it() -> None:
 @pytest.mark.parametrize("participation", ["", "--epochs 5", "--max-participations 3 --min-separation 4"])
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_spent_inverts_noise(mechanism: str, participation: str, trust: str) -> None:
-    setting = (
-        f"--rounds 60 --decay 0.9 --clip 2 --batch 3 --silos 4 --mechanism {mechanism} --trust {trust} "
-        f"{participation}"
-    )
+    setting = f"--rounds 60 --decay 0.9 --clip 2 --batch 3 --silos 4 --mechanism {mechanism} --trust {trust}"
+    setting = f"{setting} {participation}"
     noise = asked(f"noise {setting} --epsilon 2 --delta 1e-6")
     spent = asked(f"spent {setting} --std {noise['noise_std']!r} --delta 1e-6")
     assert spent["mu"] == pytest.approx(noise["mu"], rel=1e-12)
@@ -109,7 +99,7 @@ def test_spent_inverts_noise(mechanism: str, participation: str, trust: str) -> 
 @pytest.mark.slow
 def test_compare_lists_every_mechanism_with_the_librarys_numbers() -> None:
     answer = asked("compare --rounds 300 --decay 0.95 --mu 0.5 --clip 3 --epochs 3 --silos 4")
-    rows = {row["mechanism"]: row for row in answer["mechanisms"]}
+    rows = mechanisms_of(answer)
     workload = Workload(FixedOrder(300, 100), 0.95, np.full(300, 3.0))
     members = {
         "independent": IndependentGaussian(),
@@ -120,16 +110,14 @@ def test_compare_lists_every_mechanism_with_the_librarys_numbers() -> None:
     for name, mechanism in members.items():
         row, variance = rows[name], mechanism.variance(workload)
         std = 2 * mechanism.sensitivity(workload) / 0.5
-        assert row["noise_std"] == pytest.approx(std)
-        assert row["error_rms"] == pytest.approx(std * np.sqrt(np.mean(variance)))
-        assert row["error_last"] == pytest.approx(std * np.sqrt(variance[-1]))
-        assert row["error_worst"] == pytest.approx(std * np.sqrt(np.max(variance)))
-        assert row["error_in_mean"] == pytest.approx(row["error_rms"] / 2)
+        errors = {"rms": np.mean(variance), "last": variance[-1], "worst": np.max(variance)}
+        expected = {f"error_{kind}": std * np.sqrt(value) for kind, value in errors.items()}
+        expected |= {"noise_std": std, "error_in_mean": expected["error_rms"] / 2}
+        assert {key: row[key] for key in expected} == pytest.approx(expected)
         assert row["memory_vectors"] == mechanism.memory_vectors(workload)
         assert row["sensitivity_exact"] is True
-    assert sum(row["auto"] for row in answer["mechanisms"]) == 1
-    best = min(row["queries"] for row in answer["mechanisms"] if row["memory_vectors"] <= 4)
-    assert next(row["queries"] for row in answer["mechanisms"] if row["auto"]) <= 1.01 * best
+    (auto,) = (row for row in answer["mechanisms"] if row["auto"])
+    assert auto["queries"] <= 1.01 * min(row["queries"] for row in rows.values() if row["memory_vectors"] <= 4)
     assert all(row["queries"] >= answer["least"]["queries"] for row in answer["mechanisms"])
     assert answer["participation"] == "3 epochs in a fixed order"
 
@@ -162,20 +150,19 @@ def test_compare_shows_what_noise_does_to_an_algorithms_output(line: str, auto: 
 def test_compare_gives_the_golden_noise_of_the_output() -> None:
     """At 1-GDP under zero-out with steps of 1, one silo and clip 1, figures are those of sensitivity 1."""
     answer = asked("compare --algorithm dp-ftrl --set momentum=0.9 --rounds 60 --mu 1 --relation zero-out")
-    rows = {row["mechanism"]: row for row in answer["mechanisms"]}
-    assert rows["tree"]["output"] == pytest.approx(32.7777786, rel=1e-8)
+    tree = mechanisms_of(answer)["tree"]
+    assert tree["output"] == pytest.approx(32.7777786, rel=1e-8)
     assert answer["least"]["output"] == pytest.approx(9.982029897, rel=1e-9)
-    assert rows["tree"]["seconds_per_round"] > 0.0
+    assert tree["seconds_per_round"] > 0.0
     assert asked("compare --algorithm momentum-tree --rounds 20 --mu 1")["least"]["output"] is None
 
 
 @pytest.mark.slow
 def test_compare_draws_what_it_prints(tmp_path: Path) -> None:
-    ask(f"compare --rounds 20 --mu 1 --plot {tmp_path / 'sums.svg'}")
-    ask(f"compare --algorithm dp-ftrl --rounds 12 --mu 1 --dimension 100 --plot {tmp_path / 'row.png'}")
-    assert (
-        "tree, 5 vectors" in (tmp_path / "sums.svg").read_text() or (tmp_path / "sums.svg").stat().st_size > 5000
-    )
+    text_of(f"compare --rounds 20 --mu 1 --plot {tmp_path / 'sums.svg'}")
+    text_of(f"compare --algorithm dp-ftrl --rounds 12 --mu 1 --dimension 100 --plot {tmp_path / 'row.png'}")
+    drawing = (tmp_path / "sums.svg").read_text()
+    assert "tree, 5 vectors" in drawing or len(drawing) > 5000
     assert (tmp_path / "row.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -190,7 +177,7 @@ def test_noise_that_is_to_be_fitted_is_fitted_to_the_sums() -> None:
 
 @pytest.mark.slow
 def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
-    lines = ask("compare --rounds 1000 --mu 1 --max-participations 10 --min-separation 100").splitlines()
+    lines = text_of("compare --rounds 1000 --mu 1 --max-participations 10 --min-separation 100").splitlines()
     assert lines[0].split()[:3] == ["mechanism", "noise", "std"]
     tree = next(line for line in lines if line.startswith("tree"))
     assert "≤" in tree
@@ -246,14 +233,9 @@ def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
 )
 def test_bad_input_is_one_line_that_names_it(line: str, named: str) -> None:
     with pytest.raises(InputError) as caught:
-        ask(line)
+        text_of(line)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("command", ["convert", "noise", "spent", "compare"])
-def test_help_shows_an_example(command: str) -> None:
-    assert f"fedpriv privacy {command} --" in ask(f"{command} --help")
 
 
 @pytest.mark.slow
@@ -280,7 +262,7 @@ def test_no_query_imports_what_it_does_not_need(line: str, heavy: list[str]) -> 
 def test_a_run_without_a_finished_cell_has_no_claim_that_agrees(tmp_path: Path, words: str) -> None:
     (tmp_path / "results.json").write_text(json.dumps({"cells": []}))
     with pytest.raises(InputError, match="no finished cell whose claim could be compared yet; wait for one"):
-        ask(f"{words} {tmp_path}")
+        text_of(f"{words} {tmp_path}")
 
 
 EPSILON_03, EPSILON_1 = 1.1318, 4.3772
@@ -320,35 +302,32 @@ def test_golden_noise(line: str, epsilon: float, golden: float) -> None:
 )
 def test_convert_says_what_a_lifetime_budget_is_charged(line: str, at_6: float, at_7: float, at_8: float) -> None:
     """The table's values are rounded points of the curve; what is charged is certified above them."""
-    found = asked(f"convert {line} --relation zero-out")
+    charges = asked(f"convert {line} --relation zero-out")
     for slack, value in (("1e-06", at_6), ("1e-07", at_7), ("1e-08", at_8)):
-        assert value * 0.998 < found[f"mu_with_slack_{slack}"] < value * 1.01
+        assert value * 0.998 < charges[f"mu_with_slack_{slack}"] < value * 1.01
 
 
 def test_convert_says_what_several_records_of_one_person_have_together() -> None:
     """k·μ in a public order; by coins no more than if everybody knew the rounds, and more than one record has."""
-    found = asked("convert --mu 1 --together 2 --together 5")
+    public = asked("convert --mu 1 --together 2 --together 5")
     for size in (2, 5):
-        assert found[f"epsilon_of_{size}_records_together"] == pytest.approx(gdp.epsilon_of(float(size), 1e-5))
+        assert public[f"epsilon_of_{size}_records_together"] == pytest.approx(gdp.epsilon_of(float(size), 1e-5))
     line = "convert --sampling poisson --rounds 20 --multiplier 2 --relation zero-out --unit user --together 3"
-    found = asked(line)
-    one, three = found["epsilon_at_most"], found["epsilon_of_3_users_together"]
+    secret = asked(line)
+    one, three = secret["epsilon_at_most"], secret["epsilon_of_3_users_together"]
     assert 3.0 * one < three < gdp.epsilon_of(3.0 * math.sqrt(20) / 2.0, 1e-5)
-    assert "ε of 3 users together" in ask(line)
+    assert "ε of 3 users together" in text_of(line)
 
 
 @pytest.mark.slow
 def test_compare_lists_groups_with_the_worst_errors_of_the_table() -> None:
     """Prefix sums of one pass, T = 60: 7.13, 5.32 and 5.33 for 1, 6 and 12 bands at ε = 1.13."""
-    answer = asked("compare --rounds 60 --epsilon 1.1318 --delta 1e-5 --sampling allocation --relation zero-out")
-    errors = {row["mechanism"]: row["error_worst"] for row in answer["mechanisms"]}
-    assert errors["banded (1), 1 groups"] == pytest.approx(7.13, abs=0.01)
-    assert errors["banded (6), 6 groups"] == pytest.approx(5.32, abs=0.01)
-    assert errors["banded (12), 12 groups"] == pytest.approx(5.33, abs=0.01)
-    assert len(errors) == 8
-    (one,) = asked(
-        "compare --rounds 60 --epsilon 4.3772 --delta 1e-5 --sampling allocation --relation zero-out --groups 12"
-    )["mechanisms"]
+    setting = "--rounds 60 --delta 1e-5 --sampling allocation --relation zero-out"
+    rows = mechanisms_of(asked(f"compare {setting} --epsilon 1.1318"))
+    for count, error in ((1, 7.13), (6, 5.32), (12, 5.33)):
+        assert rows[f"banded ({count}), {count} groups"]["error_worst"] == pytest.approx(error, abs=0.01)
+    assert len(rows) == 8
+    (one,) = asked(f"compare {setting} --epsilon 4.3772 --groups 12")["mechanisms"]
     assert one["error_worst"] == pytest.approx(2.37, abs=0.01)
 
 
@@ -369,7 +348,7 @@ def test_every_command_names_the_unit_that_was_asked_for(line: str) -> None:
 
 
 def test_text_says_how_records_take_part() -> None:
-    text = ask("noise --rounds 12 --mu 1 --sampling allocation --relation zero-out --decay 0")
+    text = text_of("noise --rounds 12 --mu 1 --sampling allocation --relation zero-out --decay 0")
     assert "a record takes part in one of 12 rounds, drawn at random, and in which one stays secret" in text
     assert "mu with slack 1e-06" in text
     assert math.isclose(float(text.split("noise multiplier")[1].split()[0]), 0.75, abs_tol=0.1)
@@ -377,6 +356,5 @@ def test_text_says_how_records_take_part() -> None:
 
 def test_numbers_of_groups_that_are_compared_divide_an_epoch_unless_one_is_asked_for() -> None:
     setting = AccountingSetting(rounds=24, epochs=2, sampling="allocation", relation="zero-out")
-    groups = [own.groups for _, own, _ in setting._amplified_mechanisms()]
-    assert groups == [1, 2, 3, 4, 6, 12]
-    assert [own.groups for _, own, _ in replace(setting, groups=2)._amplified_mechanisms()] == [2]
+    for compared, groups in ((setting, [1, 2, 3, 4, 6, 12]), (replace(setting, groups=2), [2])):
+        assert [amplified.groups for _, amplified, _ in compared._amplified_mechanisms()] == groups

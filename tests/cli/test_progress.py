@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,33 @@ def outcome(loss: float = 2.25) -> CellOutcome:
     return CellOutcome({"test_loss": loss, "test_accuracy": 0.5}, None, 1.0, (), 0, np.zeros(2))
 
 
-def shown(*, terminal: bool, quiet: bool = False) -> tuple[Progress, io.StringIO]:
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=terminal, width=100, quiet=quiet)
-    return Progress(quiet=quiet, console=console), stream
-
-
 def two_cells(display: RunObserver) -> None:
+    """A run of two cells, of which one finishes."""
     display.started(scenario(), [0, 3], Path("runs/small"))
     display.evaluated(3, 4, {"test_loss": 2.5, "test_accuracy": 0.25})
     display.advanced(8)
     display.finished(3, outcome())
 
 
+def output_of(*events: Callable[[Progress], None], terminal: bool = False, quiet: bool = False) -> str:
+    """What is shown of these events, on a terminal or elsewhere."""
+    stream = io.StringIO()
+    display = Progress(quiet=quiet, console=Console(file=stream, force_terminal=terminal, width=100, quiet=quiet))
+    for event in events:
+        event(display)
+    return stream.getvalue()
+
+
+def stopped(display: RunObserver) -> None:
+    display.stopped("fedpriv run small.toml")
+
+
 def test_a_terminal_sees_cells_share_loss_and_time_left() -> None:
-    display, stream = shown(terminal=True)
-    two_cells(display)
-    display.ended()
-    last = stream.getvalue()
-    for part in ("1/2 cells", "50 %", "silos 2, seed 1", "ε = 24.4 at δ = 1e-05", "round 4: loss 2.5000, 25.0 %"):
-        assert part in last
-    assert "left" in last
-    assert "[1/2" not in last  # no line a cell: the panel says it
+    text = output_of(two_cells, Progress.ended, terminal=True)
+    cell = "silos 2, seed 1", "ε = 24.4 at δ = 1e-05", "round 4: loss 2.5000, 25.0 %"
+    for part in ("1/2 cells", "50 %", *cell, "left"):
+        assert part in text
+    assert "[1/2" not in text  # no line a cell: the panel says it
 
 
 def test_a_sparkline_goes_from_the_least_to_the_largest_of_the_latest() -> None:
@@ -65,33 +70,21 @@ def test_the_line_of_a_cell_fits(width: int) -> None:
 
 
 def test_elsewhere_there_is_a_plain_line_a_cell() -> None:
-    display, stream = shown(terminal=False)
-    two_cells(display)
-    display.ended()
-    assert stream.getvalue() == "[1/2, 0 s] silos 2, seed 1: loss 2.2500, accuracy 50.0 %\n"
+    line = "[1/2, 0 s] silos 2, seed 1: loss 2.2500, accuracy 50.0 %\n"
+    assert output_of(two_cells, Progress.ended) == line
 
 
 def test_quiet_is_quiet() -> None:
-    display, stream = shown(terminal=True, quiet=True)
-    two_cells(display)
-    display.ended()
-    display.stopped("fedpriv run small.toml")
-    assert stream.getvalue() == ""
+    assert output_of(two_cells, Progress.ended, stopped, terminal=True, quiet=True) == ""
 
 
 def test_stopping_says_the_command_that_goes_on() -> None:
-    display, stream = shown(terminal=False)
-    two_cells(display)
-    display.stopped("fedpriv run small.toml")
-    assert stream.getvalue().endswith(
-        "stopped, 1 of 4 cells left; resume with\n    fedpriv run small.toml --resume --out runs/small\n"
-    )
+    command = "fedpriv run small.toml --resume --out runs/small"
+    assert output_of(two_cells, stopped).endswith(f"stopped, 1 of 4 cells left; resume with\n    {command}\n")
 
 
 def test_stopping_before_anything_started_is_no_crash() -> None:
-    display, stream = shown(terminal=False)
-    display.stopped("fedpriv run small.toml")
-    assert stream.getvalue() == "stopped before the first cell\n"
+    assert output_of(stopped) == "stopped before the first cell\n"
 
 
 def events(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -119,11 +112,8 @@ def test_json_lines_end_with_the_command_that_goes_on() -> None:
     display = JsonLines(stream)
     two_cells(display)
     display.stopped("fedpriv run 'my file.toml'")
-    assert events(stream)[-1] == {
-        "event": "stopped",
-        "left": 1,
-        "resume": "fedpriv run 'my file.toml' --resume --out runs/small",
-    }
+    resume = "fedpriv run 'my file.toml' --resume --out runs/small"
+    assert events(stream)[-1] == {"event": "stopped", "left": 1, "resume": resume}
 
 
 def test_the_engines_index_becomes_the_scenarios_place() -> None:

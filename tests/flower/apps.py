@@ -76,8 +76,8 @@ def train_of(module: nn.Module, records: Sequence[Any], loss: Any = None) -> Tra
     """The train function of an app whose silo i has `records[i]`."""
 
     def train(message: Message, context: Context) -> Message:
-        silo = int(context.node_config["partition-id"])
-        return PrivateClient(context, module, loss or nn.CrossEntropyLoss()).train(message, records[silo])
+        client = PrivateClient(context, module, loss or nn.CrossEntropyLoss())
+        return client.train(message, records[silo_of(context)])
 
     return train
 
@@ -89,6 +89,24 @@ def app_of(train: Train) -> ClientApp:
     return app
 
 
+def changed(train: Train, change: Callable[[Message, Context], object]) -> Train:
+    """The train function before which this happens to message and context."""
+
+    def changed_train(message: Message, context: Context) -> Message:
+        change(message, context)
+        return train(message, context)
+
+    return changed_train
+
+
+def silo_of(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+def round_of(message: Message) -> int:
+    return int(message.content["config"]["server-round"])
+
+
 def grid_of(train: Train, silos: int = SILOS, **run_config: Any) -> InProcessGrid:
     """A grid whose nodes answer by this function."""
     return InProcessGrid(app_of(train), silos, run_config)
@@ -97,7 +115,11 @@ def grid_of(train: Train, silos: int = SILOS, **run_config: Any) -> InProcessGri
 def run_app(strategy: PrivateStrategy, module: nn.Module, **started: Any) -> Result:
     """Run both sides from the module's values."""
     grid = grid_of(train_of(module, shares()))
-    return strategy.start(grid, ArrayRecord(module.state_dict()), **started)
+    return strategy.start(grid, arrays_of(module), **started)
+
+
+def arrays_of(module: nn.Module) -> ArrayRecord:
+    return ArrayRecord(module.state_dict())
 
 
 def flat(arrays: ArrayRecord) -> NDArray[Any]:

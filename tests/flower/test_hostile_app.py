@@ -26,6 +26,7 @@ from tests.flower.quickstart.task import Net
 from tests.flower.silos import context_of, guards, killed, ledger_of
 
 SIZE = 970
+ZERO = np.zeros(SIZE, np.float32)
 NOISE = 1.0 / (100 * 2.0)
 """Standard deviation of a release: clip over batch and mu, under zero-out."""
 
@@ -47,7 +48,14 @@ def model() -> ArrayRecord:
     return ArrayRecord(Net().state_dict())
 
 
-def refused(guard: SiloGuard, t: int, query: Any, cell: str | None = None) -> str:
+def cell_with(guard: SiloGuard, section: str, **changes: Any) -> str:
+    """The guard's cell after these changes, of which None takes a key away."""
+    cell = json.loads(guard.cell_json)
+    cell[section] = {key: value for key, value in {**cell[section], **changes}.items() if value is not None}
+    return json.dumps(cell)
+
+
+def refused(guard: SiloGuard, t: int, query: Any = ZERO, cell: str | None = None) -> str:
     """The reason why the guard releases nothing."""
     answer = ask_release(guard.socket, guard.run, cell or guard.cell_json, t, query)
     assert isinstance(answer, Refusal), answer
@@ -119,14 +127,14 @@ def test_its_model_is_another_one(silo: Path) -> None:
 @pytest.mark.slow
 def test_it_skips_rounds_and_asks_for_more(silo: Path) -> None:
     """Gains: nothing out of order, and nothing after the last round."""
-    guard, query = own(silo, 6, 6), np.zeros(SIZE, np.float32)
+    guard = own(silo, 6, 6)
     with pytest.raises(RunError, match="was asked for round 7 after round 0 of 12"):
         guard.train(model(), 2)
     after = guard.train(guard.train(model(), 1), 2)
     assert answered(silo, 6) == 12
     with pytest.raises(InputError, match="takes rounds 13 to 18, and the guard's scenario has 12"):
         guard.train(after, 3)
-    assert "this run is over" in refused(guard, 12 + 1, query)
+    assert "this run is over" in refused(guard, 12 + 1)
     assert answered(silo, 6) == 12
 
 
@@ -147,14 +155,9 @@ def test_its_scenario_is_not_the_one_that_was_agreed(
     silo: Path, section: str, changes: dict[str, Any], line: str
 ) -> None:
     """Gains: nothing beyond the policy, and neither noise nor scenario can change in a run that is open."""
-    guard, query = own(silo, 7), np.zeros(SIZE, np.float32)
-    cell = json.loads(guard.cell_json)
-    for key, value in changes.items():
-        cell[section].pop(key, None)
-        if value is not None:
-            cell[section][key] = value
-    hostile = json.dumps(cell)
-    assert re.search(line, refused(guard, 1, query, hostile))
+    guard = own(silo, 7)
+    hostile = cell_with(guard, section, **changes)
+    assert re.search(line, refused(guard, 1, cell=hostile))
     assert isinstance(ask_shapes(guard.socket, hostile), Refusal) or "the budget is" in line
     assert answered(silo, 7) == 0
 
@@ -164,11 +167,8 @@ def test_it_changes_the_scenario_of_an_open_run(silo: Path) -> None:
     guard = own(silo, 8)
     guard.train(model(), 1)
     for section, key, value in (("algorithm", "clip", 0.5), ("privacy", "mu", 1.0), ("federation", "batch", 1)):
-        cell = json.loads(guard.cell_json)
-        cell[section][key] = value
-        assert "not the one this run was opened with" in refused(
-            guard, 2, np.zeros(SIZE, np.float32), json.dumps(cell)
-        )
+        hostile = cell_with(guard, section, **{key: value})
+        assert "not the one this run was opened with" in refused(guard, 2, cell=hostile)
     assert answered(silo, 8) == 1
 
 
@@ -202,18 +202,15 @@ def test_it_evaluates_again_and_again(tmp_path: Path) -> None:
         assert [guard.evaluate(other, t) for t in (1, 2, 3, 5, 6, 7)] == [{}] * 6
         with pytest.raises(InputError, match="server round 13: the guard's scenario has 12 of them"):
             guard.evaluate(other, 13)
-        query = np.zeros(SIZE, np.float32)
-        told = [ask_release(guard.socket, "1", guard.cell_json, t, query, tests=True) for t in (2, 3, 4, 5)]
-        assert [isinstance(each, Refusal) for each in told] == [False, False, True, True]
-        widened = json.loads(guard.cell_json)
-        widened["run"]["evaluations"] = 12
-        hostile = json.dumps(widened)
-        assert "12 evaluations, allowed are 3" in str(
-            ask_release(guard.socket, "2", hostile, 1, query, tests=True)
-        )
-        asked = [ask_release(guard.socket, str(run), guard.cell_json, 1, query, tests=True) for run in (3, 4, 5)]
-        assert [isinstance(each, Refusal) for each in asked] == [False, True, True]
-        assert "the budget is 2.9" in str(asked[-1])
+
+        def evaluation(run: int, t: int, cell: str = guard.cell_json) -> Any:
+            return ask_release(guard.socket, str(run), cell, t, ZERO, tests=True)
+
+        assert [isinstance(evaluation(1, t), Refusal) for t in (2, 3, 4, 5)] == [False, False, True, True]
+        assert "12 evaluations, allowed are 3" in str(evaluation(2, 1, cell_with(guard, "run", evaluations=12)))
+        answers = [evaluation(run, 1) for run in (3, 4, 5)]
+        assert [isinstance(answer, Refusal) for answer in answers] == [False, True, True]
+        assert "the budget is 2.9" in str(answers[-1])
     assert ledger_of(tmp_path, tests=True) == [("1", pytest.approx(2.0), 3), ("3", pytest.approx(2.0), 1)]
     assert ledger_of(tmp_path) == []  # no training was asked for
 

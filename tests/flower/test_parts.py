@@ -49,11 +49,7 @@ def test_a_model_says_which_arrays_its_parameters_are(model: dict[str, Any], sha
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        (
-            'name = "dp-sgd"',
-            'name = "dp-ftrl"',
-            r"algorithm.name = 'dp-ftrl': an app's steps are those of 'dp-sgd'",
-        ),
+        ('"dp-sgd"', '"dp-ftrl"', r"algorithm.name = 'dp-ftrl': an app's steps are those of 'dp-sgd'"),
         ("step = 1.0", "step = 1.0\nmomentum = 0.9", r"algorithm.momentum = 0.9: leave it out; the server's"),
         ("step = 1.0", "step = 1.0\nradius = 2.0", r"algorithm.radius = 2.0: leave it out; no projection"),
         ("step = 1.0", 'step = 1.0\noutput = "average"', r"algorithm.output = 'average': leave it out"),
@@ -100,9 +96,8 @@ def test_an_evaluation_that_the_scenario_does_not_have_is_one_line(tmp_path: Pat
 
 def test_the_nodes_own_guard_comes_before_the_servers_words() -> None:
     """A run configuration is the server's; what a silo's SuperNode was started with is the silo's."""
-    context = Context(
-        7, 1, {"partition-id": 1, "guard": "/own.sock"}, RecordDict(), {"guard": "/other-{silo}.sock"}
-    )
+    node, run = {"partition-id": 1, "guard": "/own.sock"}, {"guard": "/other-{silo}.sock"}
+    context = Context(7, 1, node, RecordDict(), run)
     assert guard_of(context, SCENARIO).socket == Path("/own.sock")
     del context.node_config["guard"]
     simulated = guard_of(context, SCENARIO, 3)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -28,11 +29,15 @@ from tests.flower.apps import (
     SILOS,
     Softmax,
     Train,
+    arrays_of,
+    changed,
     flat,
     grid_of,
     network,
+    round_of,
     run_app,
     shares,
+    silo_of,
     train_of,
 )
 from tests.flower.quickstart.task import Net
@@ -43,7 +48,16 @@ Change = Callable[[Message, Context], None]
 
 def started(train: Train, module: nn.Module | None = None, **keywords: Any) -> Any:
     """Run an app with these clients."""
-    return DPMu2FL(**{**ROW, **keywords}).start(grid_of(train), ArrayRecord((module or network()).state_dict()))
+    return DPMu2FL(**{**ROW, **keywords}).start(grid_of(train), arrays_of(module or network()))
+
+
+def expected_arrays(module: nn.Module) -> Any:
+    """The model of this seed's run."""
+    return flat(run_app(DPMu2FL(seed=SEED, **ROW), module).arrays)
+
+
+def linear(classes: int = 10, *more: nn.Module, bias: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, classes, bias=bias), *more)
 
 
 def frozen() -> nn.Module:
@@ -57,21 +71,13 @@ def frozen() -> nn.Module:
     [
         (network(Softmax), network(CNN), r"silo 0: array 'linear.weight' \(10, 784\) of the server: it is none"),
         (network(CNN), frozen(), r"array 'conv.weight' \(4, 1, 5, 5\) of the server: its requires_grad is False"),
+        (linear(9), linear(), r"array '1.weight' \(9, 784\) of the server: here it has shape \(10, 784\)"),
         (
-            nn.Sequential(nn.Flatten(), nn.Linear(784, 9)),
-            nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
-            r"array '1.weight' \(9, 784\) of the server: here it has shape \(10, 784\)",
-        ),
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(784, 10, bias=False)),
-            nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+            linear(bias=False),
+            linear(),
             r"array '1.bias' \(10,\): it is trained here, and the server did not send it; server and clients need",
         ),
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
-            nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Dropout(0.5)),
-            r"layer .* \(Dropout\) draws random numbers",
-        ),
+        (linear(), linear(10, nn.Dropout(0.5)), r"layer .* \(Dropout\) draws random numbers"),
     ],
 )
 def test_another_module_than_the_servers_is_one_line_before_round_1(
@@ -124,9 +130,8 @@ GIVEN: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("form", GIVEN)
 def test_records_in_every_form_are_the_same_records(form: str) -> None:
     module = network()
-    expected = run_app(DPMu2FL(seed=SEED, **ROW), module)
     result = started(train_of(module, [GIVEN[form](arrays) for arrays in shares()]), module, seed=SEED)
-    np.testing.assert_array_equal(flat(result.arrays), flat(expected.arrays))
+    np.testing.assert_array_equal(flat(result.arrays), expected_arrays(module))
 
 
 @pytest.mark.parametrize(
@@ -136,9 +141,8 @@ def test_records_in_every_form_are_the_same_records(form: str) -> None:
 )
 def test_a_loss_by_any_of_its_names_is_the_same(loss: Any) -> None:
     module = network()
-    expected = run_app(DPMu2FL(seed=SEED, **ROW), module)
     result = started(train_of(module, shares(), loss), module, seed=SEED)
-    np.testing.assert_array_equal(flat(result.arrays), flat(expected.arrays))
+    np.testing.assert_array_equal(flat(result.arrays), expected_arrays(module))
 
 
 def test_a_loss_of_ones_own_is_of_one_records_output_and_label() -> None:
@@ -146,18 +150,22 @@ def test_a_loss_of_ones_own_is_of_one_records_output_and_label() -> None:
         return functional.cross_entropy(output.unsqueeze(0), label.unsqueeze(0))
 
     module = network()
-    expected = run_app(DPMu2FL(seed=SEED, **ROW), module)
     result = started(train_of(module, shares(), loss), module, seed=SEED)
-    np.testing.assert_allclose(flat(result.arrays), flat(expected.arrays), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(flat(result.arrays), expected_arrays(module), rtol=1e-4, atol=1e-6)
 
 
-def test_class_weights_of_torch_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"weight": torch.ones(10)}, "loss: torch divides by the weights of a batch"),
+        ({"ignore_index": 3}, "loss: ignore_index = 3 leaves out a class, and every record counts"),
+    ],
+)
+def test_class_weights_of_torch_are_refused(options: dict[str, Any], line: str) -> None:
     """Torch's mean divides by them, so that for one record they say nothing."""
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
-    with pytest.raises(InputError, match="loss: torch divides by the weights of a batch"):
-        PrivateClient(context, network(), nn.CrossEntropyLoss(weight=torch.ones(10)))
-    with pytest.raises(InputError, match="loss: ignore_index = 3 leaves out a class, and every record counts"):
-        PrivateClient(context, network(), nn.CrossEntropyLoss(ignore_index=3))
+    with pytest.raises(InputError, match=line):
+        PrivateClient(context, network(), nn.CrossEntropyLoss(**options))
 
 
 def wrong_labels(arrays: Any) -> Any:
@@ -195,16 +203,12 @@ def test_records_that_cannot_be_used_are_one_line_that_tells_nothing_of_them(
 
 def test_records_that_change_between_rounds_are_refused() -> None:
     """Another order would have a record in more rounds than the noise was calibrated for."""
-    own, calls = shares(), [0] * SILOS
-    module = network()
+    module, records = network(), shares()
+    (images, labels), reversed_records = records[2], shares()
+    reversed_records[2] = images[::-1], labels[::-1]
 
     def train(message: Message, context: Context) -> Message:
-        silo = int(context.node_config["partition-id"])
-        calls[silo] += 1
-        images, labels = own[silo]
-        if silo == 2 and calls[silo] > 3:
-            images, labels = images[::-1], labels[::-1]
-        return PrivateClient(context, module, nn.CrossEntropyLoss()).train(message, (images, labels))
+        return train_of(module, records if round_of(message) < 3 else reversed_records)(message, context)
 
     with pytest.raises(RunError, match=r"round 3: silo 2: the records, or their order, are not those"):
         started(train)
@@ -230,14 +234,9 @@ def seeded(message: Message, context: Context) -> None:
 
 
 def not_a_number(message: Message, context: Context) -> None:
-    arrays = message.content.array_records["arrays"].to_numpy_ndarrays()
-    arrays[0] = arrays[0] * np.float32(np.nan)
-    names = message.content.array_records["arrays"]
-    from flwr.app import Array
-
-    message.content["arrays"] = ArrayRecord(
-        {name: Array(np.ascontiguousarray(value)) for name, value in zip(names, arrays, strict=True)}
-    )
+    arrays = message.content.array_records["arrays"]
+    name, first = next(iter(arrays.items()))
+    message.content["arrays"] = ArrayRecord({**arrays, name: Array(first.numpy() * np.float32(np.nan))})
 
 
 def of_flower(message: Message, context: Context) -> None:
@@ -257,15 +256,13 @@ def of_flower(message: Message, context: Context) -> None:
 )
 def test_a_hostile_server_is_refused_in_one_line(change: Change, line: str) -> None:
     """In round 3, at silo 1, what a server could send or a machine could lose."""
-    inner = train_of(network(), shares())
 
-    def train(message: Message, context: Context) -> Message:
-        if context.node_config["partition-id"] == 1 and message.content["config"]["server-round"] == 3:
+    def change_one(message: Message, context: Context) -> None:
+        if (silo_of(context), round_of(message)) == (1, 3):
             change(message, context)
-        return inner(message, context)
 
     with pytest.raises(RunError, match=line) as raised:
-        started(train)
+        started(changed(train_of(network(), shares()), change_one))
     assert "\n" not in str(raised.value)
 
 
@@ -273,9 +270,9 @@ def test_a_second_strategy_in_the_same_run_is_refused() -> None:
     """It would spend a second budget of the same records, and its claim would not say so."""
     module = network()
     grid = grid_of(train_of(module, shares()))
-    DPMu2FL(**ROW).start(grid, ArrayRecord(module.state_dict()))
+    DPMu2FL(**ROW).start(grid, arrays_of(module))
     with pytest.raises(RunError, match="its records were released in this run already"):
-        DPMu2FL(**ROW).start(grid, ArrayRecord(module.state_dict()))
+        DPMu2FL(**ROW).start(grid, arrays_of(module))
 
 
 def digest_of(arrays: Any) -> bytes:
@@ -289,20 +286,14 @@ def digest_of(arrays: Any) -> bytes:
 
 def test_key_and_state_are_forgotten_with_the_last_round() -> None:
     """Whoever finds the node's memory afterwards takes no noise away and tries no record; no round is answered."""
-    module, contexts, last = network(), dict[int, Context](), list[Message]()
-    inner = train_of(module, shares())
-
-    def train(message: Message, context: Context) -> Message:
-        contexts[int(context.node_config["partition-id"])] = context
-        last[:] = [message]
-        return inner(message, context)
-
-    started(train)
-    for context in contexts.values():
-        kept = context.state["fedpriv-private"]
-        assert (kept["key"], kept["state"]) == (b"", b"")
-        assert bytes(kept["records"]) != digest_of(shares()[int(context.node_config["partition-id"])])
-    refusal = read_refusal(inner(last[0], contexts[0]).content)
+    inner, calls = train_of(network(), shares()), list[tuple[Message, Context]]()
+    started(changed(inner, lambda message, context: calls.append((message, context))))
+    contexts = {silo_of(context): context for _, context in calls}
+    for silo, context in contexts.items():
+        state = context.state["fedpriv-private"]
+        assert (state["key"], state["state"]) == (b"", b"")
+        assert bytes(state["records"]) != digest_of(shares()[silo])
+    refusal = read_refusal(inner(calls[-1][0], contexts[0]).content)
     assert refusal is not None
     assert refusal.reason == "silo 0: the run is over, and its key is forgotten"
 
@@ -320,7 +311,7 @@ def test_a_greeting_that_is_sent_again_keeps_the_key() -> None:
         raise ValueError("lost")
 
     with pytest.raises(RunError, match="lost"):
-        strategy.start(grid_of(train), ArrayRecord(module.state_dict()))
+        strategy.start(grid_of(train), arrays_of(module))
     keys = []
     for _ in range(2):
         reply = train_of(module, shares())(sent[0], context)
@@ -367,7 +358,7 @@ def test_what_leaves_an_untrusted_silo_is_sealed_and_has_its_noise() -> None:
         return replies[-1]
 
     strategy = DPMu2FL(**ROW)
-    strategy.start(grid_of(train), ArrayRecord(module.state_dict()))
+    strategy.start(grid_of(train), arrays_of(module))
     first = [reply.content for reply in replies[SILOS : 2 * SILOS]]
     assert all("metrics" not in content for content in first)  # no count of records leaves
     releases = np.stack([unseal_vector(content, "release") for content in first])
@@ -393,6 +384,7 @@ def test_a_partition_id_that_is_no_silo_is_one_line() -> None:
 
 MODEL = {"name": "quickstart.task:net", "shape": [1, 28, 28]}
 GUARDED = {"silos": 2, "rounds": 6, "batch": 20, **PRIVACY, "model": MODEL}
+SGD: dict[str, Any] = {"trust": "untrusted", **GUARDED, "clip": 1.0, "step": 0.5}
 
 
 def through_guards(folder: Path, strategy: PrivateStrategy, module: nn.Module) -> Any:
@@ -405,7 +397,7 @@ def through_guards(folder: Path, strategy: PrivateStrategy, module: nn.Module) -
         return PrivateClient(context, module, nn.CrossEntropyLoss()).train(message, never)
 
     grid = grid_of(train, 2, guard=f"{folder}/silo-{{silo}}/s.sock")
-    return strategy.start(grid, ArrayRecord(module.state_dict()))
+    return strategy.start(grid, arrays_of(module))
 
 
 @pytest.mark.slow
@@ -424,7 +416,7 @@ def test_guards_answer_every_row_under_every_trust(
     with guards(tmp_path, 2, trust=trust, **silos):
         result = through_guards(tmp_path, strategy, module)
         ledgers = [ledger_of(tmp_path, silo) for silo in (0, 1)]
-    assert np.abs(flat(result.arrays) - flat(ArrayRecord(module.state_dict()))).max() > 1e-4
+    assert np.abs(flat(result.arrays) - flat(arrays_of(module))).max() > 1e-4
     for ((_, mu, answered),) in ledgers:
         assert answered == 6
         assert math.isclose(mu, 2.0, rel_tol=1e-3)
@@ -433,22 +425,21 @@ def test_guards_answer_every_row_under_every_trust(
 @pytest.mark.slow
 def test_what_a_guard_does_not_allow_ends_the_run_before_round_1(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    settings = {"clip": 1.0, "step": 0.5}
     with guards(tmp_path, 2):
-        with pytest.raises(RunError, match=r"silo \d.*mu = 3.*budget is 2"):
-            through_guards(tmp_path, DPSGD(trust="untrusted", **{**GUARDED, "mu": 3.0}, **settings), Net())
-        with pytest.raises(RunError, match="silo 0 refuses: the scenario has this silo release its sums"):
-            through_guards(tmp_path, DPSGD(trust="trusted", **GUARDED, **settings), Net())
-        with pytest.raises(RunError, match=r"the app's model has 2 arrays, the guard's has 4"):
-            through_guards(tmp_path, DPSGD(trust="untrusted", **GUARDED, **settings), network())
-        with pytest.raises(RunError, match=r"a guard draws noise of its own: leave `seed` out of the strategy"):
-            through_guards(tmp_path, DPSGD(trust="untrusted", seed=1, **GUARDED, **settings), Net())
+        for module, change, reason in (
+            (Net(), {"mu": 3.0}, r"silo \d.*mu = 3.*budget is 2"),
+            (Net(), {"trust": "trusted"}, "silo 0 refuses: the scenario has this silo release its sums"),
+            (network(), {}, "the app's model has 2 arrays, the guard's has 4"),
+            (Net(), {"seed": 1}, "a guard draws noise of its own: leave `seed` out of the strategy"),
+        ):
+            with pytest.raises(RunError, match=reason):
+                through_guards(tmp_path, DPSGD(**{**SGD, **change}), module)
         assert [ledger_of(tmp_path, silo) for silo in (0, 1)] == [[], []]
 
 
 def test_a_guard_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"silo 0: the silo's guard at .* does not answer"):
-        through_guards(tmp_path, DPSGD(trust="untrusted", **GUARDED, clip=1.0, step=0.5), Net())
+        through_guards(tmp_path, DPSGD(**SGD), Net())
 
 
 def test_a_silo_keeps_its_state_in_the_context_alone() -> None:
@@ -457,22 +448,13 @@ def test_a_silo_keeps_its_state_in_the_context_alone() -> None:
     states: dict[int, bytes] = {}
 
     def train(message: Message, context: Context) -> Message:
-        silo = int(context.node_config["partition-id"])
         state = RecordDict()
-        if silo in states:
-            state["fedpriv-private"] = ConfigRecord(json_bytes(states[silo]))
-        own = Context(context.run_id, context.node_id, context.node_config, state, context.run_config)
-        reply = train_of(module, records)(message, own)
-        states[silo] = bytes_json(dict(own.state["fedpriv-private"]))
+        if (content := states.get(silo_of(context))) is not None:
+            state["fedpriv-private"] = ConfigRecord(pickle.loads(content))
+        node = Context(context.run_id, context.node_id, context.node_config, state, context.run_config)
+        reply = train_of(module, records)(message, node)
+        states[silo_of(context)] = pickle.dumps(dict(node.state["fedpriv-private"]))
         return reply
 
     result = started(train, module, seed=SEED)
-    np.testing.assert_array_equal(flat(result.arrays), flat(run_app(DPMu2FL(seed=SEED, **ROW), module).arrays))
-
-
-def bytes_json(kept: dict[str, bytes]) -> bytes:
-    return json.dumps({name: value.hex() for name, value in kept.items()}).encode()
-
-
-def json_bytes(content: bytes) -> dict[str, bytes]:
-    return {name: bytes.fromhex(value) for name, value in json.loads(content).items()}
+    np.testing.assert_array_equal(flat(result.arrays), expected_arrays(module))

@@ -42,13 +42,18 @@ def trained_accuracy(
     return accuracy_of(config["model"])
 
 
+@pytest.fixture
+def before() -> float:
+    """The accuracy of the model before it is trained."""
+    torch.manual_seed(0)
+    return evaluate(Net(), load_centralized_dataset())[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "steps"), [("FedAvg", 1), ("FedAvg", 3), ("FedAdam", 1)], ids=["FedAvg", "local steps", "FedAdam"]
 )
-def test_a_stock_strategy_trains_through_guards(tmp_path: Path, strategy: str, steps: int) -> None:
-    torch.manual_seed(0)
-    before = evaluate(Net(), load_centralized_dataset())[1]
+def test_a_stock_strategy_trains_through_guards(tmp_path: Path, before: float, strategy: str, steps: int) -> None:
     with guards(tmp_path, 2):
         keys = {"strategy": strategy, "local-steps": steps, "num-server-rounds": 12 // steps}
         accuracy = trained_accuracy(tmp_path, **keys)
@@ -81,10 +86,8 @@ def test_guards_evaluate_for_a_stock_strategy_on_records_that_only_they_have(tmp
 
 
 @pytest.mark.slow
-def test_a_numpy_client_trains_through_guards_as_a_message_app_does(tmp_path: Path) -> None:
+def test_a_numpy_client_trains_through_guards_as_a_message_app_does(tmp_path: Path, before: float) -> None:
     """Its arrays are lists without names, and its strategy is Flower's older FedAvg."""
-    torch.manual_seed(0)
-    before = evaluate(Net(), load_centralized_dataset())[1]
     with guards(tmp_path, 2):
         keys = {"local-steps": 2, "num-server-rounds": 6}
         accuracy = trained_accuracy(tmp_path, numpy_app.app, numpy_app.server, **keys)
@@ -94,9 +97,7 @@ def test_a_numpy_client_trains_through_guards_as_a_message_app_does(tmp_path: Pa
 
 @pytest.mark.deployment
 @pytest.mark.parametrize("style", APPS)
-def test_flwr_run_of_a_stock_app_trains_through_guards(tmp_path: Path, style: str) -> None:
-    torch.manual_seed(0)
-    before = evaluate(Net(), load_centralized_dataset())[1]
+def test_flwr_run_of_a_stock_app_trains_through_guards(tmp_path: Path, before: float, style: str) -> None:
     app, sites, elsewhere = tmp_path / "app", tmp_path / "sites", tmp_path / "elsewhere"
     for name, text in app_files(run_config(sites), style).items():
         (app / name).parent.mkdir(parents=True, exist_ok=True)
@@ -123,9 +124,7 @@ def submitted(link: SuperLink, folder: Path) -> int:
 
 
 @pytest.mark.deployment
-def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    before = evaluate(Net(), load_centralized_dataset())[1]
+def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Path, before: float) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="fedpriv-flower-") as name,
         federation_superlink(Path(name), 2) as link,
@@ -134,18 +133,13 @@ def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Pa
         home, nodes = Path(name), []
         assert link.address is not None
         for silo in (0, 1):
-            own = home / f"silo-{silo}"
-            own.mkdir()
-            socket = tmp_path / f"silo-{silo}" / "s.sock"
-            words = supernode_process.supernode_command(
-                link.address, silo, socket, node_key_folder(home, silo), "--apps"
-            )
-            with (own / "log").open("wb") as log:
-                nodes.append(
-                    subprocess.Popen(
-                        words, cwd=own, env=flower_environment(own), stdout=log, stderr=subprocess.STDOUT
-                    )
-                )
+            site, socket = home / f"silo-{silo}", tmp_path / f"silo-{silo}" / "s.sock"
+            site.mkdir()
+            key = node_key_folder(home, silo)
+            words = supernode_process.supernode_command(link.address, silo, socket, key, "--apps")
+            with (site / "log").open("wb") as log:
+                keys = {"cwd": site, "env": flower_environment(site), "stdout": log, "stderr": subprocess.STDOUT}
+                nodes.append(subprocess.Popen(words, **keys))
         run = submitted(link, tmp_path)
         deadline = time.monotonic() + 300
         while not (status := link.control.run_status(run)).is_over and time.monotonic() < deadline:
@@ -155,9 +149,8 @@ def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Pa
         for node in nodes:
             psutil.Process(node.pid).terminate()
             node.wait(30)
-    model = Net()  # a strategy that got no reply at all ends without parameters
-    model.load_state_dict(torch.load(tmp_path / "final_model.pt", weights_only=True))
-    assert evaluate(model, load_centralized_dataset())[1] > before + 0.2, logs
+    saved = tmp_path / "final_model.pt"  # a strategy that got no reply at all ends without parameters
+    assert accuracy_of(str(saved)) > before + 0.2, logs
     for silo in (0, 1):
         ((name_of_run, _, answered),) = ledger_of(tmp_path, silo)
         assert (name_of_run, answered) == (str(run), 12)

@@ -18,6 +18,7 @@ from fedpriv import flower
 from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.errors import InputError, RunError
+from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.flower import DPFTRL, DPSGD, AcceleratedDPSRGD, DPGoldstein, DPMomentum, DPMu2FL, PrivateStrategy
 from tests.flower.apps import (
     CNN,
@@ -30,55 +31,46 @@ from tests.flower.apps import (
     SIZES,
     Softmax,
     app_of,
+    arrays_of,
+    changed,
     data,
     flat,
     grid_of,
     network,
+    round_of,
     run_app,
     shares,
+    silo_of,
     train_of,
 )
 
 NETWORKS = {"softmax": Softmax, "cnn": CNN}
+GOLDSTEIN = {
+    "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 1.0, "clip": 0.5, "step": 0.005, "window": 2,
+    "output": "last",
+}  # fmt: skip
 OF_ROWS: Mapping[str, tuple[type[PrivateStrategy], dict[str, Any]]] = {
     "accelerated-dp-srgd": (AcceleratedDPSRGD, {"clip": 1.0, "beta": 20.0, "radius": 10.0}),
     "momentum-tree": (DPMomentum, {"clip": 1.0, "alpha": 0.5, "step": 0.02}),
-    "goldstein-single-pass": (
-        DPGoldstein,
-        {
-            "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 1.0, "clip": 0.5, "step": 0.005,
-            "window": 2, "output": "last",
-        },
-    ),
+    "goldstein-single-pass": (DPGoldstein, GOLDSTEIN),
     "dp-sgd": (DPSGD, {"clip": 1.0, "step": 0.5}),
     "dp-ftrl": (DPFTRL, {"clip": 1.0, "step": 0.5, "mechanism": "auto"}),
-}  # fmt: skip
+}
 
 
 def scenario_model(
-    tmp_path: Path,
-    row: str,
-    trust: str,
-    settings: Mapping[str, Any],
-    module: nn.Module,
-    dtype: str,
+    tmp_path: Path, row: str, trust: str, settings: Mapping[str, Any], module: nn.Module, dtype: str = "float32",
     federation: Mapping[str, Any] = SIZES,
-) -> Any:
+) -> Any:  # fmt: skip
     """The model of the same run as a scenario, on the in-process engine."""
     images, labels = data()
     tree = {
-        "name": "same",
-        "seed": SEED,
-        "data": {"name": "synthetic"},
-        "federation": dict(federation),
-        "algorithm": {"name": row, "trust": trust, **settings},
-        "privacy": PRIVACY,
+        "name": "same", "seed": SEED, "data": {"name": "synthetic"}, "federation": dict(federation),
+        "algorithm": {"name": row, "trust": trust, **settings}, "privacy": PRIVACY,
         "run": {"dtype": dtype, "evaluations": 1},
-    }
-    test = images[:20], labels[:20]
-    results = fedpriv.run(
-        tree, train=(images, labels), test=test, model=module, engine="inprocess", out=tmp_path, progress=False
-    )
+    }  # fmt: skip
+    records = {"train": (images, labels), "test": (images[:20], labels[:20])}
+    results = fedpriv.run(tree, **records, model=module, engine="inprocess", out=tmp_path, progress=False)
     return results.cells[0].model()
 
 
@@ -91,8 +83,7 @@ def test_an_app_has_the_scenarios_model(tmp_path: Path, kind: str, trust: str) -
     result = run_app(strategy, module)
     expected = scenario_model(tmp_path, "dp-mu2-fl", trust, SETTINGS, module, "float64")
     np.testing.assert_allclose(flat(result.arrays), expected, rtol=1e-9, atol=1e-13)
-    start = flat(ArrayRecord(module.state_dict()))
-    assert np.linalg.norm(expected - start) > 1e-2  # the comparison is not of x_1
+    assert np.linalg.norm(expected - flat(arrays_of(module))) > 1e-2  # the comparison is not of x_1
 
 
 @pytest.mark.parametrize("row", OF_ROWS)
@@ -100,9 +91,9 @@ def test_every_papers_row_has_the_scenarios_model_bit_for_bit(tmp_path: Path, ro
     """In float32, as torch's modules are."""
     (strategy, settings), module = OF_ROWS[row], network()
     result = run_app(strategy(seed=SEED, trust="trusted", **SIZES, **PRIVACY, **settings), module)
-    expected = scenario_model(tmp_path, row, "trusted", settings, module, "float32")
+    expected = scenario_model(tmp_path, row, "trusted", settings, module)
     np.testing.assert_array_equal(flat(result.arrays), expected)
-    assert np.linalg.norm(expected - flat(ArrayRecord(module.state_dict()))) > 1e-3
+    assert np.linalg.norm(expected - flat(arrays_of(module))) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -122,8 +113,8 @@ def test_participation_is_the_scenarios(
     count = ROUNDS // federation.get("epochs", 1) * SIZES["batch"]
     grid = grid_of(train_of(module, shares(count=count)))
     strategy = PrivateStrategy(row, seed=SEED, trust="untrusted", **whole, **PRIVACY, **settings)
-    result = strategy.start(grid, ArrayRecord(module.state_dict()))
-    expected = scenario_model(tmp_path, row, "untrusted", settings, module, "float32", whole)
+    result = strategy.start(grid, arrays_of(module))
+    expected = scenario_model(tmp_path, row, "untrusted", settings, module, federation=whole)
     np.testing.assert_array_equal(flat(result.arrays), expected)
 
 
@@ -148,17 +139,10 @@ def test_without_a_seed_noise_is_fresh_and_the_claim_that_of_integers(row: str, 
 def test_a_run_begins_at_the_arrays_it_is_given_and_keeps_names_shapes_and_types() -> None:
     module = network(CNN)
     messages: list[Message] = []
-    inner = train_of(module, shares())
-
-    def train(message: Message, context: Context) -> Message:
-        messages.append(message)
-        return inner(message, context)
-
-    result = DPMu2FL(**ROW).start(
-        grid_of(train), ArrayRecord(module.state_dict()), train_config=ConfigRecord({"lr": 0.5})
-    )
-    rounds = [int(message.content["config"]["server-round"]) for message in messages]
-    assert rounds == [t for t in range(ROUNDS + 1) for _ in range(SILOS)]
+    train = changed(train_of(module, shares()), lambda message, context: messages.append(message))
+    learning_rate = ConfigRecord({"lr": 0.5})
+    result = DPMu2FL(**ROW).start(grid_of(train), arrays_of(module), train_config=learning_rate)
+    assert list(map(round_of, messages)) == [t for t in range(ROUNDS + 1) for _ in range(SILOS)]
     for message in messages[: 2 * SILOS]:  # rounds 0 and 1 are at x_1
         sent = message.content.array_records["arrays"].to_torch_state_dict()
         assert list(sent) == list(module.state_dict())
@@ -170,23 +154,22 @@ def test_a_run_begins_at_the_arrays_it_is_given_and_keeps_names_shapes_and_types
 
 
 def test_evaluate_fn_and_result_are_flowers_own() -> None:
-    module, seen = network(), dict[int, Any]()
+    module, models = network(), dict[int, Any]()
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        seen[server_round] = flat(arrays)
+        models[server_round] = flat(arrays)
         return MetricRecord({"accuracy": server_round / 10})
 
     result = run_app(DPMu2FL(**ROW), module, num_rounds=ROUNDS, evaluate_fn=evaluate)
-    assert list(seen) == list(range(ROUNDS + 1))
-    np.testing.assert_array_equal(seen[0], flat(ArrayRecord(module.state_dict())))
-    np.testing.assert_array_equal(seen[ROUNDS], flat(result.arrays))
-    assert [metrics["accuracy"] for metrics in result.evaluate_metrics_serverapp.values()] == [
-        t / 10 for t in range(ROUNDS + 1)
-    ]
-    told = [result.train_metrics_clientapp[t] for t in range(1, ROUNDS + 1)]
-    epsilons = [metrics["epsilon"] for metrics in told]
+    assert list(models) == list(range(ROUNDS + 1))
+    np.testing.assert_array_equal(models[0], flat(arrays_of(module)))
+    np.testing.assert_array_equal(models[ROUNDS], flat(result.arrays))
+    accuracies = [metrics["accuracy"] for metrics in result.evaluate_metrics_serverapp.values()]
+    assert accuracies == [t / 10 for t in range(ROUNDS + 1)]
+    prices = [result.train_metrics_clientapp[t] for t in range(1, ROUNDS + 1)]
+    epsilons = [price["epsilon"] for price in prices]
     assert epsilons == sorted(epsilons)
-    assert {metrics["delta"] for metrics in told} == {1e-5}
+    assert {price["delta"] for price in prices} == {1e-5}
 
 
 def test_epsilon_is_logged_as_it_grows(caplog: pytest.LogCaptureFixture) -> None:
@@ -202,27 +185,21 @@ def test_epsilon_is_logged_as_it_grows(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_clients_evaluate_as_for_fedavg_where_they_are_asked() -> None:
-    module, asked = network(), list[Any]()
+    module, requests = network(), list[Any]()
     app = app_of(train_of(module, shares()))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        asked.append(message.content)
-        silo = int(context.node_config["partition-id"])
+        requests.append(message.content)
+        silo = silo_of(context)
         metrics = {"accuracy": float(silo), "num-examples": 1 + silo}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
-    from fedpriv.engines.inprocess import InProcessGrid
-
-    strategy = DPMu2FL(**ROW, fraction_evaluate=1.0)
-    config = ConfigRecord({"batch": 7})
-    result = strategy.start(
-        InProcessGrid(app, SILOS, {}), ArrayRecord(module.state_dict()), evaluate_config=config
-    )
-    assert [metrics["accuracy"] for metrics in result.evaluate_metrics_clientapp.values()] == [
-        pytest.approx((0 + 2 + 6) / 6)
-    ] * ROUNDS
-    last = asked[-1]
+    strategy, grid = DPMu2FL(**ROW, fraction_evaluate=1.0), InProcessGrid(app, SILOS, {})
+    result = strategy.start(grid, arrays_of(module), evaluate_config=ConfigRecord({"batch": 7}))
+    accuracies = [metrics["accuracy"] for metrics in result.evaluate_metrics_clientapp.values()]
+    assert accuracies == pytest.approx([(0 + 2 + 6) / 6] * ROUNDS)
+    last = requests[-1]
     np.testing.assert_array_equal(flat(last.array_records["arrays"]), flat(result.arrays))
     assert (last["config"]["batch"], last["config"]["server-round"]) == (7, ROUNDS)
     assert not run_app(DPMu2FL(**ROW), module).evaluate_metrics_clientapp
@@ -241,44 +218,48 @@ def test_a_run_stops_before_a_budget_is_exceeded() -> None:
     assert second.claim.startswith("one record of a silo")
 
 
-def of_arrays(**values: Any) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(each)) for name, each in values.items()})
+def row_with(**keywords: Any) -> dict[str, Any]:
+    """The keywords of DP-μ²-FL after these changes, of which None takes one away."""
+    return {key: value for key, value in {**ROW, **keywords}.items() if value is not None}
+
+
+def of_arrays(*values: Any) -> ArrayRecord:
+    return ArrayRecord({f"array {index}": Array(value) for index, value in enumerate(values)})
+
+
+NORMALIZED = ArrayRecord(nn.Sequential(nn.Linear(784, 4), nn.BatchNorm1d(4)).state_dict())
 
 
 @pytest.mark.parametrize(
-    ("arrays", "keywords", "started", "line"),
+    ("keywords", "start", "line"),
     [
-        (ArrayRecord(), {}, {}, "initial_arrays: there are none; give ArrayRecord"),
+        ({}, {"initial_arrays": of_arrays()}, "initial_arrays: there are none; give ArrayRecord"),
         (
-            ArrayRecord(nn.Sequential(nn.Linear(784, 4), nn.BatchNorm1d(4)).state_dict()),
             {},
-            {},
+            {"initial_arrays": NORMALIZED},
             "array '1.num_batches_tracked' is int64, and parameters are float32 or float64: buffers, as BatchNorm",
         ),
         (
-            of_arrays(a=np.zeros(2, np.float32), b=np.zeros(2, np.float64)),
             {},
-            {},
+            {"initial_arrays": of_arrays(np.zeros(2, np.float32), np.zeros(2))},
             "initial_arrays: float32 and float64 are mixed",
         ),
-        (of_arrays(a=np.array([np.inf], np.float32)), {}, {}, "initial_arrays: a value is not finite"),
-        (None, {}, {"num_rounds": ROUNDS - 1}, f"num_rounds = 5: noise was calibrated for rounds = {ROUNDS}"),
-        (None, {}, {"num_rounds": ROUNDS + 1}, f"num_rounds = 7: noise was calibrated for rounds = {ROUNDS}"),
-        (None, {"max_epsilon": 0.1}, {}, r"max_epsilon = 0.1: round 1 alone has ε = \d"),
-        (None, {"mode": "none", "mu": None, "max_epsilon": 1.0}, {}, "max_epsilon = 1.0: this run adds no noise"),
-        (None, {"clip": "lipschitz"}, {}, "clip"),
+        ({}, {"initial_arrays": of_arrays(np.float32([np.inf]))}, "initial_arrays: a value is not finite"),
+        ({}, {"num_rounds": ROUNDS - 1}, f"num_rounds = 5: noise was calibrated for rounds = {ROUNDS}"),
+        ({}, {"num_rounds": ROUNDS + 1}, f"num_rounds = 7: noise was calibrated for rounds = {ROUNDS}"),
+        ({"max_epsilon": 0.1}, {}, r"max_epsilon = 0.1: round 1 alone has ε = \d"),
+        ({"mode": "none", "mu": None, "max_epsilon": 1.0}, {}, "max_epsilon = 1.0: this run adds no noise"),
+        ({"clip": "lipschitz"}, {}, "clip"),
     ],
 )
 def test_what_cannot_be_private_is_refused_in_one_line_before_anything_is_sent(
-    arrays: ArrayRecord | None, keywords: dict[str, Any], started: dict[str, Any], line: str
+    keywords: dict[str, Any], start: dict[str, Any], line: str
 ) -> None:
     def train(message: Message, context: Context) -> Message:
-        raise AssertionError("asked")
+        raise AssertionError("a client was called")
 
-    given = {key: value for key, value in {**ROW, **keywords}.items() if value is not None}
-    initial = ArrayRecord(network().state_dict()) if arrays is None else arrays
     with pytest.raises(InputError, match=line) as raised:
-        DPMu2FL(**given).start(grid_of(train), initial, **started)
+        DPMu2FL(**row_with(**keywords)).start(grid_of(train), **{"initial_arrays": arrays_of(network()), **start})
     assert "\n" not in str(raised.value)
 
 
@@ -297,9 +278,8 @@ def test_what_cannot_be_private_is_refused_in_one_line_before_anything_is_sent(
     ],
 )
 def test_keywords_that_cannot_be_used_are_one_line(keywords: dict[str, Any], line: str) -> None:
-    given = {key: value for key, value in {**ROW, **keywords}.items() if value is not None}
     with pytest.raises(InputError, match=line) as raised:
-        DPMu2FL(**given)
+        DPMu2FL(**row_with(**keywords))
     assert "\n" not in str(raised.value)
 
 
@@ -323,12 +303,17 @@ mu = 2.0
 """
 
 
-def test_a_scenario_file_says_the_same_as_keywords(tmp_path: Path) -> None:
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
     path = tmp_path / "app.toml"
     path.write_text(SCENARIO)
+    return path
+
+
+def test_a_scenario_file_says_the_same_as_keywords(scenario: Path) -> None:
     of_file, of_keywords = (
         flat(run_app(strategy, network()).arrays)
-        for strategy in (PrivateStrategy(scenario=path, seed=SEED), DPMu2FL(seed=SEED, **ROW))
+        for strategy in (PrivateStrategy(scenario=scenario, seed=SEED), DPMu2FL(seed=SEED, **ROW))
     )
     np.testing.assert_array_equal(of_file, of_keywords)
 
@@ -343,20 +328,17 @@ def test_a_scenario_file_says_the_same_as_keywords(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_app_is_one_line(
-    tmp_path: Path, old: str, new: str, keywords: dict[str, Any], line: str
+    scenario: Path, old: str, new: str, keywords: dict[str, Any], line: str
 ) -> None:
-    path = tmp_path / "app.toml"
-    path.write_text(SCENARIO.replace(old, new) if old else SCENARIO)
+    scenario.write_text(SCENARIO.replace(old, new) if old else SCENARIO)
     with pytest.raises(InputError, match=line) as raised:
-        DPMu2FL(scenario=path, **keywords)
+        DPMu2FL(scenario=scenario, **keywords)
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_of_another_row_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "app.toml"
-    path.write_text(SCENARIO)
+def test_a_file_of_another_row_is_one_line(scenario: Path) -> None:
     with pytest.raises(InputError, match=r"algorithm.name = 'dp-mu2-fl': this strategy is 'dp-sgd'"):
-        DPSGD(scenario=path)
+        DPSGD(scenario=scenario)
     with pytest.raises(InputError, match="give a row, such as 'dp-mu2-fl', or a scenario"):
         PrivateStrategy()
     with pytest.raises(InputError, match="row = 'dp-sgd': DPMu2FL is 'dp-mu2-fl'; leave it out"):
@@ -375,26 +357,24 @@ def test_a_strategy_runs_once() -> None:
 
 def test_a_round_with_fewer_nodes_than_planned_ends_the_run() -> None:
     module = network()
-    grid = grid_of(train_of(module, shares()), silos=2)
-    with pytest.raises(RunError, match="2 of 3 silos were connected after 0 s"):
-        DPMu2FL(**ROW).start(grid, ArrayRecord(module.state_dict()), timeout=0.2)
-    more = grid_of(train_of(module, shares(4)), silos=4)
-    with pytest.raises(RunError, match="4 nodes are connected, the scenario has 3 silos"):
-        DPMu2FL(**ROW).start(more, ArrayRecord(module.state_dict()))
+    for count, reason in (
+        (2, "2 of 3 silos were connected after 0 s"),
+        (4, "4 nodes are connected, the scenario has 3 silos"),
+    ):
+        grid = grid_of(train_of(module, shares(4)), silos=count)
+        with pytest.raises(RunError, match=reason):
+            DPMu2FL(**ROW).start(grid, arrays_of(module), timeout=0.2)
 
 
 def test_a_silo_that_fails_in_a_round_ends_the_run() -> None:
-    module = network()
-    inner = train_of(module, shares())
+    module, strategy = network(), DPMu2FL(**ROW)
 
-    def train(message: Message, context: Context) -> Message:
-        if message.content["config"]["server-round"] == 3 and context.node_config["partition-id"] == 1:
+    def fail(message: Message, context: Context) -> None:
+        if (silo_of(context), round_of(message)) == (1, 3):
             raise ValueError("no disk")
-        return inner(message, context)
 
-    strategy = DPMu2FL(**ROW)
     with pytest.raises(RunError, match="silo 1 failed in round 3: ValueError: no disk"):
-        strategy.start(grid_of(train), ArrayRecord(module.state_dict()))
+        strategy.start(grid_of(changed(train_of(module, shares()), fail)), arrays_of(module))
     assert "zero-out" in strategy.claim  # two rounds are done
 
 

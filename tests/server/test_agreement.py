@@ -60,17 +60,10 @@ def late(ahead: float) -> Answer:
 
 
 def test_all_refusals_are_told_together() -> None:
+    refusing = no("silo 0 refuses: too many rounds"), yes, no("the scenario that was sent cannot be used")
+    down = no("the silo's guard does not answer", final=False)
     with pytest.raises(RunError) as error:
-        check(
-            no("silo 0 refuses: too many rounds"),
-            yes,
-            no("the scenario that was sent cannot be used"),
-            broken,
-            late(20.0),
-            late(-1000.0),
-            silent,
-            no("the silo's guard does not answer", final=False),
-        )
+        check(*refusing, broken, late(20.0), late(-1000.0), silent, down)
     assert str(error.value).splitlines() == [
         "7 of 8 silos do not take part, so none is asked for a round:",
         "  silo 0 refuses: too many rounds",

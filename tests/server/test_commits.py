@@ -48,13 +48,9 @@ def grid_of(folder: Path, cell: Cell, run: str) -> InProcessGrid:
     app = ClientApp()
 
     def forwarded(message: Message, guard: Guard) -> Message:
-        t, seen = (
-            read_int_field(message.content, "config", "t"),
-            read_optional_bytes(message.content, SERVER_CHECKPOINTS),
-        )
-        reply = release_content(
-            guard.answer(run, words, t, read_tensor(message.content, "query"), checkpoints=seen), None
-        )
+        t, query = read_int_field(message.content, "config", "t"), read_tensor(message.content, "query")
+        checkpoints = read_optional_bytes(message.content, SERVER_CHECKPOINTS)
+        reply = release_content(guard.answer(run, words, t, query, checkpoints=checkpoints), None)
         return Message(add_bytes(reply, REPLY_CHECKPOINT, guard.checkpoint(run, words, t)), reply_to=message)
 
     @app.query("roster")
@@ -84,23 +80,23 @@ def test_guarantee_a_silo_that_was_put_back_between_two_runs_is_noticed_in_the_n
 ) -> None:
     """Gains: the first run's budget once more, by the snapshot of a machine from before it."""
     monkeypatch.setattr(patient_grid, "_POLL_SECONDS", 0.001)
-    cell, silos, seen = (
-        resolve_cell(SMALL, "test"),
-        tmp_path / "silos",
-        tmp_path / ".commits",
-    )
+    cell, silos, store = resolve_cell(SMALL, "test"), tmp_path / "silos", tmp_path / ".commits"
+
+    def deploy(run: str) -> None:
+        deploy_cell(grid_of(silos, cell, run), cell, Heard(), tmp_path / run, store)
+
     silos.mkdir()
     grid_of(silos, cell, "one")  # ledgers are begun
     shutil.copytree(silos, tmp_path / "snapshot")
-    deploy_cell(grid_of(silos, cell, "one"), cell, Heard(), tmp_path / "one", seen)
-    known = [unpack_checkpoints((seen / f"silo-{number}").read_bytes()) for number in range(3)]
-    assert [len(each) for each in known] == [2] * 3, "the ledger of training, and that of evaluations"
-    assert [sorted(told.number for told in each)[-1] for each in known] == [4] * 3
-    deploy_cell(grid_of(silos, cell, "two"), cell, Heard(), tmp_path / "two", seen)
+    deploy("one")
+    checkpoints = [unpack_checkpoints((store / f"silo-{silo}").read_bytes()) for silo in range(3)]
+    assert list(map(len, checkpoints)) == [2] * 3, "the ledger of training, and that of evaluations"
+    assert [max(checkpoint.number for checkpoint in of_silo) for of_silo in checkpoints] == [4] * 3
+    deploy("two")
     for path in (tmp_path / "snapshot").glob("*-1*"):
         shutil.copy(path, silos)
     with pytest.raises(RunError, match="silo 1 refuses: the coordinator has seen commit 8"):
-        deploy_cell(grid_of(silos, cell, "three"), cell, Heard(), tmp_path / "three", seen)
+        deploy("three")
 
 
 def test_nonsense_of_a_silo_is_not_remembered_and_a_damaged_file_is_none(tmp_path: Path) -> None:
@@ -113,9 +109,8 @@ def test_nonsense_of_a_silo_is_not_remembered_and_a_damaged_file_is_none(tmp_pat
     commits.record_checkpoint(0, worded)
     assert commits.add_checkpoints(0, content) is content
     commits.record_checkpoint(0, add_bytes(content, REPLY_CHECKPOINT, bytes(56)))
-    assert read_optional_bytes(CheckpointStore(tmp_path).add_checkpoints(0, content), SERVER_CHECKPOINTS) == bytes(
-        56
-    )
+    sent = CheckpointStore(tmp_path).add_checkpoints(0, content)
+    assert read_optional_bytes(sent, SERVER_CHECKPOINTS) == bytes(56)
     assert read_optional_bytes(content, SERVER_CHECKPOINTS) == b""
     (tmp_path / "silo-0").write_bytes(bytes(57))
     assert CheckpointStore(tmp_path).add_checkpoints(0, content) is content

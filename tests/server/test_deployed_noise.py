@@ -102,8 +102,7 @@ def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: 
     """`flwr run` against real silos would take the noise of a trusted server from the public seed."""
     cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
     plan = plan_with(cell)
-    initial = plan.objective.initial()
-    strategy = simulated_strategy(plan, initial, cell)
+    strategy = simulated_strategy(plan, plan.objective.initial(), cell)
 
     class Guarded(InProcessGrid):
         def _call(self, message: Message) -> Message:
@@ -121,10 +120,11 @@ def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: 
 def test_a_deployment_that_is_not_private_adds_nothing(small_cell: MakeCell, tmp_path: Path) -> None:
     cell = small_cell(privacy__mode="none", privacy__rho=None, algorithm__trust="trusted")
     plan = plan_with(cell)
-    serve(plan, tmp_path / "a", silos_of(cell), rounds=2)
-    serve(plan, tmp_path / "b", silos_of(cell), rounds=2)
-    for one, other in zip(released_in(tmp_path / "a", plan), released_in(tmp_path / "b", plan), strict=True):
-        assert torch.equal(one, other)
+    runs = []
+    for name in ("a", "b"):
+        serve(plan, tmp_path / name, silos_of(cell), rounds=2)
+        runs.append(torch.stack(list(released_in(tmp_path / name, plan))))
+    assert torch.equal(*runs)
 
 
 def test_independent_noise_differs_between_rounds(small_cell: MakeCell, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,24 +78,19 @@ def grid_over(policies: list[Path], cell: Cell) -> InProcessGrid:
     """The guards of these policies, in this process."""
     config = make_run_config(cell, Path(), "run")
     guards = [guards_of(path) for path in policies]
-    training = [Bound(each.training, str(config["cell-json"])) for each in guards]
-    tests = [Bound(each.tests, str(config["cell-json"])) for each in guards if each.tests]
+    training = [Bound(guard.training, str(config["cell-json"])) for guard in guards]
+    tests = [Bound(guard.tests, str(config["cell-json"])) for guard in guards if guard.tests]
     return InProcessGrid(make_client_app(training, "run", tests), len(policies), config)
 
 
 def guarded_grid(folder: Path, cell: Cell) -> InProcessGrid:
     """Three guards of this process, begun where there are none."""
     folder.mkdir(exist_ok=True)
-    config = make_run_config(cell, Path(), "run")
-    guards = []
-    for number in range(3):
-        path = folder / f"silo-{number}.toml"
-        guards.append(
-            guards_of(path if path.exists() else write_tested(folder, number, trust=cell.algorithm.trust))
-        )
-    training = [Bound(each.training, str(config["cell-json"])) for each in guards]
-    tests = [Bound(each.tests, str(config["cell-json"])) for each in guards if each.tests]
-    return InProcessGrid(make_client_app(training, "run", tests), 3, config)
+    paths = [folder / f"silo-{silo}.toml" for silo in range(3)]
+    for silo, path in enumerate(paths):
+        if not path.exists():
+            write_tested(folder, silo, trust=cell.algorithm.trust)
+    return grid_over(paths, cell)
 
 
 @pytest.fixture(autouse=True)
@@ -138,10 +134,7 @@ def test_a_server_killed_around_any_evaluation_publishes_each_once(
 
         monkeypatch.setattr(ServerJournal, "record", record)
         grid = guarded_grid(tmp_path / "silos", cell)
-        if dies_in:
-            with pytest.raises(KilledError):
-                deploy_cell(grid, cell, heard, tmp_path / "j")
-        else:
+        with pytest.raises(KilledError) if dies_in else nullcontext():
             deploy_cell(grid, cell, heard, tmp_path / "j")
         for place, metrics in enumerate(heard.metrics):
             assert told.setdefault(place, metrics) == metrics
@@ -152,60 +145,54 @@ def test_a_server_killed_around_any_evaluation_publishes_each_once(
 @pytest.mark.slow
 def test_a_trusted_servers_noise_is_drawn_from_a_key_of_the_systems(tmp_path: Path) -> None:
     """Two servers with the same silos' sums, the same scenario and the same seed publish different metrics."""
-    cell, found = cell_of("trusted", run__evaluations=1), []
+    cell, losses = cell_of("trusted", run__evaluations=1), []
     for name in ("a", "b"):
         heard = Heard()
         deploy_cell(guarded_grid(tmp_path / name, cell), cell, heard, tmp_path / f"j-{name}")
-        found.append(heard.metrics[0])
-    assert found[0]["test_loss"] != found[1]["test_loss"]
+        losses.append(heard.metrics[0]["test_loss"])
+    assert losses[0] != losses[1]
 
 
-def test_a_silo_that_sends_nonsense_ends_the_run_with_its_number(tmp_path: Path) -> None:
-    cell = cell_of("untrusted")
+def run_with_releases(cell: Cell, change: Callable[[Message, Tensor], Tensor]) -> None:
+    """A simulating server over silos whose evaluations are changed, and bear no seal of the simulation."""
 
-    class Bad(InProcessGrid):
-        content = torch.zeros(3, dtype=torch.float64)
-
-        def _call(self, message: Message) -> Message:
-            if message.metadata.message_type == EVALUATE and message.metadata.dst_node_id == 1001:
-                return Message(release_content(self.content, None), reply_to=message)
-            return super()._call(message)
-
-    for content, reason in (
-        (torch.zeros(3, dtype=torch.float64), r"silo 1, evaluation 1: a release of shape \(3,\)"),
-        (
-            torch.full((2,), torch.nan, dtype=torch.float64),
-            "silo 1, evaluation 1: it sent values that are not finite",
-        ),
-    ):
-        grid = Bad(client_app, 3, make_run_config(cell, Path()))
-        grid.content = content
-        with pytest.raises(RunError, match=reason):
-            run_cell(grid, cell, Heard())
-
-
-def test_a_simulating_server_refuses_real_silos_of_a_trusted_run(tmp_path: Path) -> None:
-    """Its noise would be the seed's: exact sums of test records, for whoever reads the scenario."""
-    cell = cell_of("trusted", run__arithmetic="integers")
-
-    class Real(InProcessGrid):
+    class Changing(InProcessGrid):
         def _call(self, message: Message) -> Message:
             reply = super()._call(message)
             if message.metadata.message_type != EVALUATE:
                 return reply
-            return Message(release_content(read_tensor(reply.content, "release"), None), reply_to=message)
+            changed = change(message, read_tensor(reply.content, "release"))
+            return Message(release_content(changed, None), reply_to=message)
 
+    run_cell(Changing(client_app, 3, make_run_config(cell, Path())), cell, Heard())
+
+
+@pytest.mark.parametrize(
+    ("vector", "reason"),
+    [
+        (torch.zeros(3, dtype=torch.float64), r"a release of shape \(3,\)"),
+        (torch.full((2,), torch.nan, dtype=torch.float64), "it sent values that are not finite"),
+    ],
+)
+def test_a_silo_that_sends_nonsense_ends_the_run_with_its_number(vector: Tensor, reason: str) -> None:
+    with pytest.raises(RunError, match=f"silo 1, evaluation 1: {reason}"):
+        run_with_releases(
+            cell_of("untrusted"),
+            lambda message, release: vector if message.metadata.dst_node_id == 1001 else release,
+        )
+
+
+def test_a_simulating_server_refuses_real_silos_of_a_trusted_run() -> None:
+    """Its noise would be the seed's: exact sums of test records, for whoever reads the scenario."""
     with pytest.raises(RunError, match="silo 0, evaluation 1: it answers as silos with guards do"):
-        run_cell(Real(client_app, 3, make_run_config(cell, Path())), cell, Heard())
+        run_with_releases(cell_of("trusted", run__arithmetic="integers"), lambda message, release: release)
 
 
 @pytest.mark.slow
 def test_a_local_deployments_policies_allow_the_run_and_nothing_wider(tmp_path: Path) -> None:
     """The silos that `--engine deployment` starts: with little noise they measure what a simulation does."""
-    quiet = {"records": [20, 30, 40], "mu": 2000.0}
-    cell = resolve_cell(
-        small_tree(evaluation=quiet, privacy__rho=None, privacy__mu=1000.0, run__per_silo=True), "test"
-    )
+    quiet = {"evaluation": {"records": [20, 30, 40], "mu": 2000.0}, "run__per_silo": True}
+    cell = resolve_cell(small_tree(**quiet, privacy__rho=None, privacy__mu=1000.0), "test")
     heard = Heard()
     policies = write_silos(cell, tmp_path / "state", tmp_path / "home")
     deploy_cell(grid_over(policies, cell), cell, heard, tmp_path / "j")

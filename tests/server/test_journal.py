@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.clients.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import PRIVATE_MODE, write_bytes
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.cell_folder import make_run_config
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.journal import EntrySizes, ServerJournal
 from fedpriv.server.strategy import JournalEntry
 from tests.conftest import small_tree
-from tests.server.deployed import plan_with
+from tests.server.deployed import plan_with, silos_of
 from tests.server.deployed import serve as serve_plan
 
 MakeCell = Callable[..., Cell]
@@ -29,10 +27,6 @@ MakeCell = Callable[..., Cell]
 
 def journal_in(folder: Path, rounds: int = 8) -> ServerJournal:
     return ServerJournal(folder, EntrySizes(torch.float64, (7850,) * rounds))
-
-
-def silos_of(cell: Cell) -> InProcessGrid:
-    return InProcessGrid(app, cell.federation.silos, make_run_config(cell, Path()))
 
 
 def serve(cell: Cell, folder: Path, silos: InProcessGrid, rounds: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,13 @@ def app_where(silo: int, t: int, answer: Answer) -> ClientApp:
     return app
 
 
-def run_with(app: ClientApp, cell: Cell, grid_type: type[InProcessGrid] = InProcessGrid) -> ReleaseStrategy:
-    from pathlib import Path
-
+def run_with(
+    app: ClientApp, cell: Cell, grid_type: type[InProcessGrid] = InProcessGrid, seed: int | None = None
+) -> ReleaseStrategy:
+    """A run with these silos; the server may have another seed than they have."""
     task = load_task(cell)
-    strategy = simulated_strategy(make_plan(cell, task.objective), task.objective.initial(), cell)
+    of_server = cell if seed is None else cell.model_copy(update={"seed": seed})
+    strategy = simulated_strategy(make_plan(cell, task.objective), task.objective.initial(), of_server)
     grid = grid_type(app, cell.federation.silos, make_run_config(cell, Path()))
     strategy.run(grid, timeout=1.0)
     return strategy
@@ -63,9 +66,9 @@ def replying(vector: torch.Tensor) -> Answer:
 
 
 def archived(message: Message, _: Any) -> Message:
-    held = io.BytesIO()
-    np.savez(held, vector=np.zeros(7850))
-    described = Array("float64", (7850,), "numpy.ndarray", held.getvalue())
+    archive = io.BytesIO()
+    np.savez(archive, vector=np.zeros(7850))
+    described = Array("float64", (7850,), "numpy.ndarray", archive.getvalue())
     content = {"release": ArrayRecord({"vector": described}), "config": ConfigRecord({"seal": bytes(32)})}
     return Message(RecordDict(content), reply_to=message)
 
@@ -93,24 +96,20 @@ def test_a_faulty_reply_ends_the_run_naming_silo_and_round(
         run_with(app_where(1, 3, answer), small_cell())
 
 
-def test_a_missing_reply_ends_the_run(small_cell: MakeCell) -> None:
+@pytest.mark.parametrize(
+    ("first_lost", "reason"), [(1, "no node says it is silo 2"), (4, "round 3: no reply from silo 2")]
+)
+def test_a_missing_reply_ends_the_run(small_cell: MakeCell, first_lost: int, reason: str) -> None:
     class LossyGrid(InProcessGrid):
-        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-            return list(super().send_and_receive(messages, timeout=timeout))[:-1]
-
-    class LossyAfterRoster(LossyGrid):
         calls = 0
 
         def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
             self.calls += 1
-            return list(InProcessGrid.send_and_receive(self, messages, timeout=timeout))[
-                : None if self.calls < 4 else -1
-            ]
+            replies = list(super().send_and_receive(messages, timeout=timeout))
+            return replies if self.calls < first_lost else replies[:-1]
 
-    with pytest.raises(RunError, match="no node says it is silo 2"):
+    with pytest.raises(RunError, match=reason):
         run_with(honest, small_cell(), LossyGrid)
-    with pytest.raises(RunError, match="round 3: no reply from silo 2"):
-        run_with(honest, small_cell(), LossyAfterRoster)
 
 
 def test_the_order_of_replies_does_not_matter(small_cell: MakeCell) -> None:
@@ -134,38 +133,26 @@ def test_two_nodes_that_claim_to_be_one_silo_are_refused(small_cell: MakeCell) -
         run_with(honest, small_cell(), TwinGrid)
 
 
-def test_too_few_and_too_many_nodes(small_cell: MakeCell) -> None:
-    class SmallGrid(InProcessGrid):
+@pytest.mark.parametrize(
+    ("count", "reason"),
+    [(2, "2 of 3 silos were connected"), (4, "4 nodes are connected, the scenario has 3 silos")],
+)
+def test_too_few_and_too_many_nodes(small_cell: MakeCell, count: int, reason: str) -> None:
+    class OtherGrid(InProcessGrid):
         def get_node_ids(self) -> list[int]:
-            return list(super().get_node_ids())[:-1]
+            return [*super().get_node_ids(), 7][:count]
 
-    class LargeGrid(InProcessGrid):
-        def get_node_ids(self) -> list[int]:
-            return [*super().get_node_ids(), 7]
-
-    with pytest.raises(RunError, match="2 of 3 silos were connected"):
-        run_with(honest, small_cell(), SmallGrid)
-    with pytest.raises(RunError, match="4 nodes are connected, the scenario has 3 silos"):
-        run_with(honest, small_cell(), LargeGrid)
+    with pytest.raises(RunError, match=reason):
+        run_with(honest, small_cell(), OtherGrid)
 
 
 def test_a_trusted_server_adds_noise_once_and_an_untrusted_one_none(small_cell: MakeCell) -> None:
     """The difference of two runs that differ in the server's noise source only."""
-    models = {}
     for trust in ("trusted", "untrusted"):
         cell = small_cell(algorithm__trust=trust)
-        task = load_task(cell)
-        for seed in (1, 2):
-            from pathlib import Path
-
-            strategy = simulated_strategy(
-                make_plan(cell, task.objective), task.objective.initial(), cell.model_copy(update={"seed": seed})
-            )
-            grid = InProcessGrid(honest, 3, make_run_config(cell, Path()))
-            strategy.run(grid)
-            models[trust, seed] = strategy.model
-    assert not torch.allclose(models["trusted", 1], models["trusted", 2])
-    assert torch.equal(models["untrusted", 1], models["untrusted", 2])
+        one, other = (run_with(honest, cell, seed=seed).model for seed in (1, 2))
+        assert torch.equal(one, other) == (trust == "untrusted")
+        assert torch.allclose(one, other) == (trust == "untrusted")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -173,9 +160,8 @@ def test_pieces_of_the_mean_are_bit_for_bit_those_of_the_whole(
     dtype: str, small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = small_cell(run__dtype=dtype)
-    task = load_task(cell)
-    plan = make_plan(cell, task.objective)
-    initial = task.objective.initial()
+    objective = load_task(cell).objective
+    plan, initial = make_plan(cell, objective), objective.initial()
     generator = torch.Generator().manual_seed(1)
     messages = [torch.randn(len(initial), generator=generator).to(initial.dtype) for _ in plan.weights]
     weights = torch.tensor(plan.weights, dtype=initial.dtype)

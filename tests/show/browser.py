@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,15 +32,7 @@ class Seen:
     picture: bytes = b""
 
 
-def look_at(
-    address: str,
-    width: int,
-    *questions: str,
-    dark: bool = False,
-    printed: bool = False,
-    height: int = 900,
-    wait: Callable[[], None] = lambda: None,
-) -> Seen:
+def look_at(address: str, width: int, *questions: str, dark: bool = False, printed: bool = False) -> Seen:
     """Open `address` in a window of this width; the answers are what JavaScript `questions` give, in order."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -54,9 +46,7 @@ def look_at(
             assert process.stderr is not None
             line = next(line for line in process.stderr if "DevTools listening on " in line)
             port = line.partition("127.0.0.1:")[2].partition("/")[0]
-            return asyncio.run(
-                _look(int(port), address, width, questions, dark=dark, printed=printed, height=height, wait=wait)
-            )
+            return asyncio.run(_look(int(port), address, width, questions, dark=dark, printed=printed))
         finally:
             process.kill()
             process.wait()
@@ -65,20 +55,10 @@ def look_at(
 
 
 async def _look(
-    port: int,
-    address: str,
-    width: int,
-    questions: tuple[str, ...],
-    *,
-    dark: bool,
-    printed: bool,
-    height: int,
-    wait: Callable[[], None],
+    port: int, address: str, width: int, questions: tuple[str, ...], *, dark: bool, printed: bool
 ) -> Seen:
-    import urllib.request
-
-    listed = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list").read())
-    target = next(each for each in listed if each["type"] == "page")["webSocketDebuggerUrl"]
+    targets = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list").read())
+    target = next(target for target in targets if target["type"] == "page")["webSocketDebuggerUrl"]
     seen, number = Seen(), 0
     async with websockets.connect(target, max_size=2**26) as socket:
 
@@ -103,15 +83,9 @@ async def _look(
             await ask(f"{domain}.enable")
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await ask("Emulation.setEmulatedMedia", media="print" if printed else "", features=[scheme])
-        await ask(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        await ask("Emulation.setDeviceMetricsOverride", **screen)
         await ask("Page.navigate", until="Page.loadEventFired", url=address)
-        wait()
         for question in questions:
             for _ in range(20):
                 given = await ask("Runtime.evaluate", expression=question, returnByValue=True, awaitPromise=True)

@@ -4,16 +4,16 @@ import itertools
 import math
 import re
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 
 from fedpriv.show.charts import Chart, Mark, Panel, Series, make_charts
 from fedpriv.show.looks import _HUES, format_tick, make_layout, make_scale, nth_look, shade
 from fedpriv.show.page import draw_svg, order_charts
-from fedpriv.show.statement import StoredAudit
 from fedpriv.show.summary import axis_points
 from fedpriv.study.results import Results
-from tests.show.conftest import results_of
+from tests.show.builders import results_of
 
 TRUSTS = ["untrusted", "trusted"]
 SWEEPS = {
@@ -31,18 +31,27 @@ SWEEPS = {
 
 
 def swept(name: str) -> Results:
-    return results_of(SWEEPS[name], [0], lambda point, seed: (2.0, 0.5))
+    return results_of(SWEEPS[name])
 
 
 def history_of(results: Results) -> list[dict[str, float]]:
     return [{"cell": cell["cell"], "round": t, "test_loss": 2.0 + t} for cell in results.cells for t in (1, 2)]
 
 
+def charts_of(results: Results, history: list[dict[str, float]] | None = None) -> dict[str, Chart]:
+    charts = make_charts(results, history_of(results) if history is None else history, None)
+    return {chart.key: chart for chart in charts}
+
+
+def chart_of(*series: Series, panel: str = "", y_label: str = "<y>", **more: Any) -> Chart:
+    """A chart with one panel, and texts in which a mark-up would be seen."""
+    return Chart("k", "<i>", "<x>", y_label, [Panel(panel, [*series])], **more)
+
+
 @pytest.mark.parametrize("values", [(0.0, 1.0), (2.25, 2.31), (-3.0, 900.0), (5.0, 5.0), (1e-4, 2e-4)])
 @pytest.mark.parametrize("logarithmic", [False, True])
 def test_every_value_lies_on_the_axis_and_ticks_are_few(values: tuple[float, float], logarithmic: bool) -> None:
-    logarithmic = logarithmic and min(values) > 0.0
-    scale = make_scale(values, 0.0, 100.0, logarithmic=logarithmic)
+    scale = make_scale(values, 0.0, 100.0, logarithmic=logarithmic and min(values) > 0.0)
     assert all(0.0 < scale.position(value) < 100.0 for value in values)
     ticks = scale.ticks(6)
     assert 1 <= len(ticks) <= 8
@@ -58,46 +67,38 @@ def test_ticks_are_short() -> None:
 
 def test_a_logarithmic_axis_has_equal_ratios_at_equal_distances() -> None:
     scale = make_scale((1.0, 100.0), 0.0, 1.0, logarithmic=True)
-    assert scale.position(10.0) - scale.position(1.0) == pytest.approx(
-        scale.position(100.0) - scale.position(10.0)
-    )
+    one, ten, hundred = map(scale.position, (1.0, 10.0, 100.0))
+    assert ten - one == pytest.approx(hundred - ten)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_two_series_of_a_panel_differ_in_two_of_colour_dashes_and_marker(name: str) -> None:
-    results = swept(name)
-    charts = make_charts(results, history_of(results), None)
-    assert {"test_loss", "noise"} <= {chart.key for chart in charts}
-    for panel in (panel for chart in charts for panel in chart.panels):
-        for one, other in itertools.combinations([each for each in panel.series if each.line], 2):
+    charts = charts_of(swept(name))
+    assert {"test_loss", "noise"} <= charts.keys()
+    for panel in (panel for chart in charts.values() for panel in chart.panels):
+        for one, other in itertools.combinations([series for series in panel.series if series.line], 2):
             a, b = one.look, other.look
-            parts = (
-                a.light != b.light and a.dark != b.dark,
-                a.dash != b.dash,
-                a.marker != b.marker or not one.dots,
-            )
-            assert sum(parts) >= 2, (one.name, other.name)
+            colours, markers = a.light != b.light and a.dark != b.dark, a.marker != b.marker or not one.dots
+            assert colours + (a.dash != b.dash) + markers >= 2, (one.name, other.name)
 
 
 def test_levels_are_shades_of_the_hue_of_their_trust() -> None:
-    results = swept("trust and levels")
-    chart = next(each for each in make_charts(results, history_of(results), None) if each.key == "test_loss")
-    untrusted, trusted = chart.series[:6], chart.series[6:]
-    assert [each.look.light for each in untrusted] == [shade(0, n / 5).light for n in range(6)]
-    assert [each.look.light for each in trusted] == [shade(1, n / 5).light for n in range(6)]
+    chart = charts_of(swept("trust and levels"))["test_loss"]
+    shades = [shade(hue, n / 5).light for hue in (0, 1) for n in range(6)]
+    assert [series.look.light for series in chart.series] == shades
 
 
 @pytest.mark.parametrize(("column", "background"), [(0, "#ffffff"), (1, "#0f141a")])
 def test_every_shade_can_be_seen_on_its_page(column: int, background: str) -> None:
     for hue, share in itertools.product(range(len(_HUES)), (0.0, 0.5, 1.0)):
         look = shade(hue, share)
-        ratio = sorted(_luminance(each) + 0.05 for each in ((look.light, look.dark)[column], background))
-        assert ratio[1] / ratio[0] >= 3.0, (hue, share)
+        low, high = sorted(_luminance(colour) + 0.05 for colour in ((look.light, look.dark)[column], background))
+        assert high / low >= 3.0, (hue, share)
 
 
 def _luminance(colour: str) -> float:
-    parts = [each / 255 for each in bytes.fromhex(colour[1:])]
-    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    parts = [byte / 255 for byte in bytes.fromhex(colour[1:])]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -112,29 +113,27 @@ def test_few_lines_share_a_panel_and_many_get_panels() -> None:
 
 def test_settings_that_are_not_drawn_are_counted() -> None:
     results = swept("five axes")
-    chart = next(each for each in make_charts(results, history_of(results), None) if each.key == "test_loss")
+    chart = charts_of(results)["test_loss"]
     assert len(chart.panels) == 12
     assert chart.note == f"The table has {len(axis_points(results.axes)) - len(chart.series)} more settings."
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_no_chart_stands_alone_in_a_row_of_the_page(name: str) -> None:
-    results = swept(name)
-    charts = make_charts(results, history_of(results), None)
+    charts = list(charts_of(swept(name)).values())
     for several in (charts[:count] for count in range(len(charts) + 1)):
         laid = order_charts(several)
-        whole = [each for _, each in laid]
+        whole = [is_whole for _, is_whole in laid]
         assert whole == sorted(whole, reverse=True)
         assert whole.count(False) % 2 == 0
         assert sorted(chart.key for chart, _ in laid) == sorted(chart.key for chart in several)
 
 
 def test_names_and_numbers_are_text() -> None:
-    series = Series(
-        "<b>", nth_look(0), [Mark(1, 1, "1 & 2"), Mark(2, math.nan, "none")], published=[Mark(1, 2, "<u>")]
-    )
-    drawing = draw_svg(Chart("k", "<i>", "<x>", "<y>", [Panel("<p>", [series])]))
-    rows = draw_svg(Chart("k", "<i>", "<x>", "", [Panel("", [series])], rows=["<row>", "</svg>"]))
+    marks = [Mark(1, 1, "1 & 2"), Mark(2, math.nan, "none")]
+    series = Series("<b>", nth_look(0), marks, published=[Mark(1, 2, "<u>")])
+    drawing = draw_svg(chart_of(series, panel="<p>"))
+    rows = draw_svg(chart_of(series, y_label="", rows=["<row>", "</svg>"]))
     assert not re.search("<[biuxyp]>", drawing)
     assert "<row>" not in rows
     assert rows.count("</svg>") == 1
@@ -143,26 +142,24 @@ def test_names_and_numbers_are_text() -> None:
 
 
 def test_every_point_has_its_tip_and_some_a_marker() -> None:
-    marks = [Mark(t, t, str(t)) for t in range(30)]
-    drawing = draw_svg(Chart("k", "c", "x", "y", [Panel("", [Series("s", nth_look(3), marks)])]))
+    drawing = draw_svg(chart_of(Series("s", nth_look(3), [Mark(t, t, str(t)) for t in range(30)])))
     assert drawing.count("data-tip") == 30
     assert 5 <= drawing.count('class="mark"') <= 6
 
 
 def test_labels_of_ticks_keep_apart() -> None:
-    marks = [Mark(x, 1.0) for x in (1.0, 1.01, 1.02, 4.0)]
-    chart = Chart("k", "c", "x", "y", [Panel("", [Series("s", nth_look(0), marks)])], log_x=True)
-    drawing = draw_svg(Chart(**{**vars(chart), "ticks": [mark.x for mark in marks]}))
+    ticks = [1.0, 1.01, 1.02, 4.0]
+    series = Series("s", nth_look(0), [Mark(x, 1.0) for x in ticks])
+    drawing = draw_svg(chart_of(series, log_x=True, ticks=ticks))
     assert re.findall(r'text-anchor="middle">([\d.]+)<', drawing) == ["1", "4"]
 
 
 def test_curves_show_the_mean_over_seeds() -> None:
-    results = results_of({"privacy.rho": [1.0, 4.0]}, [0, 1], lambda point, seed: (2.0, 0.5))
     history = [
         {"cell": place, "round": t, "test_loss": 2.0 + place + t, "test_accuracy": 0.1}
         for place in range(4) for t in (1, 2)
     ]  # fmt: skip
-    chart = next(chart for chart in make_charts(results, history, None) if chart.key == "test_loss")
+    chart = charts_of(results_of({"privacy.rho": [1.0, 4.0]}, [0, 1]), history)["test_loss"]
     assert [series.name for series in chart.series] == ["ρ = 1", "ρ = 4"]
     assert [(mark.x, mark.y) for mark in chart.series[1].marks] == [(1, 5.5), (2, 6.5)]
     assert chart.series[1].marks[0].spread == pytest.approx(math.sqrt(0.5))
@@ -170,21 +167,15 @@ def test_curves_show_the_mean_over_seeds() -> None:
 
 def test_charts_without_a_mark_are_left_out() -> None:
     results = swept("levels")
-    assert "test_loss" not in {chart.key for chart in make_charts(results, [], None)}
-    (chart,) = (each for each in make_charts(results, history_of(results)[:2], None) if each.key == "test_loss")
+    assert "test_loss" not in charts_of(results, [])
+    chart = charts_of(results, history_of(results)[:2])["test_loss"]
     assert [series.name for series in chart.series] == ["μ = 0.5"]
     assert chart.legend == []
 
 
-def curves_of(mus: list[float], audit: StoredAudit | None = None) -> Chart | None:
-    results = results_of({"privacy.rho": mus}, [0], lambda point, seed: (2.0, 0.5))
-    return next((chart for chart in make_charts(results, [], audit) if chart.key == "tradeoff"), None)
-
-
 def test_the_trade_off_is_that_of_the_cells_mu() -> None:
-    chart = curves_of([1.0])
-    assert chart is not None
-    curve = next(series for series in chart.series if series.name == "μ = 1")
+    series = charts_of(results_of({"privacy.rho": [1.0]}))["tradeoff"].series
+    (curve,) = (curve for curve in series if curve.name == "μ = 1")
     normal = NormalDist()
     first, *inner, last = curve.marks
     assert ((first.x, first.y), (last.x, last.y)) == ((0.0, 1.0), (1.0, 0.0))
@@ -193,11 +184,10 @@ def test_the_trade_off_is_that_of_the_cells_mu() -> None:
 
 
 def test_curves_on_the_axes_are_left_out_with_a_note() -> None:
-    chart = curves_of([1.0, 4.0, 8.0, 16.0])
-    assert chart is not None
+    chart = charts_of(results_of({"privacy.rho": [1.0, 4.0, 8.0, 16.0]}))["tradeoff"]
     assert [series.name for series in chart.series] == ["blind guessing", "μ = 1", "μ = 4"]
     assert "Curves that lie on the axes are left out: μ = 8, 16." in chart.note
-    assert curves_of([8.0, 16.0]) is None
+    assert "tradeoff" not in charts_of(results_of({"privacy.rho": [8.0, 16.0]}))
 
 
 def test_published_values_have_the_look_of_what_they_are_compared_with() -> None:
@@ -206,8 +196,8 @@ def test_published_values_have_the_look_of_what_they_are_compared_with() -> None
         "row_values": [1.0, 4.0], "column_values": ["untrusted", "trusted"],
     }  # fmt: skip
     axes = {"privacy.rho": [1.0, 4.0], "algorithm.trust": TRUSTS}
-    chart = make_charts(results_of(axes, [0], lambda point, seed: (2.0, 0.5), paper), [], None)[0]
-    assert [each.name for each in chart.legend] == TRUSTS
+    chart, *_ = make_charts(results_of(axes, paper=paper), [], None)
+    assert [series.name for series in chart.legend] == TRUSTS
     assert chart.has_published
-    assert [[mark.y for mark in each.published] for each in chart.series] == [[60.0, 65.0], [70.0, 75.0]]
+    assert [[mark.y for mark in series.published] for series in chart.series] == [[60.0, 65.0], [70.0, 75.0]]
     assert len(re.findall(r'class="hollow"', draw_svg(chart))) == 4

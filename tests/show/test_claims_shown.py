@@ -13,12 +13,9 @@ from typer.testing import CliRunner
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.api.results import load_results
 from fedpriv.claims.claim import describe_group_privacy
-from fedpriv.claims.ledger import make_release_streams
 from fedpriv.cli.app import app
 from fedpriv.core.errors import RunError
 from fedpriv.core.figures import format_upper
-from fedpriv.plan.plan import make_plan
-from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.show.page import render_fragment
 from fedpriv.show.plots import plot_title
@@ -29,64 +26,57 @@ from fedpriv.study.results import Results, read_claims
 from fedpriv.study.stored import privacy_data
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.conftest import small_tree
-from tests.show.conftest import results_with
+from tests.show.builders import results_of_records, results_with, streams_of
 
 
-def said_of(**changes: Any) -> tuple[list[str], Statement]:
+def said_of(**changes: Any) -> tuple[str, Statement]:
+    """The line of privacy in a terminal, and the statement, of a small run."""
     cell = resolve_cell(small_tree(**changes), "test")
-    releases = make_release_streams(make_plan(cell, load_task(cell).objective), cell.schedule.rounds)
-    results = Results("n", "", "vectorized", True, {}, [0], None, [privacy_data(cell, releases)], {}, None)
-    (said,) = make_statements(results)
-    return privacy_lines(results), said
+    results = results_of_records(privacy_data(cell, streams_of(cell)))
+    (statement,) = make_statements(results)
+    return privacy_lines(results)[0], statement
 
 
 def test_exactly_is_said_where_the_certificate_is_exact() -> None:
-    (line, *_), said = said_of()
+    line, statement = said_of()
     assert "μ-GDP exactly with μ = 4 " in line
-    assert said.attained
+    assert statement.attained
     reduced = {"name": "momentum-tree-reduced", "trust": "untrusted", "alpha": 0.5, "step": 0.1}
-    (line, *_), said = said_of(algorithm=reduced, privacy={"relation": "zero-out", "mu": 1.0})
+    line, statement = said_of(algorithm=reduced, privacy={"relation": "zero-out", "mu": 1.0})
     assert "exact" not in line
     assert "μ-GDP with μ at most 1 " in line
-    assert not said.attained
+    assert not statement.attained
 
 
 def test_a_papers_constants_say_what_is_charged_and_what_is_true() -> None:
     """Before: "μ-GDP exactly with μ = 0.5016" where the noise gives 0.083 by counting every node."""
     tree = {"name": "momentum-tree", "trust": "untrusted", "clip": 1.0, "alpha": 0.5, "step": 0.1}
     privacy = {"relation": "zero-out", "epsilon": 2.0, "delta": 1e-5}
-    (line, *_), said = said_of(algorithm={**tree, "calibration": "paper"}, privacy=privacy)
+    line, statement = said_of(algorithm={**tree, "calibration": "paper"}, privacy=privacy)
     assert "exactly" not in line
     assert "μ at most 0.5016, as the paper's constants charge it, and by exact counting 0.0829 " in line
-    (told,) = [each for each in said.assumptions if each.startswith("Charged is")]
-    cell = resolve_cell(small_tree(algorithm={**tree, "calibration": "exact"}, privacy=privacy), "test")
-    plan = make_plan(cell, load_task(cell).objective)
-    (paper, *_) = make_release_streams(
-        make_plan(
-            resolve_cell(small_tree(algorithm={**tree, "calibration": "paper"}, privacy=privacy), "test"),
-            load_task(cell).objective,
-        ),
-        8,
+    (charge,) = [text for text in statement.assumptions if text.startswith("Charged is")]
+    exact, paper = (
+        streams_of(resolve_cell(small_tree(algorithm={**tree, "calibration": name}, privacy=privacy), "test"))[0]
+        for name in ("exact", "paper")
     )
-    by_counting = make_release_streams(plan, 8)[0].mu * make_release_streams(plan, 8)[0].std / paper.std
-    assert f"by exact counting μ is at most {format_upper(by_counting)}, ε = " in told
+    assert f"by exact counting μ is at most {format_upper(exact.mu * exact.std / paper.std)}, ε = " in charge
 
 
 def test_units_of_a_clip_that_follows_a_quantile_are_named() -> None:
-    results = results_with(1.0, 1e-5)
-    (plain,) = make_statements(results)[0].mechanisms
+    (plain,) = make_statements(results_with(1.0))[0].mechanisms
     assert "units" not in plain
     scenario = {"algorithm": {"name": "dp-fedavg", "clip_quantile": 0.5}}
-    (named,) = make_statements(results_with(1.0, 1e-5, scenario=scenario))[0].mechanisms
+    (named,) = make_statements(results_with(1.0, scenario=scenario))[0].mechanisms
     assert named.startswith(plain)
     assert "in units of the clip of the moment" in named
 
 
 def two(**second: Any) -> Results:
     """Two sweep points, the second of which says other things of itself than the first."""
-    first, other = results_with(1.0, 1e-5), results_with(1.0, 1e-5, **second)
-    places = [{**first.cells[0], "point": {"x": 1}}, {**other.cells[0], "point": {"x": 2}, "cell": 1}]
-    return dataclasses.replace(first, axes={"x": [1, 2]}, cells=places)
+    facts = {"point": {"x": 1}}, {"point": {"x": 2}, "cell": 1, **second}
+    cells = [results_with(1.0, **more).cells[0] for more in facts]
+    return dataclasses.replace(results_of_records(*cells), axes={"x": [1, 2]})
 
 
 @pytest.mark.parametrize(
@@ -100,34 +90,29 @@ def two(**second: Any) -> Results:
     ],
 )
 def test_trust_and_relation_rank_before_epsilon(second: dict[str, Any], named: list[str]) -> None:
-    said = describe_run(two(**second))
-    found = re.findall(r"(?:most private setting|other neighbours,) it is [\d.]+ % \((x \d)", said)
-    assert found == named
+    pattern = r"(?:most private setting|other neighbours,) it is [\d.]+ % \((x \d)"
+    assert re.findall(pattern, describe_run(two(**second))) == named
 
 
 def test_the_weakest_run_has_its_own_word_and_speaks_for_persons() -> None:
     """Two levels, two words; the sentence on persons is of the run that protects least; floats are no integers."""
-    strong, weak = results_with(0.3, 1e-5), results_with(4.0, 1e-5)
-    both = dataclasses.replace(strong, cells=[strong.cells[0], weak.cells[0]])
-    said = describe_run(both)
-    assert "(μ = 0.3: strong protection) to 97.8 % (μ = 4: next to no protection)" in said
+    strong, weak = results_with(0.3).cells[0], results_with(4.0).cells[0]
+    both = results_of_records(strong, weak)
+    assert "(μ = 0.3: strong protection) to 97.8 % (μ = 4: next to no protection)" in describe_run(both)
     persons = [line for line in make_statements(both)[0].assumptions if line.startswith("One person")]
-    assert persons == [describe_group_privacy(GaussianDP(weak.cells[0]["mu"]), 1e-5)]
+    assert persons == [describe_group_privacy(GaussianDP(weak["mu"]), 1e-5)]
 
 
 def test_one_cell_in_floating_point_takes_the_word_from_all_integers() -> None:
     cell = resolve_cell(small_tree(), "test")
-    objective = load_task(cell).objective
-    records = [
-        privacy_data(cell, make_release_streams(make_plan(cell, objective, for_release=released), 8))
-        for released in (True, False)
-    ]
-    for told, floats in ((records, True), (records[:1], False)):
-        (said,) = make_statements(Results("n", "", "deployment", True, {}, [0], None, told, {}, None))
-        assert (
-            any(line.startswith("The noise is Gaussian in real arithmetic") for line in said.assumptions) == floats
-        )
-        assert any(line.startswith("Records enter as integers") for line in said.assumptions) != floats
+    records = [privacy_data(cell, streams_of(cell, for_release=released)) for released in (True, False)]
+    for count, floats in ((2, True), (1, False)):
+        (statement,) = make_statements(results_of_records(*records[:count]))
+        for start, expected in (
+            ("The noise is Gaussian in real arithmetic", floats),
+            ("Records enter as integers", not floats),
+        ):
+            assert any(line.startswith(start) for line in statement.assumptions) == expected
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +139,9 @@ def test_a_folder_whose_figures_were_written_says_so_in_every_view(
         name, *options = command.split()
         done = CliRunner().invoke(app, [name, str(folder), *options], terminal_width=200)
         assert isinstance(done.exception, Exception) == differs, done.output
-        said = done.output
-        if command == "report":
-            said = (folder / "report.html").read_text()
-        assert ("DIFFERS" in said) == differs
-        assert "0.001" not in re.sub(r"0\.001\d", "", said)
+        text = (folder / "report.html").read_text() if command == "report" else done.output
+        assert ("DIFFERS" in text) == differs
+        assert "0.001" not in re.sub(r"0\.001\d", "", text)
     assert "the claim of cell 0 is not what the ledger gives" in str(done.exception)
 
 
@@ -187,8 +170,7 @@ def test_figures_of_a_written_folder_are_those_of_its_releases(doctored: tuple[P
 
 def test_a_notebook_says_the_claim_and_the_caveat_of_every_delta() -> None:
     """Before: no claim, and caveats for the δ of the first cell alone."""
-    first, other = results_with(1.0, 1e-5), results_with(1.0, 0.1)
-    both = dataclasses.replace(first, cells=[first.cells[0], {**other.cells[0], "cell": 1}])
-    fragment = render_fragment(both)
+    cells = [results_with(1.0, delta, cell=index).cells[0] for index, delta in enumerate((1e-5, 0.1))]
+    fragment = render_fragment(results_of_records(*cells))
     assert "Privacy: one record of a silo, replace-one neighbours" in fragment
     assert "δ = 0.1 is not below 1/n" in fragment

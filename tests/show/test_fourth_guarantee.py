@@ -74,9 +74,8 @@ class Whispered(FixedOrder):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose releases are said to have been made in a whispered order."""
     monkeypatch.setitem(USER_PARTICIPATIONS, Whispered.name, Whispered)
-    folder = fedpriv.run(small_tree(privacy={"relation": "replace-one", "mu": 0.2}), out=tmp_path / "run").folder
-    path = folder / "results.json"
-    tree = json.loads(path.read_text())
+    run = fedpriv.run(small_tree(privacy={"relation": "replace-one", "mu": 0.2}), out=tmp_path / "run").folder
+    tree = json.loads((run / "results.json").read_text())
     (cell,) = tree["cells"]
     for release in cell["releases"]:
         release["participation"]["name"] = Whispered.name
@@ -85,8 +84,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cell["scenario"]["federation"]["sampling"] = Whispered.name
     del cell["scenario"]["privacy"]["mu"]
     cell["scenario"]["privacy"]["epsilon"] = cell["epsilon"]
-    path.write_text(json.dumps(tree))
-    return folder
+    (run / "results.json").write_text(json.dumps(tree))
+    return run
 
 
 def test_a_fourth_kind_is_told_by_ledger_table_page_and_terminal(folder: Path) -> None:

@@ -41,7 +41,7 @@ from fedpriv.show.verdict import describe_run
 from fedpriv.silo.admission import format_price
 from fedpriv.study.results import Results
 from tests.conftest import small_tree
-from tests.show.conftest import results_with
+from tests.show.builders import results_with
 
 ROOT = Path(__file__).resolve().parents[2]
 POSITIVE = st.floats(1e-300, 1e300)
@@ -110,10 +110,8 @@ def texts_of(results: Results, mu: float, delta: float) -> Iterator[str]:
     yield format_price(ApproximateGDP(mu, delta / 3))
     yield str(LifetimeBudget(mu / 2.0).why_over_budget([], ApproximateGDP(mu)))
     yield from said.mechanisms
-    yield from (
-        tip.tooltip for chart in make_charts(results, [], None) for line in chart.series for tip in line.marks
-    )
-    yield from (line.name for chart in make_charts(results, [], None) for line in chart.series)
+    for line in (line for chart in make_charts(results, [], None) for line in chart.series):
+        yield from (line.name, *(mark.tooltip for mark in line.marks))
 
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
@@ -165,17 +163,9 @@ def test_no_other_place_formats_leakage_or_noise() -> None:
         *("plan/calibration.py", "scenario/sections.py", "accounting/poisson.py", "accounting/guarantees.py"),
         *("papers/tran_cutkosky.py", "integers/claim.py", "silo/policy.py", "data/public.py"),
     }  # what a person gave, in the message that refuses it, and test data
-    places = [
-        *(ROOT / "fedpriv").rglob("*.py"),
-        *(ROOT / "clients").rglob("*.py"),
-        *(ROOT / "server").rglob("*.py"),
-    ]
-    found = {
-        str(path).split("fedpriv/", 1)[-1].removeprefix(str(ROOT) + "/")
-        for path in places
-        if pattern.search(path.read_text(encoding="utf-8"))
-    }
-    assert {"/".join(each.split("/")[-2:]) for each in found} <= echoes
+    paths = [path for folder in ("fedpriv", "clients", "server") for path in (ROOT / folder).rglob("*.py")]
+    formatting = [path for path in paths if pattern.search(path.read_text(encoding="utf-8"))]
+    assert {"/".join(path.parts[-2:]) for path in formatting} <= echoes
 
 
 def test_an_epsilon_of_zero_is_never_printed_bare() -> None:
@@ -233,12 +223,9 @@ def test_a_delta_of_a_tenth_is_refused_at_load() -> None:
 
 
 def test_one_of_a_thing_is_no_plural() -> None:
-    assert [format_count(1, "release"), format_count(2, "release"), format_count(0, "run")] == [
-        "1 release",
-        "2 releases",
-        "0 runs",
-    ]
-    assert "; 1 release; each record" in make_statements(results_with(1.0, 1e-5))[0].mechanisms[0]
+    counts = (1, "release"), (2, "release"), (0, "run")
+    assert [format_count(*count) for count in counts] == ["1 release", "2 releases", "0 runs"]
+    assert "; 1 release; each record" in make_statements(results_with(1.0))[0].mechanisms[0]
 
 
 def test_a_curve_holds_where_its_epsilon_is_printed() -> None:

@@ -1,5 +1,6 @@
 """RUN_DIR: written as a sweep goes, valid at every moment, read back to go on."""
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +33,20 @@ def outcome(loss: float = 2.0) -> CellOutcome:
     return CellOutcome({"test_loss": loss, "test_accuracy": 0.5}, 0.25, 1.5, (), 48, np.full(4, loss))
 
 
-def folder(path: Path, *, resume: bool = False, **overrides: Any) -> RunFolder:
-    return RunFolder(path, scenario(**overrides), "vectorized", resume=resume)
+def folder(path: Path, *, resume: bool = False, finished: Sequence[int] = (), **overrides: Any) -> RunFolder:
+    """The folder of a run, in which cells of these numbers are then evaluated at the last round, and finished."""
+    run = RunFolder(path, scenario(**overrides), "vectorized", resume=resume)
+    for index in finished:
+        run.evaluated(index, 8, {"test_loss": 2.0, "test_accuracy": 0.5})
+        run.finished(index, outcome())
+    return run
+
+
+def change_results(path: Path, keys: tuple[Any, ...], value: Any) -> None:
+    """Write another value into results.json, under these keys."""
+    tree = json.loads((path / "results.json").read_text())
+    functools.reduce(lambda node, key: node[key], keys[:-1], tree)[keys[-1]] = value
+    (path / "results.json").write_text(json.dumps(tree))
 
 
 def test_a_folder_is_valid_before_its_first_cell(tmp_path: Path) -> None:
@@ -74,15 +87,14 @@ def test_results_are_complete_only_with_the_last_cell(tmp_path: Path) -> None:
 
 def test_a_cell_without_a_guarantee_claims_none(tmp_path: Path) -> None:
     """The figures come from the ledger: a run that released nothing private has no μ, whatever was asked for."""
-    folder(tmp_path).finished(0, outcome())
+    folder(tmp_path, finished=[0])
     (cell,) = read_results(tmp_path).cells
     assert cell["noise"] == "none"
     assert [cell[key] for key in ("mu", "rho", "zcdp", "epsilon", "epsilon_paper")] == [None] * 5
 
 
 def test_a_figure_that_is_not_finite_never_enters_the_results(tmp_path: Path) -> None:
-    run = folder(tmp_path)
-    run.finished(0, outcome())
+    run = folder(tmp_path, finished=[0])
     before = (tmp_path / "results.json").read_bytes()
     with pytest.raises(ValueError, match="not JSON compliant"):
         run.finished(1, outcome(float("nan")))
@@ -90,19 +102,9 @@ def test_a_figure_that_is_not_finite_never_enters_the_results(tmp_path: Path) ->
 
 
 def test_no_draft_is_left(tmp_path: Path) -> None:
-    writer = folder(tmp_path)
-    writer.finished(0, outcome())
-    writer.ended()
-    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
-    assert found == ["history.jsonl", "models/0000.npy", "results.json"]
-
-
-def test_results_are_not_written_over(tmp_path: Path) -> None:
-    folder(tmp_path).finished(0, outcome())
-    before = (tmp_path / "results.json").read_bytes()
-    with pytest.raises(InputError, match="holds results already; give another --out, or --resume"):
-        folder(tmp_path)
-    assert (tmp_path / "results.json").read_bytes() == before
+    folder(tmp_path, finished=[0]).ended()
+    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert names == ["history.jsonl", "models/0000.npy", "results.json"]
 
 
 def test_resume_keeps_what_is_finished_and_drops_half_told_cells(tmp_path: Path) -> None:
@@ -120,17 +122,14 @@ def test_resume_keeps_what_is_finished_and_drops_half_told_cells(tmp_path: Path)
 
 
 def test_a_cell_whose_model_is_gone_is_run_again(tmp_path: Path) -> None:
-    run = folder(tmp_path)
-    for place in range(4):
-        run.evaluated(place, 8, {"test_loss": 2.0, "test_accuracy": 0.5})
-        run.finished(place, outcome())
+    folder(tmp_path, finished=range(4))
     (tmp_path / "models" / "0002.npy").unlink()
     assert folder(tmp_path, resume=True).missing_indices == [2]
     assert [line["cell"] for line in read_history(tmp_path)] == [0, 1, 3]
 
 
 def test_a_run_that_two_engines_computed_names_both(tmp_path: Path) -> None:
-    folder(tmp_path).finished(0, outcome())
+    folder(tmp_path, finished=[0])
     again = RunFolder(tmp_path, scenario(), "inprocess", resume=True)
     for place in (1, 2, 3):
         again.finished(place, outcome())
@@ -143,36 +142,36 @@ def test_resume_without_results_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"federation__rounds": 9}, {"algorithm__diameter": 0.2}, {"run__dtype": "float32"}]
+    ("change", "reason"),
+    [
+        ({}, "holds results already; give another --out, or --resume"),
+        *(
+            ({"resume": True, **change}, "holds another run: its cell 3 differs")
+            for change in ({"federation__rounds": 9}, {"algorithm__diameter": 0.2}, {"run__dtype": "float32"})
+        ),
+    ],
 )
-def test_resume_with_another_scenario_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    folder(tmp_path).finished(3, outcome())
+def test_results_are_not_written_over_and_not_resumed_by_another_scenario(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    folder(tmp_path, finished=[3])
     before = (tmp_path / "results.json").read_bytes()
-    with pytest.raises(InputError, match="holds another run: its cell 3 differs") as caught:
-        folder(tmp_path, resume=True, **change)
+    with pytest.raises(InputError, match=reason) as caught:
+        folder(tmp_path, **change)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "results.json").read_bytes() == before
 
 
 def test_a_history_line_holds_the_point_and_the_round(tmp_path: Path) -> None:
-    folder(tmp_path).evaluated(3, 6, {"test_loss": 2.25, "test_accuracy": 0.5})
-    assert list(read_history(tmp_path)) == [
-        {
-            "cell": 3,
-            "privacy.rho": 4.0,
-            "federation.silos": 2,
-            "seed": 1,
-            "round": 6,
-            "test_loss": 2.25,
-            "test_accuracy": 0.5,
-        }
-    ]
+    metrics = {"test_loss": 2.25, "test_accuracy": 0.5}
+    folder(tmp_path).evaluated(3, 6, metrics)
+    line = {"cell": 3, "privacy.rho": 4.0, "federation.silos": 2, "seed": 1, "round": 6, **metrics}
+    assert list(read_history(tmp_path)) == [line]
 
 
 def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
     folder(tmp_path)
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    change_results(tmp_path, ("format",), 2)
     with pytest.raises(InputError, match="format 2, this version of fedpriv reads format 1"):
         read_results(tmp_path)
 
@@ -184,24 +183,20 @@ def test_a_folder_without_history_is_named(tmp_path: Path) -> None:
 
 def test_a_group_that_is_not_wholly_written_is_computed_again(tmp_path: Path) -> None:
     """Cells that ran together ran as so many: fewer at once may round otherwise."""
-    run = folder(tmp_path)
-    for place in (0, 2, 3):
-        run.evaluated(place, 8, {"test_loss": 2.0, "test_accuracy": 0.5})
-        run.finished(place, outcome())
-    of_all = scenario()
+    folder(tmp_path, finished=[0, 2, 3])
 
     def groups(cells: Sequence[Cell]) -> list[list[int]]:
-        assert list(cells) == [point.cell for point in of_all.points]
+        assert list(cells) == [point.cell for point in scenario().points]
         return [[0, 1], [2, 3]]
 
-    again = RunFolder(tmp_path, of_all, "vectorized", resume=True, group_cells=groups)
+    again = RunFolder(tmp_path, scenario(), "vectorized", resume=True, group_cells=groups)
     assert again.missing_indices == [0, 1]
     assert [line["cell"] for line in read_history(tmp_path)] == [2, 3]
     assert [cell["cell"] for cell in read_results(tmp_path).cells] == [2, 3]
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("keys", "value"),
     [
         (("axes",), 3),
         (("versions",), "a"),
@@ -222,15 +217,9 @@ def test_a_group_that_is_not_wholly_written_is_computed_again(tmp_path: Path) ->
     ],
 )
 def test_results_that_somebody_damaged_are_refused_in_one_line(
-    tmp_path: Path, place: tuple[Any, ...], value: Any
+    tmp_path: Path, keys: tuple[Any, ...], value: Any
 ) -> None:
-    tree = {**small_tree(), "name": "damaged"}
-    fedpriv.run(tree, out=tmp_path)
-    found = json.loads((tmp_path / "results.json").read_text())
-    at = found
-    for step in place[:-1]:
-        at = at[step]
-    at[place[-1]] = value
-    (tmp_path / "results.json").write_text(json.dumps(found))
+    fedpriv.run({**small_tree(), "name": "damaged"}, out=tmp_path)
+    change_results(tmp_path, keys, value)
     with pytest.raises(InputError, match="not a results file of fedpriv"):
         read_results(tmp_path)

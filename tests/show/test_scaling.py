@@ -12,17 +12,19 @@ import pytest
 
 from benchmarks.risk_slope import exponents
 from fedpriv.addons.rates.scaling import find_values, scaling_chart
-from fedpriv.claims.ledger import ReleaseStream
 from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError
 from fedpriv.papers.choquette_choo import AcceleratedSettings
 from fedpriv.plan.plan import excess_risk_bound, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import Scenario, load_scenario, parse_scenario
+from fedpriv.scenario.published import Growth
 from fedpriv.show.table import render_tables
 from fedpriv.study.results import Results, RunFolder, read_results
 from tests.conftest import small_tree
+from tests.show.builders import results_of_records
 
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SIZES, ROUNDS = [256, 1024, 4096], [1, 2, 4, 8, 16, 32, 64, 128]
 
 
@@ -32,23 +34,21 @@ def scenario(**scaling: Any) -> Scenario:
         privacy={"relation": "zero-out", "mode": "none"},
     )
     tree["sweep"] = {
-        "algorithm.trust": ["untrusted", "trusted"],
-        "federation.samples": SIZES,
-        "federation.rounds": ROUNDS,
+        "algorithm.trust": ["untrusted", "trusted"], "federation.samples": SIZES, "federation.rounds": ROUNDS,
         "label.setting": ["good", "bad"],
-    }
+    }  # fmt: skip
     section = {
-        "along": "federation.samples",
-        "smallest": "federation.rounds",
-        "by": "algorithm.trust",
-        "metric": "excess_risk",
-        "factor": 1.0,
-        "scale": 1.0,
-        "theory": {"trusted": 0.25},
-        **scaling,
-    }
+        "along": "federation.samples", "smallest": "federation.rounds", "by": "algorithm.trust",
+        "metric": "excess_risk", "factor": 1.0, "scale": 1.0, "theory": {"trusted": 0.25}, **scaling,
+    }  # fmt: skip
     tree["scaling"] = {key: value for key, value in section.items() if value is not None}
     return parse_scenario(tree, "test")
+
+
+def growth_of(**scaling: Any) -> Growth:
+    growth = scenario(**scaling).growth
+    assert growth is not None
+    return growth
 
 
 def risk(point: dict[str, Any]) -> float:
@@ -58,39 +58,45 @@ def risk(point: dict[str, Any]) -> float:
     return float(value) * (10.0 if point["label.setting"] == "bad" else 1.0)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def write_run(folder: Path, count: int | None = None) -> Path:
+    """The folder of a run with the first cells of the sweep, or with all."""
     sweep = scenario()
-    writer = RunFolder(tmp_path / "run", sweep, "vectorized", resume=False)
-    releases: tuple[ReleaseStream, ...] = ()
-    for place, point in enumerate(sweep.points):
+    writer = RunFolder(folder, sweep, "vectorized", resume=False)
+    for index, point in list(enumerate(sweep.points))[:count]:
         metrics = {"test_loss": 1.0, "excess_risk": risk(dict(point.swept_values))}
-        writer.finished(place, CellOutcome(metrics, 0.0, 0.0, releases, 7, np.zeros(3)))
-    return tmp_path / "run"
+        writer.finished(index, CellOutcome(metrics, 0.0, 0.0, (), 7, np.zeros(3)))
+    return folder
 
 
-def test_interpolated_rounds_of_the_best_setting_and_their_exponents(folder: Path) -> None:
+@pytest.fixture
+def results(tmp_path: Path) -> Any:
+    """Results whose cells' figures a test may change."""
+    return read_results(write_run(tmp_path / "run"))
+
+
+def values_of(results: Results, growth: Growth) -> list[list[float | None]]:
+    return [[value.value for value in line.values.values()] for line in find_values(results, growth)]
+
+
+def test_interpolated_rounds_of_the_best_setting_and_their_exponents(results: Results) -> None:
     """Target 1/√n, risks 1/T² and 1/T: T = n^(1/4) and n^(1/2) exactly, also between powers of two."""
-    results = read_results(folder)
     assert results.growth is not None
     untrusted, trusted = find_values(results, results.growth)
-    assert [value.value for value in trusted.values.values()] == pytest.approx([4.0, 4096**0.25 / 2**0.5, 8.0])
-    assert [value.value for value in untrusted.values.values()] == pytest.approx([16.0, 32.0, 64.0])
+    assert values_of(results, results.growth) == [
+        pytest.approx([16.0, 32.0, 64.0]),
+        pytest.approx([4.0, 4096**0.25 / 2**0.5, 8.0]),
+    ]
     assert untrusted.fit is not None
     assert trusted.fit is not None
     assert (untrusted.fit.exponent, trusted.fit.exponent) == pytest.approx((0.5, 0.25))
     assert untrusted.fit.half_width == pytest.approx(0.0, abs=1e-9)
 
 
-def test_the_metric_itself_is_fitted_without_a_smallest_key(folder: Path) -> None:
+def test_the_metric_itself_is_fitted_without_a_smallest_key(results: Any) -> None:
     """At 4 rounds alone the risk does not depend on n; a metric of its own n gives its own exponent."""
-    results = read_results(folder)
-    growth = scenario().growth
-    assert growth is not None
-    plain = growth.model_copy(update={"smallest": None, "factor": None})
+    plain = growth_of().model_copy(update={"smallest": None, "factor": None})
     for cell in results.cells:
-        size = cell["point"]["federation.samples"]
-        cell["excess_risk"] *= size**-0.5  # type: ignore[index]
+        cell["excess_risk"] *= cell["point"]["federation.samples"] ** -0.5
     for over, edge in (("best", 128.0), ("worst", 1.0)):
         line = find_values(results, plain.model_copy(update={"over": over}))[1]
         factor = 1.0 if over == "best" else 10.0
@@ -99,74 +105,60 @@ def test_the_metric_itself_is_fitted_without_a_smallest_key(folder: Path) -> Non
         assert line.fit.exponent == pytest.approx(-0.5)
 
 
-def test_values_at_their_start_or_at_a_floor_are_not_fitted(folder: Path) -> None:
-    results = read_results(folder)
-    growth = scenario(smallest=None, factor=None, start=2e-4, floor=0.0).growth
-    assert growth is not None
+def test_values_at_their_start_or_at_a_floor_are_not_fitted(results: Any) -> None:
+    growth = growth_of(smallest=None, factor=None, start=2e-4, floor=0.0)
     for cell in results.cells:
-        cell["excess_risk"] = 1.0 / cell["point"]["federation.samples"]  # type: ignore[index]
-    line = find_values(results, growth.model_copy(update={"start": 1 / 300}))[0]
-    assert [value.is_fitted for value in line.values.values()] == [False, True, True]
-    floored = find_values(results, growth.model_copy(update={"start": None, "floor": 1 / 2000}))[0]
-    assert [value.is_fitted for value in floored.values.values()] == [True, True, False]
-    loose = find_values(results, scenario(factor=16.0).growth or growth)[0]
-    assert [value.is_fitted for value in loose.values.values()] == [False, False, False]
-    assert loose.fit is None
+        cell["excess_risk"] = 1.0 / cell["point"]["federation.samples"]
+    for other, fitted in (
+        (growth.model_copy(update={"start": 1 / 300}), [False, True, True]),
+        (growth.model_copy(update={"start": None, "floor": 1 / 2000}), [True, True, False]),
+        (growth_of(factor=16.0), [False, False, False]),
+    ):
+        line = find_values(results, other)[0]
+        assert [value.is_fitted for value in line.values.values()] == fitted
+    assert line.fit is None
 
 
-def test_settings_are_chosen_on_seeds_apart(folder: Path) -> None:
+def test_settings_are_chosen_on_seeds_apart(results: Results) -> None:
     """Seed 0 likes the bad setting; its values count for nothing else."""
-    results = read_results(folder)
-    growth = scenario(smallest=None, factor=None, chosen_on=[0]).growth
-    assert growth is not None
+    growth = growth_of(smallest=None, factor=None, chosen_on=[0])
     cells = []
     for cell in results.cells:
         good = cell["point"]["label.setting"] == "good"
         for seed, risk_of_seed in ((0, 1.0 if good else 0.1), (1, 0.5 if good else 0.7)):
             cells.append({**cell, "seed": seed, "excess_risk": risk_of_seed})
     two = dataclasses.replace(results, cells=cells, seeds=[0, 1])
-    assert [value.value for value in find_values(two, growth)[0].values.values()] == pytest.approx([0.7] * 3)
+    assert values_of(two, growth)[0] == pytest.approx([0.7] * 3)
 
 
-def test_the_chart_has_marks_fitted_lines_and_a_triangle(folder: Path) -> None:
-    chart = scaling_chart(read_results(folder))
+def test_the_chart_has_marks_fitted_lines_and_a_triangle(results: Results) -> None:
+    chart = scaling_chart(results)
     assert chart is not None
     assert (chart.log_x, chart.log_y) == (True, True)
-    names = [series.name for series in chart.series]
-    assert names == [
-        "untrusted: exponent 0.500 ± 0.000",
-        "untrusted: exponent 0.500 ± 0.000",
-        "trusted: exponent 0.250 ± 0.000",
-        "trusted: exponent 0.250 ± 0.000",
-        "theory: 0.25",
-    ]
+    lines = "untrusted: exponent 0.500 ± 0.000", "trusted: exponent 0.250 ± 0.000"
+    names = [name for name in lines for _ in ("marks", "fitted line")]
+    assert [series.name for series in chart.series] == [*names, "theory: 0.25"]
     left, right, top, _ = chart.series[-1].marks
     assert math.log(top.y / right.y) / math.log(right.x / left.x) == pytest.approx(0.25)
-    assert "nan" not in render_tables(read_results(folder), "markdown")
+    assert "nan" not in render_tables(results, "markdown")
 
 
-def test_the_table_has_sizes_across_and_theory_beside(folder: Path) -> None:
-    text = render_tables(read_results(folder), "markdown")
+def test_the_table_has_sizes_across_and_theory_beside(results: Results) -> None:
+    text = render_tables(results, "markdown")
     assert "n = 4096" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| untrusted")]
     entries = [cell.strip() for cell in line.split("|")[2:6]]
-    assert entries == [
-        "16.00",
-        "32.00",
-        "64.00",
-        "0.500 ± 0.000 (3 sizes)",
-    ]
+    assert entries == ["16.00", "32.00", "64.00", "0.500 ± 0.000 (3 sizes)"]
     (line,) = [line for line in text.splitlines() if line.startswith("| trusted")]
     assert "| 0.25" in line.replace("   ", "")
 
 
 def test_theory_stands_beside_its_own_setting_only() -> None:
     """A narrowed sweep keeps it; another ball, privacy or radius has other exponents, or none that are known."""
-    path = Path(__file__).parents[2] / "scenarios" / "complexity-table.toml"
 
     def theory(*overrides: str) -> dict[str, float]:
         few = ("federation.samples=[1024]", "federation.rounds=[4]", "label.step=long", "seeds=1")
-        scaling = load_scenario(path, [*few, *overrides]).growth
+        scaling = load_scenario(SCENARIOS / "complexity-table.toml", [*few, *overrides]).growth
         assert scaling is not None
         return scaling.theory
 
@@ -183,69 +175,59 @@ def test_theory_stands_beside_its_own_setting_only() -> None:
 )
 def test_the_betas_of_the_outer_minimizer_are_what_they_are_called(beta: str, factor: float, known: bool) -> None:
     """M is the model's own, and a bound of the risk is known from M (T+1)/2 on."""
-    path = Path(__file__).parents[2] / "scenarios" / "complexity-outside.toml"
     few = ("federation.samples=[4096]", f'label.beta=["{beta}"]', "seeds=1")
-    points = load_scenario(path, few).points
+    points = load_scenario(SCENARIOS / "complexity-outside.toml", few).points
     assert len(points) == 17
     objective = load_task(points[0].cell).objective
     for cell in (point.cell for point in points):
         rounds, own = cell.schedule.rounds, cell.algorithm.settings
         assert isinstance(own, AcceleratedSettings)
-        asked = factor * objective.smoothness * (rounds + 1 if beta == "M (T+1)/2" else rounds)
+        least = factor * objective.smoothness * (rounds + 1 if beta == "M (T+1)/2" else rounds)
         assert own.beta is not None
-        assert own.beta == 1.0 or asked < own.beta < 1.001 * asked
+        assert own.beta == 1.0 or least < own.beta < 1.001 * least
         bound = excess_risk_bound(cell, make_plan(cell, objective))
         assert bound is not None
         assert math.isfinite(bound.value) == known
 
 
-def test_what_no_number_of_rounds_reaches_is_said(folder: Path) -> None:
-    tight = scenario(factor=1e-3).growth
-    assert tight is not None
-    untrusted = find_values(read_results(folder), tight)[0]
-    assert [value.value for value in untrusted.values.values()] == [None] * 3
-    assert untrusted.fit is None
-    assert "not reached" in render_tables(dataclasses.replace(read_results(folder), growth=tight), "markdown")
+def test_what_no_number_of_rounds_reaches_is_said(results: Results) -> None:
+    tight = growth_of(factor=1e-3)
+    assert values_of(results, tight)[0] == [None] * 3
+    assert find_values(results, tight)[0].fit is None
+    assert "not reached" in render_tables(dataclasses.replace(results, growth=tight), "markdown")
 
 
-def test_private_runs_have_the_second_term(folder: Path) -> None:
+def test_private_runs_have_the_second_term(results: Any) -> None:
     """√d/(ε n) is added where there is an ε: d = 3 in these results."""
-    results = read_results(folder)
-    assert results.growth is not None
     for cell in results.cells:
-        cell["epsilon"] = 2.0  # type: ignore[index]
+        cell["epsilon"] = 2.0
     trusted = find_values(results, results.growth)[1]
     target = 1 / 16 + math.sqrt(3) / (2.0 * 256)
     assert trusted.values[256.0].value == pytest.approx(target**-0.5)
 
 
-def test_a_key_that_is_not_swept_is_refused() -> None:
-    with pytest.raises(InputError, match=r"scaling.along = 'privacy.mu': expected a swept key"):
-        scenario(along="privacy.mu")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"along": "privacy.mu"}, r"scaling.along = 'privacy.mu': expected a swept key"),
+        ({"factor": None}, r"scaling.factor: expected the target's factor"),
+    ],
+)
+def test_a_scaling_that_cannot_be_computed_is_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        scenario(**change)
 
 
-def test_a_smallest_key_needs_the_targets_factor() -> None:
-    with pytest.raises(InputError, match=r"scaling.factor: expected the target's factor"):
-        scenario(factor=None)
-
-
-def test_cells_in_the_journal_are_not_lost(folder: Path) -> None:
+def test_cells_in_the_journal_are_not_lost(tmp_path: Path) -> None:
     """A run that was killed between two rewrites of results.json: its journal counts, a torn line does not."""
-    whole = read_results(folder)
-    journal = folder / "cells.jsonl"
-    assert not journal.exists()
-    sweep = scenario()
-    writer = RunFolder(folder.parent / "other", sweep, "vectorized", resume=False)
-    for place in (0, 1):
-        metrics = {"test_loss": 1.0, "excess_risk": 1.0}
-        writer.finished(place, CellOutcome(metrics, 0.0, 0.0, (), 7, np.zeros(3)))
-    other = folder.parent / "other"
-    with (other / "cells.jsonl").open("a", encoding="utf-8") as file:
+    whole = write_run(tmp_path / "whole")
+    assert not (whole / "cells.jsonl").exists()
+    assert len(read_results(whole).cells) == len(scenario().points)
+    killed = write_run(tmp_path / "killed", 2)
+    with (killed / "cells.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"cell": 2, "po')
-    assert [cell["cell"] for cell in read_results(other).cells] == [0, 1]
-    resumed = RunFolder(other, sweep, "vectorized", resume=True)
-    assert resumed.missing_indices[0] == 2
-    assert len(whole.cells) == len(sweep.points)
+    assert [cell["cell"] for cell in read_results(killed).cells] == [0, 1]
+    assert RunFolder(killed, scenario(), "vectorized", resume=True).missing_indices[0] == 2
 
 
 @pytest.mark.slow
@@ -262,8 +244,8 @@ def test_exponents_from_size_to_size() -> None:
         for size in SIZES
         for seed in (0, 1)
     ]
-    axes = {"federation.samples": SIZES}
-    found = exponents(Results("", "", "vectorized", True, axes, [0, 1], None, cells, {}, None))
-    assert [size for size, _, _ in found] == SIZES
-    for _, _, slopes in found[1:]:
+    results = dataclasses.replace(results_of_records(*cells), axes={"federation.samples": SIZES}, seeds=[0, 1])
+    rows = exponents(results)
+    assert [size for size, _, _ in rows] == SIZES
+    for _, _, slopes in rows[1:]:
         assert slopes == pytest.approx([-0.5, -0.5], abs=1e-12)

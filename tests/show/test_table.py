@@ -25,9 +25,8 @@ from fedpriv.show.summary import (
     summarize,
 )
 from fedpriv.show.table import render_tables
-from fedpriv.study.results import Results
+from tests.show.builders import PAPER, results_of, table_of
 
-Make = Callable[..., Results]
 LOSS, ACCURACY, *_ = METRICS
 
 
@@ -40,7 +39,7 @@ def lines_of(text: str, start: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(start)]
 
 
-def test_markdown_beside_a_paper(make_table: Make) -> None:
+def test_markdown_beside_a_paper() -> None:
     # fmt: off
     expected = """\
 ## A small run
@@ -66,11 +65,11 @@ Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP 
 ε = 48 is above 20: it lets the odds about a record grow more than 10^8-fold, which is next to no protection.
 """  # noqa: E501
     # fmt: on
-    assert render_tables(make_table(), "markdown") == expected
+    assert render_tables(table_of(), "markdown") == expected
 
 
-def test_markdown_without_a_paper(make_results: Make) -> None:
-    results = make_results({"federation.silos": [1, 100]}, [7, 8], lambda point, seed: (2.25 + 0.01 * seed, 0.5))
+def test_markdown_without_a_paper() -> None:
+    results = results_of({"federation.silos": [1, 100]}, [7, 8], lambda point, seed: (2.25 + 0.01 * seed, 0.5))
     assert render_tables(results, "markdown").split("\n\n")[1] == "\n".join(
         [
             "| silos | rounds |   μ |      ε at δ |       test loss | test accuracy (%) "
@@ -85,103 +84,86 @@ def test_markdown_without_a_paper(make_results: Make) -> None:
     )
 
 
-def test_one_seed_has_no_spread(make_table: Make) -> None:
-    text = render_tables(make_table(seeds=[1]), "markdown")
+def test_one_seed_has_no_spread() -> None:
+    text = render_tables(table_of(seeds=[1]), "markdown")
     assert "| 4         | 2.2560 [2.256, +0.0000] | 2.2660 [2.267, -0.0010] |" in text
     assert "±" not in text
     assert lines_of(text, "Metrics are of one seed, computed on engine vectorized. The largest differences to ")
 
 
-def test_an_unfinished_run_says_so_loudly(make_table: Make) -> None:
-    results = make_table(figures=without((4.0, 1, 2), (8.0, 10, 0), (8.0, 10, 1), (8.0, 10, 2)))
+def test_an_unfinished_run_says_so_loudly() -> None:
+    results = table_of(figures=without((4.0, 1, 2), (8.0, 10, 0), (8.0, 10, 1), (8.0, 10, 2)))
     text = render_tables(results, "markdown")
-    assert lines_of(text, "**INCOMPLETE") == [
-        "**INCOMPLETE: 8 of 12 cells are finished.** "
-        "Missing: ρ = 4, silos 1, seed 2; ρ = 8, silos 10, seeds 0, 1, 2."
-    ]
-    assert "2.2560 ± 0.0000 (2 of 3 seeds) [2.256, +0.0000]" in text
-    assert "missing [2.250]" in text
-    assert "missing [70.0]" in text
+    missing = "Missing: ρ = 4, silos 1, seed 2; ρ = 8, silos 10, seeds 0, 1, 2."
+    assert lines_of(text, "**INCOMPLETE") == [f"**INCOMPLETE: 8 of 12 cells are finished.** {missing}"]
+    for entry in ("2.2560 ± 0.0000 (2 of 3 seeds) [2.256, +0.0000]", "missing [2.250]", "missing [70.0]"):
+        assert entry in text
     assert "INCOMPLETE: 8 of 12 cells" in render_tables(results, "latex")
 
 
-def test_a_complete_run_is_not_called_incomplete(make_table: Make) -> None:
-    assert describe_incomplete(make_table()) == ""
-    assert missing_seeds(make_table()) == []
-    assert "INCOMPLETE" not in render_tables(make_table(), "markdown") + render_tables(make_table(), "latex")
+def test_a_complete_run_is_not_called_incomplete() -> None:
+    assert describe_incomplete(table_of()) == ""
+    assert missing_seeds(table_of()) == []
+    assert "INCOMPLETE" not in render_tables(table_of(), "markdown") + render_tables(table_of(), "latex")
 
 
-def test_a_run_before_its_first_cell(make_table: Make, make_results: Make) -> None:
-    nothing = make_table(figures=lambda point, seed: None)
-    assert "**INCOMPLETE: 0 of 12 cells are finished.**" in render_tables(nothing, "markdown")
-    assert "largest" not in render_tables(nothing, "markdown")
-    plain = make_results({}, [0], lambda point, seed: None)
-    assert "**INCOMPLETE: 0 of 1 cells are finished.** Missing: seed 0." in render_tables(plain, "markdown")
-    assert len({len(line) for line in lines_of(render_tables(plain, "markdown"), "|")}) == 1
+def test_a_run_before_its_first_cell() -> None:
+    text = render_tables(table_of(figures=lambda point, seed: None), "markdown")
+    assert "**INCOMPLETE: 0 of 12 cells are finished.**" in text
+    assert "largest" not in text
+    plain = render_tables(results_of({}, figures=lambda point, seed: None), "markdown")
+    assert "**INCOMPLETE: 0 of 1 cells are finished.** Missing: seed 0." in plain
+    assert len({len(line) for line in lines_of(plain, "|")}) == 1
 
 
-def test_no_more_than_ten_missing_points_are_listed(make_results: Make) -> None:
-    results = make_results({"federation.silos": list(range(1, 15))}, [0], lambda point, seed: None)
+def test_no_more_than_ten_missing_points_are_listed() -> None:
+    results = results_of({"federation.silos": list(range(1, 15))}, [0], lambda point, seed: None)
     (line,) = lines_of(render_tables(results, "markdown"), "**INCOMPLETE")
     assert line.endswith("; silos 10, seed 0; and 4 more points.")
 
 
-def test_another_axis_gets_a_table_a_value(make_table: Make) -> None:
-    axes = {
-        "privacy.rho": [4.0, 8.0],
-        "algorithm.trust": ["untrusted", "trusted"],
-        "federation.silos": [1, 10],
-    }
-    text = render_tables(make_table(axes=axes), "markdown")
+def test_another_axis_gets_a_table_a_value() -> None:
+    trusts = ["untrusted", "trusted"]
+    axes = {"privacy.rho": [4.0, 8.0], "algorithm.trust": trusts, "federation.silos": [1, 10]}
+    text = render_tables(table_of(axes=axes), "markdown")
     assert [line.partition(":")[0] for line in lines_of(text, "**")] == [
-        "**test loss, untrusted",
-        "**test loss, trusted",
-        "**test accuracy (%), untrusted",
-        "**test accuracy (%), trusted",
+        f"**{metric}, {trust}" for metric in ("test loss", "test accuracy (%)") for trust in trusts
     ]
-    assert [line.split(", ")[2][:15] for line in lines_of(text, "Privacy")] == [
-        "untrusted serve",
-        "trusted server:",
-    ]
+    assert [line.split(", ")[2].split(" server:")[0] for line in lines_of(text, "Privacy")] == trusts
 
 
-def test_only_published_metrics_have_tables(make_table: Make) -> None:
-    paper = {
-        "rows": "privacy.rho",
-        "columns": "federation.silos",
-        "test_loss": [[2.256, 2.267], [2.253, 2.25]],
-        "row_values": [4.0, 8.0],
-        "column_values": [1, 10],
-    }
-    text = render_tables(make_table(paper=paper), "markdown")
+def test_only_published_metrics_have_tables() -> None:
+    loss_only = {key: value for key, value in PAPER.items() if key != "test_accuracy"}
+    text = render_tables(table_of(paper=loss_only), "markdown")
     assert len(lines_of(text, "**")) == 1
     assert "accuracy" not in text
 
 
-def test_values_the_paper_does_not_have_stand_alone(make_table: Make) -> None:
+def test_values_the_paper_does_not_have_stand_alone() -> None:
     axes = {"privacy.rho": [4.0, 16.0], "federation.silos": [1]}
-    text = render_tables(make_table(axes=axes, seeds=[1]), "markdown")
+    text = render_tables(table_of(axes=axes, seeds=[1]), "markdown")
     assert "| 4         | 2.2560 [2.256, +0.0000] |" in text
     assert "| 16        |                  2.2560 |" in text
 
 
-def test_difference_is_measured_minus_published(make_table: Make) -> None:
-    results = make_table()
-    below = compare_with_published(results, LOSS, {"privacy.rho": 4.0, "federation.silos": 10})
-    above = compare_with_published(results, LOSS, {"privacy.rho": 8.0, "federation.silos": 10})
+def test_difference_is_measured_minus_published() -> None:
+    below, above = (
+        compare_with_published(table_of(), LOSS, {"privacy.rho": rho, "federation.silos": 10})
+        for rho in (4.0, 8.0)
+    )
     assert below.published == 2.267
     assert below.difference == pytest.approx(2.266 - 2.267)
     assert above.difference == pytest.approx(2.262 - 2.250)
 
 
-def test_the_largest_difference_may_be_negative(make_table: Make) -> None:
-    text = render_tables(make_table(figures=lambda point, seed: (2.25, 0.7)), "markdown")
+def test_the_largest_difference_may_be_negative() -> None:
+    text = render_tables(table_of(figures=lambda point, seed: (2.25, 0.7)), "markdown")
     # 2.25 - 2.267, 70 - 69.4
     assert "differences to published values are 0.0170 in test loss and 0.6 in test accuracy (%)." in text
 
 
-def test_a_tiny_negative_difference_has_no_minus_sign(make_table: Make) -> None:
-    text = render_tables(make_table(figures=lambda point, seed: (2.256 - 1e-6, 0.7)), "markdown")
+def test_a_tiny_negative_difference_has_no_minus_sign() -> None:
+    text = render_tables(table_of(figures=lambda point, seed: (2.256 - 1e-6, 0.7)), "markdown")
     assert "[2.256, +0.0000]" in text
     assert "-0.0000" not in text
 
@@ -194,43 +176,38 @@ def test_standard_deviation_is_the_sample_one() -> None:
     assert summarize([], ACCURACY) is None
 
 
-def test_csv_parses_back(make_table: Make) -> None:
-    rows = list(csv.DictReader(io.StringIO(render_tables(make_table(), "csv"))))
+def test_csv_parses_back() -> None:
+    rows = list(csv.DictReader(io.StringIO(render_tables(table_of(), "csv"))))
     assert len(rows) == 8
     row = rows[2]
-    assert list(row) == [
-        *("privacy.rho", "federation.silos", "metric", "mean", "std", "seeds", "published", "difference"),
-        *("mu", "epsilon", "delta", "relation", "trust", "ledger"),
-    ]
-    assert (row["privacy.rho"], row["federation.silos"], row["metric"]) == ("4.0", "10", "test loss")
-    assert float(row["mean"]) == pytest.approx(2.266, abs=1e-12)
-    assert float(row["std"]) == pytest.approx(0.001, rel=1e-9)
-    assert float(row["published"]) == 2.267
-    assert float(row["difference"]) == pytest.approx(-0.001, rel=1e-9)
-    assert [row[key] for key in ("seeds", "mu", "epsilon", "delta")] == ["3", "4.0", "24.0", "1e-05"]
-    assert (row["relation"], row["trust"]) == ("replace-one", "untrusted")
+    measured = {key: float(row[key]) for key in ("mean", "std", "difference")}
+    assert measured == pytest.approx({"mean": 2.266, "std": 0.001, "difference": -0.001}, abs=1e-12)
+    assert list({**row, **dict.fromkeys(measured, "")}.items()) == [
+        ("privacy.rho", "4.0"), ("federation.silos", "10"), ("metric", "test loss"), ("mean", ""), ("std", ""),
+        ("seeds", "3"), ("published", "2.267"), ("difference", ""), ("mu", "4.0"), ("epsilon", "24.0"),
+        ("delta", "1e-05"), ("relation", "replace-one"), ("trust", "untrusted"), ("ledger", "ok"),
+    ]  # fmt: skip
     assert rows[3]["metric"] == "test accuracy (%)"
     assert float(rows[3]["mean"]) == pytest.approx(69.0)
 
 
-def test_csv_names_a_difference_of_any_seed(make_table: Make) -> None:
+def test_csv_names_a_difference_of_any_seed() -> None:
     """Before: "ok" unless the cell of the first seed was the one that differs."""
-    results = dataclasses.replace(make_table(), differs=(4,))
+    results = dataclasses.replace(table_of(), differs=(4,))
     rows = list(csv.DictReader(io.StringIO(render_tables(results, "csv"))))
     assert [row["ledger"] for row in rows] == ["ok"] * 2 + ["DIFFERS"] * 2 + ["ok"] * 4
 
 
-def test_csv_of_a_missing_point_has_no_figures(make_table: Make) -> None:
+def test_csv_of_a_missing_point_has_no_figures() -> None:
     gone = without(*((8.0, 10, seed) for seed in (0, 1, 2)))
-    rows = list(csv.DictReader(io.StringIO(render_tables(make_table(figures=gone), "csv"))))
+    rows = list(csv.DictReader(io.StringIO(render_tables(table_of(figures=gone), "csv"))))
     assert len(rows) == 8
-    assert [rows[-1][key] for key in ("seeds", "mean", "std", "published", "difference", "mu")] == [
-        *("0", "", "", "70.0", "", "")
-    ]
+    entries = [rows[-1][key] for key in ("seeds", "mean", "std", "published", "difference", "mu")]
+    assert entries == ["0", "", "", "70.0", "", ""]
 
 
-def test_latex_is_booktabs(make_table: Make) -> None:
-    first, second = render_tables(make_table(), "latex").split("\n\n")
+def test_latex_is_booktabs() -> None:
+    first, second = render_tables(table_of(), "latex").split("\n\n")
     assert second.startswith(r"\begin{table}")
     expected = [
         r"\begin{tabular}{lrr}",
@@ -248,20 +225,18 @@ def test_latex_is_booktabs(make_table: Make) -> None:
     assert first.splitlines()[3:] == expected
 
 
-def test_latex_escapes_text(make_results: Make) -> None:
-    results = make_results({"model.some_key": ["a_b & c%", "{x}~\\"]}, [0], lambda point, seed: (2.3, 0.1))
-    text = render_tables(results, "latex")
+def test_latex_escapes_text() -> None:
+    text = render_tables(results_of({"model.some_key": ["a_b & c%", "{x}~\\"]}), "latex")
     assert r"a\_b \& c\% & 100 & 600" in text
     assert r"\{x\}\textasciitilde{}\textbackslash{} & 100" in text
     assert r"some\_key & silos & rounds" in text
 
 
-def test_privacy_lines(make_results: Make) -> None:
+def test_privacy_lines() -> None:
     def facts(point: Mapping[str, Any]) -> dict[str, Any]:
         return {} if point["privacy.mode"] == "gaussian" else {"mu": None, "epsilon": None, "noise": "none"}
 
-    results = make_results({"privacy.mode": ["gaussian", "none"]}, [0], lambda p, s: (2.3, 0.1), facts=facts)
-    text = render_tables(results, "markdown")
+    text = render_tables(results_of({"privacy.mode": ["gaussian", "none"]}, facts=facts), "markdown")
     assert lines_of(text, "Privacy") == [
         "Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP exactly with μ = 4 "
         "(zCDP 8); (ε, δ) = (24, 1e-05) exact, (28, 1e-05) by the paper's formula, rounded up; simulation noise "
@@ -271,26 +246,22 @@ def test_privacy_lines(make_results: Make) -> None:
     assert "| no noise |        none |" in lines_of(text, "| none")[0]
 
 
-def test_a_line_of_exact_releases_says_up_to_what_they_hold(make_results: Make) -> None:
+def test_a_line_of_exact_releases_says_up_to_what_they_hold() -> None:
     """They are within 2^-60 of what is claimed, so nothing about them is exactly μ-GDP."""
     facts = {"holds": EXACT_ASSUMPTIONS, "attained": False, "noise": "release"}
-    results = make_results({"privacy.rho": [4.0]}, [0], lambda p, s: (2.3, 0.1), facts=lambda point: facts)
+    results = results_of({"privacy.rho": [4.0]}, facts=lambda point: facts)
     (line,) = lines_of(render_tables(results, "markdown"), "Privacy")
     assert "μ-GDP with μ at most 4 " in line
     assert line.endswith(f"by the paper's formula, rounded up; release noise, {EXACT_ASSUMPTIONS}.")
 
 
 def test_names_are_short_unless_two_axes_share_one() -> None:
-    assert short_names(["privacy.rho", "seed"]) == {"privacy.rho": "ρ", "seed": "seed"}
-    assert short_names(["data.name", "algorithm.name", "privacy.mu"]) == {
-        "data.name": "data",
-        "algorithm.name": "algorithm",
-        "privacy.mu": "μ",
-    }
-    assert short_names(["algorithm.step", "model.step"]) == {
-        "algorithm.step": "algorithm.step",
-        "model.step": "model.step",
-    }
+    for names in (
+        {"privacy.rho": "ρ", "seed": "seed"},
+        {"data.name": "data", "algorithm.name": "algorithm", "privacy.mu": "μ"},
+        {"algorithm.step": "algorithm.step", "model.step": "model.step"},
+    ):
+        assert short_names(list(names)) == names
 
 
 @pytest.mark.parametrize(
@@ -300,59 +271,43 @@ def test_values_as_papers_print_them(value: Any, text: str) -> None:
     assert format_value(value) == text
 
 
-def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -> None:
+def test_a_guarantee_without_mu_is_none_the_less_a_guarantee() -> None:
     """Poisson sampling: no μ, and everywhere its ε; "no noise" is said of runs without any."""
-    drawn = ReleaseStream(
-        "server", IndependentGaussian(), PoissonSampling(8, 8), 0.0, (1.0,) * 8, 1.0, "zero-out", 1.0
-    )
-    facts: dict[str, Any] = {
-        "mu": None,
-        "rho": None,
-        "zcdp": None,
-        "epsilon_paper": None,
-        "guarantee": "subsampled-gaussian",
-    }
-    facts["releases"] = [stream_to_data(drawn)]
-    results = make_table(paper=None, facts=lambda point: facts if point["federation.silos"] == 10 else {})
+    sampling = PoissonSampling(8, 8)
+    sampled = ReleaseStream("server", IndependentGaussian(), sampling, 0.0, (1.0,) * 8, 1.0, "zero-out", 1.0)
+    facts: dict[str, Any] = dict.fromkeys(["mu", "rho", "zcdp", "epsilon_paper"])
+    facts |= {"guarantee": "subsampled-gaussian", "releases": [stream_to_data(sampled)]}
+    results = table_of(paper=None, facts=lambda point: facts if point["federation.silos"] == 10 else {})
     text = render_tables(results, "markdown")
-    assert [cell.strip() for cell in lines_of(text, "| 4 ")[1].split("|")[2:6]] == [
-        "10",
-        "600",
-        "none",
-        "24 at 1e-05",
-    ]
+    entries = [cell.strip() for cell in lines_of(text, "| 4 ")[1].split("|")[2:6]]
+    assert entries == ["10", "600", "none", "24 at 1e-05"]
     assert "no noise" not in text
-    gaussian, sampled = lines_of(text, "Privacy:")
+    gaussian, poisson = lines_of(text, "Privacy:")
     assert "μ-GDP exactly with μ = 4 to 8" in gaussian
-    assert "Poisson sampling, which no μ describes; (ε, δ) = (24 to 48, 1e-05), an upper bound" in sampled
-    rows = [
-        row
-        for row in csv.DictReader(io.StringIO(render_tables(results, "csv")))
-        if row["federation.silos"] == "10"
-    ]
-    assert {(row["mu"], row["epsilon"]) for row in rows} == {("", "24.0"), ("", "48.0")}
+    assert "Poisson sampling, which no μ describes; (ε, δ) = (24 to 48, 1e-05), an upper bound" in poisson
+    rows = list(csv.DictReader(io.StringIO(render_tables(results, "csv"))))
+    figures = {(row["mu"], row["epsilon"]) for row in rows if row["federation.silos"] == "10"}
+    assert figures == {("", "24.0"), ("", "48.0")}
     assert "& none & 24 at 1e-05 &" in render_tables(results, "latex")
 
 
-def test_markup_in_a_label_is_no_markup_of_the_table(make_table: Make) -> None:
+def test_markup_in_a_label_is_no_markup_of_the_table() -> None:
     """A page that shows table.md would run it: a label is somebody's who may be none of ours."""
-    text = render_tables(replace(make_table(), title="<img src=x onerror=alert(1)>"), "markdown")
+    text = render_tables(replace(table_of(), title="<img src=x onerror=alert(1)>"), "markdown")
     assert "&lt;img src=x" in text
     assert "<" not in text
 
 
 def test_metrics_that_are_no_numbers_have_no_spread_and_are_shown_as_such() -> None:
     for values in ([math.nan, 1.0], [math.inf, 1.0], [math.inf, -math.inf]):
-        found = summarize([{LOSS.key: value} for value in values], LOSS)
-        assert found is not None
-        assert found.std is not None
-        assert math.isnan(found.std)
-        assert not math.isfinite(found.mean)
+        summary = summarize([{LOSS.key: value} for value in values], LOSS)
+        assert summary is not None
+        assert summary.std is not None
+        assert math.isnan(summary.std)
+        assert not math.isfinite(summary.mean)
     assert summarize([{LOSS.key: math.nan}], LOSS) is not None
 
 
-def test_a_diverged_seed_is_shown_as_nan(make_table: Make) -> None:
-    def figures(point: Mapping[str, Any], seed: int) -> tuple[float, float]:
-        return (math.nan if seed == 0 else 2.0, 0.5)
-
-    assert "nan ± nan" in render_tables(make_table(figures=figures), "markdown")
+def test_a_diverged_seed_is_shown_as_nan() -> None:
+    results = table_of(figures=lambda point, seed: (math.nan if seed == 0 else 2.0, 0.5))
+    assert "nan ± nan" in render_tables(results, "markdown")

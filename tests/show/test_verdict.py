@@ -1,7 +1,7 @@
 """The paragraph at the top of a report, who holds what, and what running again costs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,17 +10,14 @@ from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.claims.claim import protection_level
 from fedpriv.show.verdict import RUN_COUNTS, describe_run, epsilon_of_repeated_runs, list_party_views
 from fedpriv.study.results import Results
-from tests.show.conftest import results_of
+from tests.show.builders import results_of
 
 AXES: dict[str, list[Any]] = {"privacy.rho": [1.0, 4.0]}
 
 
 def facts(**more: Any) -> Callable[[Any], dict[str, Any]]:
-    scenario = {
-        "algorithm": {"name": "dp-mu2-fl"},
-        "model": {"name": "softmax-regression"},
-        "data": {"name": "mnist"},
-    }
+    names = {"algorithm": "dp-mu2-fl", "model": "softmax-regression", "data": "mnist"}
+    scenario = {section: {"name": name} for section, name in names.items()}
     return lambda point: {"scenario": scenario, **more}
 
 
@@ -46,11 +43,9 @@ def test_a_real_release_is_told_from_a_simulation() -> None:
 def mixed(noises: tuple[str, str], **second: Any) -> Results:
     """Two cells with noise of these kinds, the second of which says other things of itself."""
     results = made()
-    cells: list[Mapping[str, Any]] = [
-        {**results.cells[0], "noise": noises[0]},
-        {**results.cells[1], "noise": noises[1], **second},
-    ]
-    return dataclasses.replace(results, cells=cells, seeds=[0, 1])
+    changes = {"noise": noises[0]}, {"noise": noises[1], **second}
+    cells = [{**cell, **change} for cell, change in zip(results.cells, changes, strict=False)]
+    return dataclasses.replace(results, cells=cells)
 
 
 def test_a_run_that_was_partly_simulated_is_not_called_protected() -> None:
@@ -80,7 +75,7 @@ def test_all_models_and_data_sets_are_named() -> None:
     """Before: those of the first cell alone."""
     results = made()
     other = {**results.cells[1]["scenario"], "data": {"name": "emnist"}}
-    cells = [results.cells[0], {**results.cells[1], "scenario": other, "rounds": 600}]
+    cells = [results.cells[0], {**results.cells[1], "scenario": other}]
     assert "softmax-regression on mnist and emnist: " in describe_run(dataclasses.replace(results, cells=cells))
 
 
@@ -99,7 +94,7 @@ def test_a_run_without_noise_says_that_it_protects_nothing() -> None:
 
 
 def test_nothing_is_said_of_a_run_that_has_not_begun() -> None:
-    assert describe_run(results_of(AXES, [0], lambda point, seed: None)) == "No cell is finished yet."
+    assert describe_run(results_of(AXES, figures=lambda point, seed: None)) == "No cell is finished yet."
 
 
 @pytest.mark.parametrize(("mu", "word"), [(0.3, "strong"), (1.0, "moderate"), (2.0, "weak"), (4.0, "next to no")])
@@ -126,25 +121,17 @@ def test_who_holds_the_noise_depends_on_the_trust(trust: str, silo: str, server:
 
 def test_repeated_runs_compose() -> None:
     mus = {1.0: 0.5, 4.0: 1.0}
-    results = results_of(
-        AXES,
-        [0],
-        lambda point, seed: (2.0, 0.5),
-        facts=lambda point: {"mu": mus[point["privacy.rho"]], "delta": 1e-5},
-    )
-    rows = epsilon_of_repeated_runs(results)
+    rows = epsilon_of_repeated_runs(results_of(AXES, facts=lambda point: {"mu": mus[point["privacy.rho"]]}))
     assert [row[0] for row in rows] == ["0.5", "1"]
     for mu, row in zip((0.5, 1.0), rows, strict=True):
-        assert [float(text) for text in row[1:]] == [
-            pytest.approx(epsilon_of(mu * runs**0.5, 1e-5), rel=1e-3) for runs in RUN_COUNTS
-        ]
+        composed = [epsilon_of(mu * runs**0.5, 1e-5) for runs in RUN_COUNTS]
+        assert [float(text) for text in row[1:]] == pytest.approx(composed, rel=1e-3)
 
 
 def test_an_epsilon_that_is_swept_is_said_once() -> None:
     results = results_of(
         {"privacy.epsilon": [1.0, 4.0]},
-        [0],
-        lambda point, seed: (2.0, 0.1 * point["privacy.epsilon"]),
+        figures=lambda point, seed: (2.0, 0.1 * point["privacy.epsilon"]),
         facts=lambda point: {**facts()(point), "epsilon": point["privacy.epsilon"]},
     )
     assert (
