@@ -1,6 +1,6 @@
 """Batches of the vectorized engine: what is gathered once, and that it changes no bit."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,12 +9,12 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.table import make_engine
 from fedpriv.engines.vectorized import noise
 from fedpriv.loss.objective import Records
-from fedpriv.scenario.schema import Cell
+from tests.engines.builders import small_cell
 
 
 @pytest.mark.parametrize(("read", "gathered"), [("every batch in every round", 1), ("one batch a round", 8)])
 def test_rounds_that_read_the_same_records_gather_them_once(
-    small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch, read: str, gathered: int
+    monkeypatch: pytest.MonkeyPatch, read: str, gathered: int
 ) -> None:
     """Where a round fills a block; the model is that of rounds gathered in one block."""
     changes: dict[str, Any] = {

@@ -24,12 +24,10 @@ from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import RIDGE_STATISTICS
 from fedpriv.noise.registry import SELECTABLE_MECHANISMS
 from fedpriv.plan.calibration import fit_cell_noise
-from fedpriv.plan.plan import make_plan
-from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell, ModelSection
 from tests.conftest import small_tree
-from tests.engines.test_engines import run
+from tests.engines.builders import plan_cell, run_cell
 from tests.engines.test_every_row import SETTINGS
 
 COPYING = {
@@ -113,7 +111,7 @@ def rounds_on_meta(cells: Sequence[Cell], monkeypatch: pytest.MonkeyPatch) -> in
     """How many rounds of a group went without a copy."""
     monkeypatch.setattr(engine, "find_device", lambda name: META)
     monkeypatch.setattr(noise_module, "Generator", NoNumbers)
-    plans = [make_plan(cell, load_task(cell).objective) for cell in cells]
+    plans = [plan_cell(cell) for cell in cells]
     group = engine._ReplicateGroup(range(len(cells)), cells, plans, RunObserver())
     with torch.inference_mode():
         going = group.iterate_states(group.initial_state(), 1)
@@ -203,6 +201,6 @@ def test_a_gpu_computes_what_the_processor_does_to_rounding(
     algorithm = {"name": "dp-ftrl", "trust": trust, "clip": 1.0, "step": 0.1, "mechanism": mechanism}
     (cell, *_) = cells_of(algorithm=algorithm)
     on_gpu = cell.model_copy(update={"run": cell.run.model_copy(update={"device": "cuda"})})
-    (here,), _ = run("vectorized", cell)
-    (there,), _ = run("vectorized", on_gpu)
-    np.testing.assert_allclose(there.cell_outcome.model, here.cell_outcome.model, rtol=0.0, atol=1e-9)
+    here = run_cell("vectorized", cell)
+    there = run_cell("vectorized", on_gpu)
+    np.testing.assert_allclose(there.model, here.model, rtol=0.0, atol=1e-9)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from fedpriv.plan.evaluation import (
 )
 from fedpriv.plan.task import load_public_task, load_task
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv
-from tests.engines.test_engines import run
+from tests.engines.builders import run, run_cell, small_cell
 
-MakeCell = Callable[..., Cell]
 ASKED: dict[str, Any] = {"records": [50, 60, 70], "mu": 1.0}
 SETTINGS = {
     "untrusted": {"evaluation": ASKED, "run__per_silo": True},
@@ -42,7 +39,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_both_engines_tell_the_same_metrics(name: str) -> None:
-    cell = resolve_cell(small_tree(**SETTINGS[name]), "test")
+    cell = small_cell(**SETTINGS[name])
     (fast,), heard = run("vectorized", cell)
     (slow,), also = run("inprocess", cell)
     rounding = 1e-4 if name == "secure-aggregation" else 1e-9
@@ -55,11 +52,11 @@ def test_both_engines_tell_the_same_metrics(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["trusted, exact", "not private"])
 def test_exact_metrics_are_those_of_the_silos_own_test_records(name: str) -> None:
-    cell = resolve_cell(small_tree(**SETTINGS[name]), "test")
-    (outcome,), _ = run("inprocess", cell)
-    model, objective = torch.from_numpy(outcome.cell_outcome.model), load_task(cell).objective
+    cell = small_cell(**SETTINGS[name])
+    outcome = run_cell("inprocess", cell)
+    model, objective = torch.from_numpy(outcome.model), load_task(cell).objective
     of_silos = [objective.evaluate(model, own) for own in held_out_records_by_silo(cell)]
-    metrics = outcome.cell_outcome.metrics
+    metrics = outcome.metrics
     for silo, found in enumerate(of_silos):
         assert found.accuracy is not None
         assert metrics[f"test_accuracy_at_silo_{silo}"] == pytest.approx(float(found.accuracy))
@@ -80,14 +77,14 @@ def test_noise_of_evaluations_has_the_deviation_that_the_ledger_says(trust: str,
     for seed in range(40):
         tree["seed"], tree["run"]["arithmetic"] = seed, arithmetic
         cell = resolve_cell(tree, "test")
-        (outcome,), _ = run("inprocess", cell)
-        model, own = torch.from_numpy(outcome.cell_outcome.model), held_out_records_by_silo(cell)
+        outcome = run_cell("inprocess", cell)
+        model, own = torch.from_numpy(outcome.model), held_out_records_by_silo(cell)
         asked = make_evaluation_plan(cell, load_task(cell).objective)
         assert asked is not None
         exact = torch.stack([asked.scores.contributions(model, each).mean(0) for each in own]).mean(0)
-        (stream,) = outcome.cell_outcome.evaluations
+        (stream,) = outcome.evaluations
         std = stream.std / (1.0 if trust == "trusted" else math.sqrt(3))
-        metrics = outcome.cell_outcome.metrics
+        metrics = outcome.metrics
         found = [metrics["test_accuracy"] - 0.5, metrics["test_loss"] / 10.0 - 0.5]
         squares += [((value - float(mean)) / std) ** 2 for value, mean in zip(found, exact, strict=True)]
     assert 44 < sum(squares) < 130  # false alarm 2e-4 a case
@@ -99,17 +96,14 @@ def test_the_claim_is_of_all_evaluations_and_of_every_test_record(
     trust: str, sensitivity: float, relation: str, factor: float
 ) -> None:
     """σ = factor · (√2 / 2) · √E / (n μ): the sensitivity of E vectors that one record moves by so much."""
-    cell = resolve_cell(
-        small_tree(
-            evaluation={"records": 50, "mu": 0.5},
-            algorithm__trust=trust,
-            run__evaluations=4,
-            privacy__relation=relation,
-        ),
-        "test",
+    cell = small_cell(
+        evaluation={"records": 50, "mu": 0.5},
+        algorithm__trust=trust,
+        run__evaluations=4,
+        privacy__relation=relation,
     )
-    (outcome,), _ = run("vectorized", cell)
-    (stream,) = outcome.cell_outcome.evaluations
+    outcome = run_cell("vectorized", cell)
+    (stream,) = outcome.evaluations
     assert stream.mu == pytest.approx(0.5)
     assert stream.schedule.rounds == 4
     assert stream.std == pytest.approx(factor * math.sqrt(0.5) * sensitivity * math.sqrt(4) / 0.5)
@@ -117,21 +111,18 @@ def test_the_claim_is_of_all_evaluations_and_of_every_test_record(
 
 def test_no_test_record_is_a_training_record_or_at_two_silos() -> None:
     for data in ({"partition": "iid"}, {"partition": "dirichlet", "concentration": 0.3}):
-        cell = resolve_cell(small_tree(evaluation=ASKED, data={"name": "synthetic", **data}), "test")
+        cell = small_cell(evaluation=ASKED, data={"name": "synthetic", **data})
         numbers = [number for own in held_out_indices_by_silo(cell) for number in own.tolist()]
         assert len(numbers) == len(set(numbers)) == 180
         assert max(numbers) < len(load_task(cell).test.labels)
 
 
 def test_silos_of_a_skewed_partition_are_tested_on_the_labels_that_they_train_on() -> None:
-    cell = resolve_cell(
-        small_tree(
-            evaluation={"records": 100, "mu": 1.0},
-            data__partition="dirichlet",
-            data__concentration=0.1,
-            federation={"silos": 3, "rounds": 8, "batch": 40},
-        ),
-        "test",
+    cell = small_cell(
+        evaluation={"records": 100, "mu": 1.0},
+        data__partition="dirichlet",
+        data__concentration=0.1,
+        federation={"silos": 3, "rounds": 8, "batch": 40},
     )
     task = load_task(cell)
     for train, test in zip(train_indices_of_silos(cell), partition_test_records(cell), strict=True):
@@ -151,10 +142,10 @@ def test_hospitals_are_tested_on_their_own_records_without_a_public_table(tmp_pa
         run("vectorized", resolve_cell(tree, "test"))
     tree["data"]["table"]["test_share"] = said
     cell = resolve_cell(tree, "test")
-    (fast,), _ = run("vectorized", cell)
-    (slow,), _ = run("inprocess", cell)
-    assert fast.cell_outcome.metrics == pytest.approx(slow.cell_outcome.metrics)
-    assert "test_accuracy_at_north" in fast.cell_outcome.metrics
+    fast = run_cell("vectorized", cell)
+    slow = run_cell("inprocess", cell)
+    assert fast.metrics == pytest.approx(slow.metrics)
+    assert "test_accuracy_at_north" in fast.metrics
     tree["data"]["name"] = str(tmp_path / "nowhere.csv")
     task = load_public_task(resolve_cell(tree, "test"))
     assert task.objective.dimension == load_task(cell).objective.dimension
@@ -176,11 +167,11 @@ def test_rows_that_cells_put_aside_are_scored_over_the_public_share(tmp_path: Pa
     task = load_task(cell)
     assert len(task.test.labels) == 20
     for engine in ("vectorized", "inprocess"):
-        (outcome,), _ = run(engine, cell)
-        model = torch.from_numpy(outcome.cell_outcome.model)
+        outcome = run_cell(engine, cell)
+        model = torch.from_numpy(outcome.model)
         wanted = task.objective.evaluate(model, task.test).to_metrics()
         for name, value in wanted.items():
-            assert outcome.cell_outcome.metrics[name] == pytest.approx(float(value), rel=1e-9)
+            assert outcome.metrics[name] == pytest.approx(float(value), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +208,7 @@ def test_what_silos_cannot_evaluate_is_refused_in_one_line(overrides: dict[str, 
 
 
 def test_more_test_records_than_there_are_is_refused() -> None:
-    cell = resolve_cell(small_tree(evaluation={"records": 10**6, "mu": 1.0}), "test")
+    cell = small_cell(evaluation={"records": 10**6, "mu": 1.0})
     with pytest.raises(
         InputError, match=r"evaluation\.records: 3000000 test records of all silos, and synthetic has"
     ):
@@ -227,7 +218,7 @@ def test_more_test_records_than_there_are_is_refused() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
 def test_one_records_share_is_bounded_whatever_the_model_is(bad: float) -> None:
     """Guarantee of SummedScores: finite, and no longer than its norm."""
-    cell = resolve_cell(small_tree(evaluation=ASKED), "test")
+    cell = small_cell(evaluation=ASKED)
     asked = make_evaluation_plan(cell, load_task(cell).objective)
     assert asked is not None
     model = torch.full((load_task(cell).objective.dimension,), bad, dtype=torch.float64)
@@ -238,17 +229,17 @@ def test_one_records_share_is_bounded_whatever_the_model_is(bad: float) -> None:
 
 
 def test_replicates_of_other_seeds_do_not_change_an_evaluation() -> None:
-    cells = [resolve_cell(small_tree(evaluation=ASKED, seed=seed), "test") for seed in (1, 2)]
+    cells = [small_cell(evaluation=ASKED, seed=seed) for seed in (1, 2)]
     together, _ = run("vectorized", *cells)
     for cell, outcome in zip(cells, together, strict=True):
-        (alone,), _ = run("inprocess", cell)
-        assert outcome.cell_outcome.metrics == pytest.approx(alone.cell_outcome.metrics)
+        alone = run_cell("inprocess", cell)
+        assert outcome.cell_outcome.metrics == pytest.approx(alone.metrics)
 
 
 def test_evaluating_changes_no_model() -> None:
     models = []
     for evaluation, engine in itertools.product((None, ASKED), ("vectorized", "inprocess")):
-        (outcome,), _ = run(engine, resolve_cell(small_tree(evaluation=evaluation), "test"))
-        models.append(outcome.cell_outcome.model)
+        outcome = run_cell(engine, small_cell(evaluation=evaluation))
+        models.append(outcome.model)
     for model in models[1:]:
         np.testing.assert_allclose(model, models[0], rtol=1e-9, atol=1e-13)

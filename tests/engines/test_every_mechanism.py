@@ -16,12 +16,11 @@ from fedpriv.noise.fitting.cost import make_noise_cost
 from fedpriv.noise.registry import AUTO, SELECTABLE_MECHANISMS
 from fedpriv.papers.base import NoiseSettings
 from fedpriv.plan.calibration import fit_cell_noise, response_and_workload
-from fedpriv.plan.plan import Plan, make_plan
-from fedpriv.plan.task import load_task
+from fedpriv.plan.plan import Plan
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
-from tests.engines.test_engines import run
+from tests.engines.builders import plan_cell, run_cell
 from tests.engines.test_every_row import SETTINGS, a_small_problem
 from tests.parts import in_parts
 
@@ -46,7 +45,7 @@ def cell_of(row: str, trust: str, epochs: int = 1, **settings: Any) -> Cell:
 
 
 def planned(cell: Cell) -> Plan:
-    return make_plan(cell, load_task(cell).objective)
+    return plan_cell(cell)
 
 
 def variants_of(name: str) -> list[str]:
@@ -56,17 +55,15 @@ def variants_of(name: str) -> list[str]:
 
 def agreed(cell: Cell) -> tuple[ReleaseStream, ...]:
     """What both engines release of a cell whose target is μ = 1.5: the model is the same, ledgers give it back."""
-    (vectorized,), _ = run("vectorized", cell)
-    (inprocess,), _ = run("inprocess", cell)
+    vectorized = run_cell("vectorized", cell)
+    inprocess = run_cell("inprocess", cell)
     rounding = 1e-3 if cell.algorithm.trust_setting.masked else 1e-9
-    model = vectorized.cell_outcome.model
-    np.testing.assert_allclose(
-        model, inprocess.cell_outcome.model, rtol=1e-9, atol=rounding * np.linalg.norm(model)
-    )
-    for stream in vectorized.cell_outcome.releases:
+    model = vectorized.model
+    np.testing.assert_allclose(model, inprocess.model, rtol=1e-9, atol=rounding * np.linalg.norm(model))
+    for stream in vectorized.releases:
         assert stream.mu == pytest.approx(1.5, rel=1e-9)
         assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) == stream
-    return vectorized.cell_outcome.releases
+    return vectorized.releases
 
 
 def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ...]:
@@ -74,16 +71,16 @@ def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ..
     integers = floats.model_copy(update={"run": floats.run.model_copy(update={"arithmetic": "integers"})})
     ours, theirs = planned(integers), planned(floats)
     assert ours.noise.std_in_mean == pytest.approx(theirs.noise.std_in_mean, rel=1e-5)
-    (private,), _ = run("inprocess", integers)
-    for stream in private.cell_outcome.releases:
+    private = run_cell("inprocess", integers)
+    for stream in private.releases:
         assert stream.mu <= 1.5
         assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))).mu == stream.mu
     quiet = {"privacy": integers.privacy.model_copy(update={"mu": little})}
-    (exact,), _ = run("inprocess", integers.model_copy(update=quiet))
-    (plain,), _ = run("inprocess", floats.model_copy(update=quiet))
-    model = plain.cell_outcome.model
-    np.testing.assert_allclose(exact.cell_outcome.model, model, atol=0.03 * float(np.max(np.abs(model))))
-    return private.cell_outcome.releases
+    exact = run_cell("inprocess", integers.model_copy(update=quiet))
+    plain = run_cell("inprocess", floats.model_copy(update=quiet))
+    model = plain.model
+    np.testing.assert_allclose(exact.model, model, atol=0.03 * float(np.max(np.abs(model))))
+    return private.releases
 
 
 @pytest.mark.every(24)

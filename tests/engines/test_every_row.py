@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS
@@ -28,7 +27,7 @@ from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
-from tests.engines.test_engines import run
+from tests.engines.builders import claim_of, plan_cell, run, run_cell
 from tests.parts import in_parts
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -170,7 +169,7 @@ def usable(name: str, schedule: str, trust: str, private: bool) -> Cell | None:
     """The cell, or None where it is refused; a refusal is one line."""
     try:
         cell = cell_of(name, schedule, trust, private)
-        make_plan(cell, load_task(cell).objective)
+        plan_cell(cell)
         return cell
     except InputError as error:
         lines = str(error).splitlines()
@@ -200,7 +199,7 @@ def test_a_step_of_zero_is_refused(private: bool) -> None:
         tree["privacy"] = {"relation": "replace-one", "mode": "none"}
     cell = resolve_cell(tree, "test")
     with pytest.raises(InputError, match=r'algorithm\.step = "paper": .*smoothness.*; give a number'):
-        make_plan(cell, load_task(cell).objective)
+        plan_cell(cell)
 
 
 def runs(name: str, schedule: str, trust: str, private: bool) -> bool:
@@ -326,10 +325,7 @@ def test_settings_beside_the_grid_train_alike_and_meet_their_target(
         tree["federation"] = {key: v for key, v in (tree["federation"] | federation).items() if v is not None}
         cell = resolve_cell(tree, "test")
         trained_alike(cell)
-        claim = compute_claim(
-            make_release_streams(make_plan(cell, load_task(cell).objective), cell.schedule.rounds)
-        )
-        assert claim is not None
+        claim = claim_of(make_release_streams(plan_cell(cell), cell.schedule.rounds))
         if secret(schedule):
             assert 49.5 < claim.guarantee.epsilon_of(1e-5) <= 50.0
         else:
@@ -352,6 +348,6 @@ def test_replicates_of_other_settings_do_not_change_a_run(schedule: str, name: s
         cells.append(resolve_cell(tree, "test"))
     together, _ = run("vectorized", *cells)
     for cell, outcome in zip(cells, together, strict=True):
-        (alone,), _ = run("inprocess", cell)
-        np.testing.assert_allclose(outcome.cell_outcome.model, alone.cell_outcome.model, rtol=1e-9, atol=1e-12)
-        assert outcome.cell_outcome.fraction_clipped == pytest.approx(alone.cell_outcome.fraction_clipped)
+        alone = run_cell("inprocess", cell)
+        np.testing.assert_allclose(outcome.cell_outcome.model, alone.model, rtol=1e-9, atol=1e-12)
+        assert outcome.cell_outcome.fraction_clipped == pytest.approx(alone.fraction_clipped)

@@ -1,18 +1,13 @@
 """Federated averaging: the mean of the silos' own models, on every engine, and never with noise."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task, partition_records
-from fedpriv.scenario.schema import Cell
-from tests.engines.test_engines import run
-
-MakeCell = Callable[..., Cell]
+from tests.engines.builders import plan_cell, run_cell, small_cell
 
 
 def tree(**algorithm: Any) -> dict[str, Any]:
@@ -31,7 +26,7 @@ def tree(**algorithm: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_it_is_the_algorithm_as_written(small_cell: MakeCell, engine: str) -> None:
+def test_it_is_the_algorithm_as_written(engine: str) -> None:
     """w_{t+1} = Σ_i (B_i/B) w_i after two local passes of steps over four records each."""
     cell = small_cell(**tree())
     assert len(set(cell.batch_sizes)) > 1
@@ -52,24 +47,24 @@ def test_it_is_the_algorithm_as_written(small_cell: MakeCell, engine: str) -> No
                     own = own - 0.01 * residual.T @ features[part] / len(part)
             mean += own * size / sum(cell.batch_sizes)
         model = mean
-    (outcome,), _ = run(engine, cell)
-    np.testing.assert_allclose(outcome.cell_outcome.model, model.ravel(), rtol=1e-9, atol=1e-12)
+    outcome = run_cell(engine, cell)
+    np.testing.assert_allclose(outcome.model, model.ravel(), rtol=1e-9, atol=1e-12)
     assert np.linalg.norm(model) > 1e-2
-    assert outcome.cell_outcome.gradient_evaluations == 2 * 6 * sum(cell.batch_sizes)
-    assert outcome.cell_outcome.releases[0].std == 0.0
+    assert outcome.gradient_evaluations == 2 * 6 * sum(cell.batch_sizes)
+    assert outcome.releases[0].std == 0.0
 
 
-def test_one_local_step_over_everything_is_gradient_descent(small_cell: MakeCell) -> None:
+def test_one_local_step_over_everything_is_gradient_descent() -> None:
     averaging = small_cell(**tree(local_batch=1000, local_epochs=1))
     descent = small_cell(
         **{**tree(), "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 1e9, "step": 0.01}}
     )
-    (one,), _ = run("vectorized", averaging)
-    (other,), _ = run("vectorized", descent)
-    np.testing.assert_allclose(one.cell_outcome.model, other.cell_outcome.model, rtol=1e-9, atol=1e-12)
+    one = run_cell("vectorized", averaging)
+    other = run_cell("vectorized", descent)
+    np.testing.assert_allclose(one.model, other.model, rtol=1e-9, atol=1e-12)
 
 
-def test_noise_is_refused(small_cell: MakeCell) -> None:
+def test_noise_is_refused() -> None:
     cell = small_cell(**{**tree(), "privacy": {"relation": "zero-out", "mu": 1.0}})
     with pytest.raises(InputError, match=r"no bound for one record.*privacy.mode = \"none\""):
-        make_plan(cell, load_task(cell).objective)
+        plan_cell(cell)

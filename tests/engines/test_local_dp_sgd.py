@@ -16,14 +16,13 @@ from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import simulation_noise
 from fedpriv.loss.objective import Batch, Query
-from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.silo import Silo
 from tests.conftest import small_tree
-from tests.engines.test_engines import run
+from tests.engines.builders import plan_cell, run, run_cell
 from tests.silo.charged import charged
 from tests.silo.guarded import ZERO, cell_json, guard_of, write_silo
 
@@ -41,7 +40,7 @@ def cell_of(**overrides: Any) -> Cell:
 
 def literally(cell: Cell) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The algorithm as one writes it down: softmax regression, every silo with its own model and noise."""
-    task, order, plan = load_task(cell), partition_records(cell), make_plan(cell, load_task(cell).objective)
+    task, order, plan = load_task(cell), partition_records(cell), plan_cell(cell)
     noise, settings = simulation_noise(cell.seed, "float64"), cell.algorithm.settings
     features, labels = task.train.features.numpy(), task.train.labels.numpy()
     average, size = np.zeros((10, features.shape[1])), 5
@@ -70,8 +69,8 @@ def literally(cell: Cell) -> np.ndarray[Any, np.dtype[np.float64]]:
 @pytest.mark.parametrize("privacy", [PRIVATE, {"relation": "replace-one", "mode": "none"}], ids=["noisy", "quiet"])
 def test_an_engine_runs_the_algorithm_as_it_is_written_down(engine: str, privacy: dict[str, Any]) -> None:
     cell = cell_of(privacy=privacy)
-    (outcome,), _ = run(engine, cell)
-    np.testing.assert_allclose(outcome.cell_outcome.model, literally(cell), rtol=1e-9, atol=1e-12)
+    outcome = run_cell(engine, cell)
+    np.testing.assert_allclose(outcome.model, literally(cell), rtol=1e-9, atol=1e-12)
 
 
 def test_one_step_between_two_averages_is_dp_sgd() -> None:
@@ -80,9 +79,9 @@ def test_one_step_between_two_averages_is_dp_sgd() -> None:
     plain["algorithm"] = {"name": "dp-sgd", "trust": "untrusted", "clip": 2.0, "step": 0.05}
     plain["privacy"] = PRIVATE
     for engine in ("vectorized", "inprocess"):
-        (one,), _ = run(engine, local)
-        (other,), _ = run(engine, resolve_cell(plain, "test"))
-        np.testing.assert_allclose(one.cell_outcome.model, other.cell_outcome.model, rtol=1e-9, atol=1e-13)
+        one = run_cell(engine, local)
+        other = run_cell(engine, resolve_cell(plain, "test"))
+        np.testing.assert_allclose(one.model, other.model, rtol=1e-9, atol=1e-13)
 
 
 def test_without_noise_and_clips_it_is_federated_averaging() -> None:
@@ -92,8 +91,8 @@ def test_without_noise_and_clips_it_is_federated_averaging() -> None:
     averaging["algorithm"] = {"name": "fedavg", "trust": "untrusted", "step": 0.05, "local_batch": 5}
     averaging["privacy"] = quiet
     (one,), _ = run("inprocess", local)
-    (other,), _ = run("inprocess", resolve_cell(averaging, "test"))
-    np.testing.assert_allclose(one.cell_outcome.model, other.cell_outcome.model, rtol=1e-9, atol=1e-13)
+    other = run_cell("inprocess", resolve_cell(averaging, "test"))
+    np.testing.assert_allclose(one.cell_outcome.model, other.model, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.parametrize("epochs", [1, 3, 12])
@@ -106,7 +105,7 @@ def test_every_step_is_charged(epochs: int, relation: str, factor: float) -> Non
             algorithm={"local_steps": steps},
             privacy={"relation": relation, "mu": 2.0},
         )
-        (stream,) = make_release_streams(make_plan(cell, load_task(cell).objective), 12)
+        (stream,) = make_release_streams(plan_cell(cell), 12)
         assert stream.std == pytest.approx(factor * 2.0 * math.sqrt(epochs) / (5 * 2.0))
         assert stream.mu == pytest.approx(2.0)
         assert stream.schedule.rounds == 12
@@ -124,9 +123,7 @@ def test_sampled_steps_cost_what_as_many_sampled_rounds_of_dp_sgd_cost(sampling:
         {"name": "dp-sgd", "trust": "untrusted", "clip": 2.0, "step": 0.05},
     )
     plain = resolve_cell(tree, "test")
-    (one,), (other,) = (
-        make_release_streams(make_plan(cell, load_task(cell).objective), 12) for cell in (local, plain)
-    )
+    (one,), (other,) = (make_release_streams(plan_cell(cell), 12) for cell in (local, plain))
     assert one.std == other.std
     claim, also = compute_claim([one]), compute_claim([other])
     assert claim is not None
@@ -135,7 +132,7 @@ def test_sampled_steps_cost_what_as_many_sampled_rounds_of_dp_sgd_cost(sampling:
     fixed = cell_of(
         federation={**federation, "sampling": "fixed"}, privacy={"relation": "zero-out", "mu": mu_of(2.0, 1e-5)}
     )
-    (in_order,) = make_release_streams(make_plan(fixed, load_task(fixed).objective), 12)
+    (in_order,) = make_release_streams(plan_cell(fixed), 12)
     assert one.std != in_order.std
 
 
@@ -219,8 +216,8 @@ def gradient_at(cell: Cell, point: torch.Tensor, t: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 def test_integers_and_floats_differ_by_their_noise_alone(arithmetic: str) -> None:
-    (outcome,), _ = run("inprocess", cell_of(run__arithmetic=arithmetic))
-    (stream,) = outcome.cell_outcome.releases
+    outcome = run_cell("inprocess", cell_of(run__arithmetic=arithmetic))
+    (stream,) = outcome.releases
     assert (stream.integer_release is not None) == (arithmetic == "integers")
     assert stream.mu == pytest.approx(2.0)
-    assert np.isfinite(outcome.cell_outcome.model).all()
+    assert np.isfinite(outcome.model).all()

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,12 @@ from fedpriv.engines.vectorized.silos import group_cells
 from fedpriv.noise.registry import SELECTABLE_MECHANISMS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.load import parse_scenario, resolve_cell
-from fedpriv.scenario.schema import Cell
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.cli.command import fedpriv
 from tests.conftest import small_tree
+from tests.engines.builders import small_cell
 from tests.engines.test_every_row import SETTINGS
 from tests.parts import in_parts
-
-MakeCell = Callable[..., Cell]
 
 
 @pytest.mark.parametrize("row", [name for name in ALGORITHMS if name in SETTINGS])
@@ -45,7 +42,7 @@ def test_every_rows_states_are_counted(row: str, engine: str) -> None:
     assert parts >= 3 * 50_890 * 8
 
 
-def test_more_cells_at_a_time_need_more_and_processes_add_up(small_cell: MakeCell) -> None:
+def test_more_cells_at_a_time_need_more_and_processes_add_up() -> None:
     cells = [small_cell(seed=seed) for seed in range(4)]
     one, four = (table.estimate_memory(cells[:count], "vectorized") for count in (1, 4))
     assert one is not None
@@ -123,9 +120,7 @@ def test_replicates_with_many_directions_run_a_few_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["address space", "data"])
-def test_a_limit_of_the_process_counts_and_is_named(
-    monkeypatch: pytest.MonkeyPatch, small_cell: MakeCell, name: str
-) -> None:
+def test_a_limit_of_the_process_counts_and_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What this process has of it already is not there for a run; other processes have limits of their own."""
     monkeypatch.setattr(table, "memory_usage", lambda: {name: 900 * 10**6})
     monkeypatch.setattr(table, "_resident_bytes", lambda: 300 * 10**6)

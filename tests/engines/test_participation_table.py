@@ -12,10 +12,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS, UNITS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
-from fedpriv.plan.plan import make_plan
-from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
+from tests.engines.builders import plan_cell
 from tests.engines.test_units import persons_tree
 
 PAGE = Path("docs/participation.md")
@@ -97,7 +96,7 @@ def refusal(tree: Any, arithmetic: str) -> str | None:
     """The line that refuses a cell; None if it runs."""
     try:
         cell = resolve_cell({**tree, "run": {"dtype": "float64", "arithmetic": arithmetic}}, "test")
-        make_plan(cell, load_task(cell).objective)
+        plan_cell(cell)
     except InputError as error:
         return str(error).removeprefix("test: ")
     return None

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,11 @@ from fedpriv.participation.secret import PoissonSampling, RandomAllocation
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo, pack_state, unpack_state
 from fedpriv.study.stored import privacy_data
 from tests.conftest import small_tree
-from tests.engines.test_engines import run
+from tests.engines.builders import claim_of, plan_cell, run, run_cell, run_on_both, small_cell
 from tests.parts import in_parts
-
-MakeCell = Callable[..., Cell]
 
 CLIP, STEP = 12.0, 0.02
 
@@ -80,9 +76,7 @@ def drawn_by_bins(coins: SamplingRandomness, count: int, silo: int, t: int) -> N
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize(("tree", "takes_part"), [(sampled, drawn_by_coins), (allocated, drawn_by_bins)])
-def test_every_engine_runs_dp_sgd_with_secret_rounds(
-    small_cell: MakeCell, engine: str, trust: str, tree: Any, takes_part: Any
-) -> None:
+def test_every_engine_runs_dp_sgd_with_secret_rounds(engine: str, trust: str, tree: Any, takes_part: Any) -> None:
     """Written out record by record, for Poisson Abadi et al.'s Algorithm 1: coins, clip, denominators, noise."""
     cell = small_cell(**tree(trust))
     task, noise = load_task(cell), simulation_noise(cell.seed, np.float64)
@@ -105,15 +99,15 @@ def test_every_engine_runs_dp_sgd_with_secret_rounds(
                 drawn, clipped = drawn + 1, clipped + (norm > CLIP)
             mean = mean + batch / sum(batches) * (total / batch + stds[silo] * noise.vector(size, silo, t))
         model = model - STEP * mean
-    (outcome,), _ = run(engine, cell)
-    np.testing.assert_allclose(outcome.cell_outcome.model, model, rtol=1e-9, atol=1e-12)
-    assert outcome.cell_outcome.fraction_clipped == pytest.approx(clipped / drawn, rel=1e-12)
+    outcome = run_cell(engine, cell)
+    np.testing.assert_allclose(outcome.model, model, rtol=1e-9, atol=1e-12)
+    assert outcome.fraction_clipped == pytest.approx(clipped / drawn, rel=1e-12)
     assert 0 < clipped < drawn
     once_an_epoch = drawn == 2 * 4 * sum(batches)
     assert once_an_epoch == (tree is allocated)
 
 
-def test_padding_is_not_counted_as_clipped(small_cell: MakeCell) -> None:
+def test_padding_is_not_counted_as_clipped() -> None:
     """A clip that every record exceeds: the fraction is 1 in every replicate, not more in the padded ones."""
     algorithm = {"name": "dp-sgd", "trust": "trusted", "clip": 0.01, "step": STEP}
     equal = {"silos": 3, "rounds": 8, "epochs": 2, "samples": 200, "sampling": "poisson"}  # as they run together
@@ -122,7 +116,7 @@ def test_padding_is_not_counted_as_clipped(small_cell: MakeCell) -> None:
     assert [outcome.cell_outcome.fraction_clipped for outcome in together] == [1.0, 1.0, 1.0]
 
 
-def test_rounds_that_draw_nobody_release_noise_alone(small_cell: MakeCell) -> None:
+def test_rounds_that_draw_nobody_release_noise_alone() -> None:
     """One expected record in four rounds: most rounds are empty for a silo, and the engines still agree."""
     federation = {"silos": 1, "rounds": 8, "epochs": 2, "batch": 1, "sampling": "poisson"}
     cell = small_cell(**sampled(federation=federation))
@@ -130,13 +124,11 @@ def test_rounds_that_draw_nobody_release_noise_alone(small_cell: MakeCell) -> No
     drawn = [int(coins.bernoulli(4, 0.25, 0, t).sum()) for t in range(1, 9)]
     assert 0 in drawn
     assert max(drawn) > 1
-    (vectorized,), _ = run("vectorized", cell)
-    (inprocess,), _ = run("inprocess", cell)
-    np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-12)
-    assert vectorized.cell_outcome.fraction_clipped == inprocess.cell_outcome.fraction_clipped
+    vectorized, inprocess = run_on_both(cell)
+    assert vectorized.fraction_clipped == inprocess.fraction_clipped
 
 
-def test_records_are_drawn_at_the_rate_that_is_charged(small_cell: MakeCell) -> None:
+def test_records_are_drawn_at_the_rate_that_is_charged() -> None:
     """What a silo sends, divided by its mean gradient, counts the records drawn: 4 standard deviations (6e-5).
 
     All records are alike, so a release without noise is (number drawn) / (expected batch) times one gradient.
@@ -189,18 +181,14 @@ def test_silos_and_rounds_have_coins_of_their_own() -> None:
     ],
 )
 def test_the_claim_is_recomputed_from_what_was_released(
-    small_cell: MakeCell, tree: Any, trust: str, guarantee: str, participation: str
+    tree: Any, trust: str, guarantee: str, participation: str
 ) -> None:
     cell = small_cell(**tree(trust))
-    (outcome,), _ = run("vectorized", cell)
-    releases = [
-        stream_from_data(json.loads(json.dumps(stream_to_data(stream))))
-        for stream in outcome.cell_outcome.releases
-    ]
-    assert tuple(releases) == outcome.cell_outcome.releases
+    outcome = run_cell("vectorized", cell)
+    releases = [stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) for stream in outcome.releases]
+    assert tuple(releases) == outcome.releases
     assert len(releases) == (3 if trust == "untrusted" else 1)
-    claim = compute_claim(releases)
-    assert claim is not None
+    claim = claim_of(releases)
     claimed = claim.guarantee
     if tree is sampled:
         assert isinstance(claimed, PoissonGaussian)
@@ -220,35 +208,34 @@ def test_the_claim_is_recomputed_from_what_was_released(
     assert statement["target"] == "epsilon = 0.5 at delta = 1e-05"
 
 
-def test_a_target_in_mu_is_met_as_the_epsilon_it_gives(small_cell: MakeCell) -> None:
+def test_a_target_in_mu_is_met_as_the_epsilon_it_gives() -> None:
     cell = small_cell(**sampled(privacy={"relation": "zero-out", "mu": 0.3}))
-    statement = privacy_data(cell, make_release_streams(make_plan(cell, load_task(cell).objective), 8))
+    statement = privacy_data(cell, make_release_streams(plan_cell(cell), 8))
     assert 0.999 * epsilon_of(0.3, 1e-5) < statement["epsilon"] <= epsilon_of(0.3, 1e-5) * (1 + 1e-9)
     assert statement["target"] == "epsilon = 1.13178 at delta = 1e-05, what mu = 0.3 gives"
 
 
-def test_fewer_rounds_cost_less(small_cell: MakeCell) -> None:
+def test_fewer_rounds_cost_less() -> None:
     cell = small_cell(**sampled())
-    (stream,) = make_release_streams(make_plan(cell, load_task(cell).objective), 3)
+    (stream,) = make_release_streams(plan_cell(cell), 3)
     assert stream.schedule == PoissonSampling(3, 4)
     assert stream.guarantee.epsilon_of(1e-5) < 0.4  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("tree", [sampled, allocated])
-def test_less_noise_shows_in_the_claim(small_cell: MakeCell, tree: Any) -> None:
+def test_less_noise_shows_in_the_claim(tree: Any) -> None:
     cell = small_cell(**tree("untrusted"))
-    honest = make_release_streams(make_plan(cell, load_task(cell).objective), 8)
-    claim = compute_claim([honest[0], dataclasses.replace(honest[1], std=honest[1].std / 2), honest[2]])
-    assert claim is not None
+    honest = make_release_streams(plan_cell(cell), 8)
+    claim = claim_of([honest[0], dataclasses.replace(honest[1], std=honest[1].std / 2), honest[2]])
     assert claim.guarantee.epsilon_of(1e-5) > 0.9
     assert compute_claim([honest[0], dataclasses.replace(honest[1], std=0.0)]) is None
     with pytest.raises(InputError, match="has no mu"):
         _ = honest[0].mu
 
 
-def test_streams_that_are_sampled_in_two_ways_make_no_claim(small_cell: MakeCell) -> None:
+def test_streams_that_are_sampled_in_two_ways_make_no_claim() -> None:
     cell = small_cell(**sampled("untrusted"))
-    honest = make_release_streams(make_plan(cell, load_task(cell).objective), 8)
+    honest = make_release_streams(plan_cell(cell), 8)
     fixed = dataclasses.replace(honest[1], schedule=dataclasses.replace(honest[1].schedule, rounds_per_epoch=5))
     with pytest.raises(InputError, match="in one way and at one rate"):
         compute_claim([honest[0], fixed])
@@ -271,9 +258,7 @@ def test_streams_that_are_sampled_in_two_ways_make_no_claim(small_cell: MakeCell
         ),
     ],
 )
-def test_scenarios_that_sampling_does_not_protect_are_refused(
-    small_cell: MakeCell, changes: dict[str, Any], line: str
-) -> None:
+def test_scenarios_that_sampling_does_not_protect_are_refused(changes: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError, match=line):
         small_cell(**sampled(**changes))
 
@@ -287,18 +272,18 @@ def test_scenarios_that_sampling_does_not_protect_are_refused(
         {"name": "online-to-batch", "clip": 5.0, "step": 0.1, "radius": 1.0},
     ],
 )
-def test_running_sums_and_correlated_noise_are_refused(small_cell: MakeCell, algorithm: dict[str, Any]) -> None:
+def test_running_sums_and_correlated_noise_are_refused(algorithm: dict[str, Any]) -> None:
     cell = small_cell(**sampled(algorithm={"trust": "trusted", **algorithm}))
     with pytest.raises(
         InputError, match="a record's influence is unbounded there; take an algorithm that releases"
     ):
-        make_plan(cell, load_task(cell).objective)
+        plan_cell(cell)
 
 
-def test_a_ledger_charges_replace_one_and_the_largest_clip(small_cell: MakeCell) -> None:
+def test_a_ledger_charges_replace_one_and_the_largest_clip() -> None:
     """z is σ over the clip under both relations: the 2 of replace-one is in its pair of distributions."""
     cell = small_cell(**sampled())
-    (stream,) = make_release_streams(make_plan(cell, load_task(cell).objective), 8)
+    (stream,) = make_release_streams(plan_cell(cell), 8)
     other = dataclasses.replace(stream, relation="replace-one").guarantee
     assert isinstance(stream.guarantee, PoissonGaussian)
     assert isinstance(other, PoissonGaussian)
@@ -313,7 +298,7 @@ def test_a_ledger_charges_replace_one_and_the_largest_clip(small_cell: MakeCell)
         stream_from_data({**stream_to_data(stream), "participation": {"name": "shuffled"}})
 
 
-def test_a_silo_tells_nobody_whom_it_drew(small_cell: MakeCell) -> None:
+def test_a_silo_tells_nobody_whom_it_drew() -> None:
     """The query and the round do not matter: the draws depend on the silo's secret alone."""
     cell = small_cell(**sampled("untrusted"))
     shared = SimulatedFederation.from_cell(cell)
@@ -337,13 +322,13 @@ EPSILON_03, EPSILON_1 = 1.1318, 4.3772
 
 
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
-def test_more_bands_than_groups_are_refused(small_cell: MakeCell, sampling: str) -> None:
+def test_more_bands_than_groups_are_refused(sampling: str) -> None:
     federation = {"silos": 2, "rounds": 12, "batch": 3, "sampling": sampling, "groups": 2}
     noise = {"clip": 5.0, "beta": 50.0, "radius": 3.0, "mechanism": "banded", "bands": 3}
     algorithm = {"name": "accelerated-dp-srgd", "trust": "trusted", **noise}
     cell = small_cell(federation=federation, algorithm=algorithm, privacy={"relation": "zero-out", "epsilon": 4.0})
     with pytest.raises(InputError, match=r"3 bands of correlated noise and federation\.groups = 2"):
-        make_plan(cell, load_task(cell).objective)
+        plan_cell(cell)
 
 
 def multiplier(relation: str, epsilon: float, **federation: Any) -> float:
@@ -354,9 +339,8 @@ def multiplier(relation: str, epsilon: float, **federation: Any) -> float:
         privacy={"relation": relation, "epsilon": epsilon},
     )
     cell = resolve_cell(tree, "test")
-    plan = make_plan(cell, load_task(cell).objective)
-    claim = compute_claim(make_release_streams(plan, cell.schedule.rounds))
-    assert claim is not None
+    plan = plan_cell(cell)
+    claim = claim_of(make_release_streams(plan, cell.schedule.rounds))
     assert isinstance(claim.guarantee, AllocatedGaussian | PoissonGaussian)
     assert claim.guarantee.epsilon_of(1e-5) <= epsilon * (1 + 1e-9)
     assert float(plan.noise.std_of(0)) == pytest.approx(3.0 * claim.guarantee.noise_multiplier, rel=1e-12)
@@ -386,13 +370,13 @@ def test_golden_noise_of_a_scenario(
     assert multiplier(relation, epsilon, **federation) == pytest.approx(golden, rel=1e-3)
 
 
-def test_a_run_that_stops_early_is_charged_whole(small_cell: MakeCell) -> None:
+def test_a_run_that_stops_early_is_charged_whole() -> None:
     cell = small_cell(**allocated())
-    plan = make_plan(cell, load_task(cell).objective)
+    plan = plan_cell(cell)
     assert make_release_streams(plan, 3) == make_release_streams(plan, 8)
 
 
-def test_a_silo_that_restarts_draws_the_same_bins(small_cell: MakeCell) -> None:
+def test_a_silo_that_restarts_draws_the_same_bins() -> None:
     """From its key alone: a guard's silo, packed after every round and built anew, answers bit by bit the same."""
     cell = small_cell(**allocated("untrusted"))
     plan = make_plan(cell, load_task(cell).objective, for_release=True)

@@ -1,6 +1,5 @@
 """Scenarios that ask for a theorem's own parameters."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.papers.choquette_choo import non_realizable_parameters
 from fedpriv.plan.plan import make_plan, make_problem
 from fedpriv.plan.task import load_task
-from fedpriv.scenario.schema import Cell
+from tests.engines.builders import plan_cell, small_cell
 
 
 def asking(theorem: str, rounds: int, **algorithm: Any) -> dict[str, Any]:
@@ -26,13 +25,13 @@ def asking(theorem: str, rounds: int, **algorithm: Any) -> dict[str, Any]:
     }
 
 
-def test_the_realizable_theorem_cannot_be_run_here_and_says_why(small_cell: Callable[..., Cell]) -> None:
+def test_the_realizable_theorem_cannot_be_run_here_and_says_why() -> None:
     cell = small_cell(**asking("theorem-realizable", 60))
     with pytest.raises(InputError, match=r"the realizable theorem asks for [\d,]+ rounds of B = 0\.\d+ examples"):
-        make_plan(cell, load_task(cell).objective)
+        plan_cell(cell)
 
 
-def test_the_non_realizable_theorem_gives_clip_and_beta(small_cell: Callable[..., Cell]) -> None:
+def test_the_non_realizable_theorem_gives_clip_and_beta() -> None:
     """√6000 = 77.5: 77 rounds of 77 records, and another number of rounds is refused with that."""
     wrong = small_cell(**asking("theorem-non-realizable", 60))
     objective = load_task(wrong).objective
@@ -49,7 +48,7 @@ def test_the_non_realizable_theorem_gives_clip_and_beta(small_cell: Callable[...
     assert plan.optimizer.beta == pytest.approx(asked.beta)
 
 
-def test_explicit_numbers_and_a_theorem_exclude_each_other(small_cell: Callable[..., Cell]) -> None:
+def test_explicit_numbers_and_a_theorem_exclude_each_other() -> None:
     with pytest.raises(InputError, match='clip is needed with parameters = "explicit", and only there'):
         small_cell(**asking("theorem-realizable", 60, clip=1.0))
     with pytest.raises(InputError, match='clip is needed with parameters = "explicit", and only there'):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,19 @@ import pytest
 import torch
 
 from fedpriv.accounting.gaussian import epsilon_of
-from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.ledger import stream_from_data, stream_to_data
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.data.partition import counted_mask, group_by_person, group_consecutive, index_persons
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.plan.evaluation import train_indices_of_silos
-from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.stored import privacy_data
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv
-from tests.engines.test_engines import run
-
-MakeCell = Callable[..., Cell]
+from tests.engines.builders import claim_of, plan_cell, run, run_cell, run_on_both, small_cell
 
 
 def persons_tree(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -54,20 +49,16 @@ def person_cell(folder: Path, **changes: Any) -> Cell:
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 def test_engines_agree_on_persons(tmp_path: Path, trust: str, sampling: str) -> None:
     cell = person_cell(tmp_path, algorithm__trust=trust, federation__sampling=sampling)
-    (vectorized,), _ = run("vectorized", cell)
-    (inprocess,), _ = run("inprocess", cell)
+    vectorized = run_cell("vectorized", cell)
+    inprocess = run_cell("inprocess", cell)
     near = 1e-3 if trust == "secure-aggregation" else 1e-9
-    model = vectorized.cell_outcome.model
+    model = vectorized.model
     assert np.linalg.norm(model) > 1e-3
-    np.testing.assert_allclose(model, inprocess.cell_outcome.model, rtol=near, atol=near * np.linalg.norm(model))
-    assert vectorized.cell_outcome.fraction_clipped == inprocess.cell_outcome.fraction_clipped
-    releases = [
-        stream_from_data(json.loads(json.dumps(stream_to_data(stream))))
-        for stream in vectorized.cell_outcome.releases
-    ]
-    assert tuple(releases) == vectorized.cell_outcome.releases
-    claim = compute_claim(releases)
-    assert claim is not None
+    np.testing.assert_allclose(model, inprocess.model, rtol=near, atol=near * np.linalg.norm(model))
+    assert vectorized.fraction_clipped == inprocess.fraction_clipped
+    releases = [stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) for stream in vectorized.releases]
+    assert tuple(releases) == vectorized.releases
+    claim = claim_of(releases)
     assert claim.unit == cell.privacy.protected_unit
     said = privacy_data(cell, releases)
     assert said["unit"] == "all records of one person in one silo, at most 4 a round"
@@ -75,15 +66,15 @@ def test_engines_agree_on_persons(tmp_path: Path, trust: str, sampling: str) -> 
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "allocation"])
-def test_results_say_what_several_records_of_a_person_cost(small_cell: MakeCell, sampling: str) -> None:
+def test_results_say_what_several_records_of_a_person_cost(sampling: str) -> None:
     """Guarantee of `group_bounds`: k mu in public orders; where rounds are secret there is none, but an ε."""
     cell = small_cell(
         federation={"silos": 2, "rounds": 8, "batch": 2, "sampling": sampling},
         algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
         privacy={"relation": "zero-out", "mu": 0.3},
     )
-    (outcome,), _ = run("vectorized", cell)
-    said = privacy_data(cell, outcome.cell_outcome.releases)
+    outcome = run_cell("vectorized", cell)
+    said = privacy_data(cell, outcome.releases)
     several = json.loads(json.dumps(said["several_records"]))
     assert list(several) == ["2", "8"]
     if sampling == "fixed":
@@ -139,7 +130,7 @@ def test_a_person_moves_a_release_by_their_clip_however_many_records_they_have(t
 
 
 @pytest.mark.slow
-def test_clients_are_rows_of_a_pool(small_cell: MakeCell) -> None:
+def test_clients_are_rows_of_a_pool() -> None:
     """Clients of six records each, ten of which are expected in a round, drawn in secret by the server's silo."""
     changes = {
         "federation": {"silos": 1, "rounds": 12, "epochs": 3, "batch": 10, "sampling": "poisson"},
@@ -147,14 +138,11 @@ def test_clients_are_rows_of_a_pool(small_cell: MakeCell) -> None:
         "privacy": {"unit": "client", "records": 6, "relation": "zero-out", "epsilon": 2.0},
     }
     cell = small_cell(**changes)
-    (vectorized,), _ = run("vectorized", cell)
-    (inprocess,), _ = run("inprocess", cell)
-    np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-12)
-    claim = compute_claim(vectorized.cell_outcome.releases)
-    assert claim is not None
+    vectorized, inprocess = run_on_both(cell)
+    claim = claim_of(vectorized.releases)
     assert claim.unit.description == "everything one client holds, at most 6 records a round"
     assert len(partition_records(cell)[0]) == 40
-    assert vectorized.cell_outcome.gradient_evaluations == 6 * 12 * 10
+    assert vectorized.gradient_evaluations == 6 * 12 * 10
 
 
 def test_persons_are_grouped_by_their_own_records_alone() -> None:
@@ -239,7 +227,7 @@ def test_what_takes_rows_for_records_is_refused(tmp_path: Path, name: str) -> No
         tree["privacy"] = {"unit": "user", "records": 4, "relation": "zero-out", "mode": "none"}
     cell = resolve_cell(tree, "test")
     with pytest.raises(InputError, match=r'privacy\.unit = "user"'):
-        make_plan(cell, load_task(cell).objective)
+        plan_cell(cell)
 
 
 @pytest.mark.parametrize("model", ["softmax-regression", "logistic-regression", "mlp"])
@@ -249,11 +237,11 @@ def test_hospitals_train_alike_on_both_engines(tmp_path: Path, model: str) -> No
     tree["run"] |= {"per_silo": True, "metrics": ["auc", "calibration_error"]}
     cell = resolve_cell(tree, "test")
     (fast,), heard = run("vectorized", cell)
-    (slow,), _ = run("inprocess", cell)
-    np.testing.assert_allclose(fast.cell_outcome.model, slow.cell_outcome.model, rtol=1e-9, atol=1e-12)
-    assert set(fast.cell_outcome.metrics) == set(slow.cell_outcome.metrics) > {"test_auc", "test_auc_at_north"}
+    slow = run_cell("inprocess", cell)
+    np.testing.assert_allclose(fast.cell_outcome.model, slow.model, rtol=1e-9, atol=1e-12)
+    assert set(fast.cell_outcome.metrics) == set(slow.metrics) > {"test_auc", "test_auc_at_north"}
     for name, value in fast.cell_outcome.metrics.items():
-        assert slow.cell_outcome.metrics[name] == pytest.approx(value), name
+        assert slow.metrics[name] == pytest.approx(value), name
     assert len(heard.evaluations) == 2
 
 
@@ -269,7 +257,7 @@ def test_a_real_target_trains_and_is_told_in_its_own_unit(tmp_path: Path) -> Non
     tree["federation"] = {"silos": 2, "rounds": 60, "epochs": 60, "batches": [80, 50]}
     tree["privacy"] = {"relation": "zero-out", "mode": "none"}
     tree["run"] |= {"metrics": ["r2", "mae"]}
-    (outcome,), _ = run("vectorized", resolve_cell(tree, "test"))
-    metrics = outcome.cell_outcome.metrics
+    outcome = run_cell("vectorized", resolve_cell(tree, "test"))
+    metrics = outcome.metrics
     assert metrics["test_r2"] > 0.95
     assert 0.5 < metrics["test_mae"] < 15.0  # of a cost between 60 and 270; 150 times less in scaled units
