@@ -30,9 +30,9 @@ from fedpriv.noise.trust import TRUSTS, Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.plan.calibration import fit_cell_noise
 from fedpriv.scenario.schema import Cell
-from tests.engines import test_every_mechanism as mechanisms
 from tests.engines.builders import Memory, Recorder, refusal, small_cell
 from tests.engines.test_drop_outs import BANDED, ROUNDS, SGD, dropping
+from tests.engines.test_every_mechanism import mechanism_cell
 from tests.engines.test_every_row import RUNS, SCHEDULES, a_small_problem, usable
 from tests.parts import in_parts, in_turn
 
@@ -107,12 +107,12 @@ def replicates(cell: Cell) -> list[Cell]:
 )
 def test_every_mechanism_goes_on_with_the_same_bits(name: str, epochs: int) -> None:
     for trust in ("untrusted", "trusted"):
-        cell = fit_cell_noise(mechanisms.cell_of("dp-ftrl", trust, epochs, mechanism=name, clip=1.0))
+        cell = fit_cell_noise(mechanism_cell("dp-ftrl", trust, epochs, mechanism=name, clip=1.0))
         check(replicates(cell), (1, 4, 6))
 
 
 def test_how_many_were_clipped_is_counted_over_all_attempts() -> None:
-    cells = replicates(mechanisms.cell_of("dp-ftrl", "trusted", clip=4.0))
+    cells = replicates(mechanism_cell("dp-ftrl", "trusted", clip=4.0))
     shares = [outcome.cell_outcome.fraction_clipped for outcome in run_vectorized(cells, Recorder())]
     assert all(share is not None and 0.0 < share < 1.0 for share in shares)
     check(cells, (6,))

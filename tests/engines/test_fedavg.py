@@ -5,30 +5,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.core.errors import InputError
 from fedpriv.plan.task import load_task, partition_records
-from tests.engines.builders import plan_cell, run_cell, small_cell
+from fedpriv.scenario.schema import Cell
+from tests.engines.builders import ENGINES, QUIET, plan_cell, refusal, run_cell, small_cell
+
+FEDAVG = {"name": "fedavg", "trust": "trusted", "step": 0.01, "local_batch": 4, "local_epochs": 2}
+UNEQUAL = {"silos": 3, "rounds": 6, "epochs": 2, "samples": 90, "size_skew": 1.0}
 
 
-def tree(**algorithm: Any) -> dict[str, Any]:
-    return {
-        "algorithm": {
-            "name": "fedavg",
-            "trust": "trusted",
-            "step": 0.01,
-            "local_batch": 4,
-            "local_epochs": 2,
-            **algorithm,
-        },
-        "privacy": {"relation": "zero-out", "mode": "none"},
-        "federation": {"silos": 3, "rounds": 6, "epochs": 2, "samples": 90, "size_skew": 1.0},
-    }
+def averaging(**changes: Any) -> Cell:
+    return small_cell(**{"algorithm": FEDAVG, "privacy": QUIET, "federation": UNEQUAL, **changes})
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_it_is_the_algorithm_as_written(engine: str) -> None:
     """w_{t+1} = Σ_i (B_i/B) w_i after two local passes of steps over four records each."""
-    cell = small_cell(**tree())
+    cell = averaging()
     assert len(set(cell.batch_sizes)) > 1
     task = load_task(cell)
     features, labels = task.train.features.numpy(), task.train.labels.numpy()
@@ -55,16 +47,12 @@ def test_it_is_the_algorithm_as_written(engine: str) -> None:
 
 
 def test_one_local_step_over_everything_is_gradient_descent() -> None:
-    averaging = small_cell(**tree(local_batch=1000, local_epochs=1))
-    descent = small_cell(
-        **{**tree(), "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 1e9, "step": 0.01}}
-    )
-    one = run_cell("vectorized", averaging)
-    other = run_cell("vectorized", descent)
+    steps = averaging(algorithm__local_batch=1000, algorithm__local_epochs=1)
+    descent = averaging(algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1e9, "step": 0.01})
+    one, other = (run_cell("vectorized", cell) for cell in (steps, descent))
     np.testing.assert_allclose(one.model, other.model, rtol=1e-9, atol=1e-12)
 
 
 def test_noise_is_refused() -> None:
-    cell = small_cell(**{**tree(), "privacy": {"relation": "zero-out", "mu": 1.0}})
-    with pytest.raises(InputError, match=r"no bound for one record.*privacy.mode = \"none\""):
-        plan_cell(cell)
+    with refusal(r"no bound for one record.*privacy.mode = \"none\""):
+        plan_cell(averaging(privacy={"relation": "zero-out", "mu": 1.0}))

@@ -14,10 +14,13 @@ from fedpriv.core.random import SERVER, public_generator, simulation_noise
 from fedpriv.engines.table import make_engine
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import Phases
+from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.schema import Cell, FederationSection
 from tests import oracle_single_epoch as oracle
-from tests.engines.builders import plan_cell, run, small_cell
+from tests.engines.test_engines import run
+
+MakeCell = Callable[..., Cell]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "accelerated-dp-srgd": {"clip": 11.0, "beta": 40.0, "radius": 2.0},
@@ -43,7 +46,9 @@ def single_epoch(name: str, trust: str = "trusted", **federation: Any) -> dict[s
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "phased-sgd"])
-def test_who_holds_a_record_does_not_matter_without_noise(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_who_holds_a_record_does_not_matter_without_noise(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """The same 20 records a round in one silo, in four equal ones, in four unequal ones: the same model."""
 
     def in_rounds(_: object, sizes: list[int], __: int) -> list[np.ndarray[Any, Any]]:
@@ -66,7 +71,7 @@ def test_who_holds_a_record_does_not_matter_without_noise(monkeypatch: pytest.Mo
         np.testing.assert_allclose(model, models[0], rtol=1e-9, atol=1e-12)
 
 
-def test_gradient_evaluations_are_the_papers() -> None:
+def test_gradient_evaluations_are_the_papers(small_cell: MakeCell) -> None:
     """2n gradients but for the first batch, whose second coefficient is 0; n for independent gradients."""
     counts = []
     for name in ("accelerated-dp-srgd", "accelerated-independent"):
@@ -76,7 +81,7 @@ def test_gradient_evaluations_are_the_papers() -> None:
     assert counts == [2 * 132 - 12, 132]
 
 
-def test_the_phased_method_needs_a_curator_and_its_certificate() -> None:
+def test_the_phased_method_needs_a_curator_and_its_certificate(small_cell: MakeCell) -> None:
     """Broadcast settings, steps beyond 2/smoothness and clips below the Lipschitz constant are refused."""
     with pytest.raises(InputError, match=r"algorithm.trust = 'trusted': phased-sgd can be run with 'curator'"):
         small_cell(**single_epoch("phased-sgd", "trusted"))
@@ -89,21 +94,21 @@ def test_the_phased_method_needs_a_curator_and_its_certificate() -> None:
         tree = single_epoch("phased-sgd", "curator")
         cell = small_cell(**{**tree, "algorithm": {**tree["algorithm"], **settings}})
         with pytest.raises(InputError, match=line):
-            plan_cell(cell)
+            make_plan(cell, load_task(cell).objective)
 
 
-def test_the_phased_method_refuses_what_is_not_known_to_be_convex() -> None:
+def test_the_phased_method_refuses_what_is_not_known_to_be_convex(small_cell: MakeCell) -> None:
     """A perceptron; least squares, whose constants hold in a ball only; and softmax regression, which is both."""
     tree = single_epoch("phased-sgd", "curator")
     for model, data in (("mlp", "synthetic"), ("least-squares", "linear-regression")):
         cell = small_cell(**tree, model={"name": model}, data={"name": data})
         with pytest.raises(InputError, match="rests on a convex loss"):
-            plan_cell(cell)
+            make_plan(cell, load_task(cell).objective)
     measured = small_cell(**tree, run__goldstein_radius=0.1)
-    assert plan_cell(measured).mechanism
+    assert make_plan(measured, load_task(measured).objective).mechanism
 
 
-def test_the_phased_method_reads_each_record_once_and_publishes_phase_ends() -> None:
+def test_the_phased_method_reads_each_record_once_and_publishes_phase_ends(small_cell: MakeCell) -> None:
     cell = small_cell(**single_epoch("phased-sgd", "curator", rounds=12, samples=130))
     assert cell.schedule == Phases((6, 3, 1))
     (outcome,), heard = run("vectorized", cell)
@@ -156,7 +161,9 @@ def sensitivity(name: str) -> float:
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize(("name", "trust"), [(name, trust) for name in ROWS for trust in ALGORITHMS[name].trusts])
-def test_engine_is_the_algorithm_as_written(engine: str, name: str, trust: str) -> None:
+def test_engine_is_the_algorithm_as_written(
+    small_cell: Callable[..., Cell], engine: str, name: str, trust: str
+) -> None:
     """Silos of unequal size, increments clipped: σ = sensitivity/(μ B), B a silo's batch or all of them.
 
     With secure aggregation the noise is the sum of equal shares, and messages are rounded to 2^-26 of one.
@@ -217,7 +224,7 @@ def descent(cell: Cell, unit: float) -> list[oracle.Vector]:
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_rrsgd_publishes_a_random_iterate_of_steps_with_one_record(engine: str) -> None:
+def test_rrsgd_publishes_a_random_iterate_of_steps_with_one_record(small_cell: MakeCell, engine: str) -> None:
     """Sensitivity 2 C of one release, as neighbours replace a record; U is the same whatever the records are."""
     for seed in (0, 1):
         cell = small_cell(
@@ -240,7 +247,7 @@ def test_rrsgd_publishes_a_random_iterate_of_steps_with_one_record(engine: str) 
 
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
-def test_dp_gd_takes_steps_with_all_records(trust: str) -> None:
+def test_dp_gd_takes_steps_with_all_records(small_cell: MakeCell, trust: str) -> None:
     """T releases, each of which a record moves by C/B: √T C in all."""
     cell = small_cell(
         algorithm={"name": "dp-sgd", "trust": trust, "clip": CLIP, "step": 0.02, "radius": 0.5},
