@@ -26,6 +26,7 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
 
+ROOT = Path(__file__).resolve().parents[2]
 ENGINES = ("vectorized", "inprocess")
 """Engines that need no other process."""
 QUIET: dict[str, Any] = {"relation": "zero-out", "mode": "none"}
@@ -163,13 +164,12 @@ def run_together(cells: Sequence[Cell], engine: str = "inprocess", **tolerance: 
     return outcomes
 
 
-def run_python(*words: str, **environment: str) -> str:
+def run_python(*words: str, folder: Path = ROOT, **environment: str) -> str:
     """What a Python process with the sources on its path prints."""
-    root = str(Path(__file__).parents[2])
-    return subprocess.run(
-        [sys.executable, *words], check=True, capture_output=True, text=True, cwd=root,
-        env={**os.environ, "PYTHONPATH": root, **environment},
-    ).stdout  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder, env=environment)
+    return done.stdout
 
 
 @contextmanager
