@@ -64,6 +64,21 @@ class Recorder(RunObserver):
         self.events.append((worker, list(places)))
 
 
+class Clock:
+    """Time that passes while somebody sleeps."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
 class Memory(Checkpoints):
     """Keeps checkpoints in memory; the `stop`-th one is written, and then somebody presses Ctrl-C."""
 
