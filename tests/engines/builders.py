@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from fedpriv.accounting.guarantees import Guarantee
+from fedpriv.addons.services.flower_private.control import RunStatus
 from fedpriv.claims.claim import PrivacyClaim, compute_claim
 from fedpriv.claims.ledger import ReleaseStream, make_release_streams, stream_from_data, stream_to_data
 from fedpriv.claims.outcome import CellOutcome, RunObserver
@@ -77,6 +79,12 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self.now += seconds
+
+
+def superlink_of(statuses: Iterable[RunStatus | Exception] | Exception) -> Any:
+    """A SuperLink that answers each question for a run's status with the next one."""
+    answers = {"control.run_status.side_effect": statuses, "log_tail.return_value": ""}
+    return Mock(has_ended=False, **answers)
 
 
 class Memory(Checkpoints):

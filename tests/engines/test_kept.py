@@ -2,8 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
-from unittest.mock import Mock
+from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from fedpriv.addons.services.flower_private.names import LIST_RUNS
 from fedpriv.addons.services.flower_private.presence import RunHistory
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.protocol.cell_folder import FolderReader
-from tests.engines.builders import Recorder
+from tests.engines.builders import Recorder, superlink_of
 
 
 def run(number: int, status: str, sub_status: str = "", finished: str = "") -> Any:
@@ -67,12 +66,6 @@ def test_a_file_that_is_none_of_ours_is_refused_in_one_line(tmp_path: Path, brok
         RunHistory(tmp_path / "nowhere" / "runs.json")
 
 
-class LostSuperLink:
-    """A SuperLink that knows no run any more."""
-
-    has_ended, control = False, Mock(**{"run_status.side_effect": LostRunError("started again")})
-
-
 def test_a_run_that_the_superlink_lost_is_told_apart_and_rounds_are_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +76,7 @@ def test_a_run_that_the_superlink_lost_is_told_apart_and_rounds_are_told_once(
     for rounds in ("4", "1", "6"):  # the second server begins again, from its journal
         (tmp_path / "progress").write_text(rounds)
         with pytest.raises(LostRunError):
-            follow_run(cast(Any, LostSuperLink()), 1, reader, lambda: None, progress)
+            follow_run(superlink_of(LostRunError("started again")), 1, reader, lambda: None, progress)
     assert recorder.advances == [4, 2]
 
 
