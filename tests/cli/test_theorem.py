@@ -256,7 +256,7 @@ def test_theorem_6_has_its_bound_where_the_gap_is_known(tmp_path: Path, order: s
     file = with_algorithm(tmp_path, "momentum-tree", f'trust = "trusted"\norder = "{order}"')
     (without,), (point,) = points_of(file), points_of(file, "--gap", "2.3")
     assert ('order = "fresh" draws it anew' in point["theorems"][0]["assumption"]) == (order == "fixed")
-    printed = CliRunner().invoke(app, ["privacy", "theorem", str(file), "--gap", "2.3"]).output
+    printed = output_of("privacy", "theorem", file, "--gap", "2.3")
     assert ("drawn anew in every epoch" in printed) == (order == "fixed")
     keys = "lipschitz", "smoothness", "records", "dimension", "epsilon"
     expected = tree_gradient_bound(2.3, *(point["problem"][key] for key in keys), 1e-5)

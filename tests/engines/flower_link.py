@@ -82,30 +82,29 @@ class Link:
 
     def fleet(self, silo: int) -> silo_node.FleetClient:
         """Silo's connection, whose requests are noted."""
-        found = silo_node.FleetClient("superlink", self.folder / f"node-{silo}")
+        fleet = silo_node.FleetClient("superlink", self.folder / f"node-{silo}")
         client = self.client(FLEET_PREFIX)
         client.event_hooks = {"request": [lambda request: self.requests.append(request.url.path)]}
-        found._client.client = client
-        return found
+        fleet._client.client = client
+        return fleet
+
+    def signing_client(self, secret: bytes) -> ApiClient:
+        """A client of the Runtime API, as an executor with this secret has it."""
+        methods = [executor._SIGNED_METHOD]
+        signer = executor.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods)
+        client = self.client(RUNTIME_PREFIX)
+        return ApiClient(client, lambda _, request: executor._signed_headers(signer, request))
 
     def token(self) -> str:
         """Token of the run's server."""
-        signer = executor.SuperExecAuthHttpInterceptor(
-            master_secret=self.secret.read_bytes(), protected_methods=[executor._SIGNED_METHOD]
-        )
-        asking = ApiClient(
-            self.client(RUNTIME_PREFIX), lambda _, request: executor._signed_headers(signer, request)
-        )
-        return str(
-            asking.ask(ACQUIRE_TASK, ACQUIRE_TASK.request_type(supported_task_types=["flwr-serverapp"])).token
-        )
+        request = ACQUIRE_TASK.request_type(supported_task_types=["flwr-serverapp"])
+        return str(self.signing_client(self.secret.read_bytes()).ask(ACQUIRE_TASK, request).token)
 
     def grid(self, token: str) -> HttpGrid:
         """Flower's own grid, as a ServerApp has it."""
         grid = HttpGrid("superlink", token=token)
-        grid._client = RuntimeHttpClient(
-            "http://testserver", interceptors=[RuntimeTokenHttpInterceptor(token=token)]
-        )
+        interceptors = [RuntimeTokenHttpInterceptor(token=token)]
+        grid._client = RuntimeHttpClient("http://testserver", interceptors=interceptors)
         grid._client._client = self.client(RUNTIME_PREFIX)
         grid._client.PullTaskInput(PullTaskInputRequest())  # with which the run goes on
         grid.set_run(Run.create_empty(self.run))

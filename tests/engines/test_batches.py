@@ -1,30 +1,23 @@
 """Batches of the vectorized engine: what is gathered once, and that it changes no bit."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from fedpriv.claims.outcome import RunObserver
-from fedpriv.engines.table import make_engine
 from fedpriv.engines.vectorized import noise
 from fedpriv.loss.objective import Records
-from fedpriv.scenario.schema import Cell
+from tests.engines.builders import run_cell, small_cell
 
 
 @pytest.mark.parametrize(("read", "gathered"), [("every batch in every round", 1), ("one batch a round", 8)])
 def test_rounds_that_read_the_same_records_gather_them_once(
-    small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch, read: str, gathered: int
+    monkeypatch: pytest.MonkeyPatch, read: str, gathered: int
 ) -> None:
     """Where a round fills a block; the model is that of rounds gathered in one block."""
-    changes: dict[str, Any] = {
-        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
-        "privacy": {"mu": 1.0, "relation": "zero-out"},
-    }
-    if read.startswith("every"):
-        changes |= {"federation__epochs": 8, "federation__batch": 20}
-    cell = small_cell(**changes)
-    (in_a_block,) = make_engine("vectorized")([cell], RunObserver())
+    algorithm = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+    federation = {"silos": 3, "rounds": 8} | ({"epochs": 8, "batch": 20} if read.startswith("every") else {})
+    cell = small_cell(algorithm=algorithm, privacy={"mu": 1.0, "relation": "zero-out"}, federation=federation)
+    in_a_block = run_cell("vectorized", cell)
     monkeypatch.setattr(noise, "_MAX_GATHERED_VALUES", 1)
     calls = []
     real = noise.OrderedBatches._expand_replicates
@@ -34,6 +27,5 @@ def test_rounds_that_read_the_same_records_gather_them_once(
         yield from real(self, records)
 
     monkeypatch.setattr(noise.OrderedBatches, "_expand_replicates", counting)
-    (alone,) = make_engine("vectorized")([cell], RunObserver())
+    assert run_cell("vectorized", cell).model.tobytes() == in_a_block.model.tobytes()
     assert len(calls) == gathered
-    assert alone.cell_outcome.model.tobytes() == in_a_block.cell_outcome.model.tobytes()

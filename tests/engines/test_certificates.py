@@ -7,7 +7,6 @@ import ssl
 import stat
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,12 +26,10 @@ from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.table import Connection
 from fedpriv.protocol.cell_folder import FolderReader
-from fedpriv.scenario.schema import Cell
+from tests.engines.builders import small_cell
 
 
-def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_is_asked(
-    tmp_path: Path, small_cell: Callable[..., Cell]
-) -> None:
+def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_is_asked(tmp_path: Path) -> None:
     """Was: 93 s, and "unavailable"."""
     certificates.make_server_keys(tmp_path)
     certificates.check_certificates(tmp_path / "ca.crt", tmp_path / "server.pem")
@@ -52,11 +49,23 @@ def test_a_file_without_a_certificate_is_one_line(tmp_path: Path, content: bytes
         certificates.check_certificates(path)
 
 
+def verifies(folder: Path, *options: str, name: str = "server.pem") -> bool:
+    """Whether openssl verifies the certificate of that name by the folder's authority."""
+    command = ["openssl", "verify", *options, "-CAfile", folder / "ca.crt", folder / name]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def in_days(days: int) -> str:
+    """A time, in seconds of the epoch."""
+    return str(int(time.time()) + 86_400 * days)
+
+
+FOR_SERVERS = ("-x509_strict", "-purpose", "sslserver")
+
+
 def test_keys_of_a_run_verify_and_nobody_else_can_read_the_private_ones(tmp_path: Path) -> None:
     certificates.make_server_keys(tmp_path)
-    verify = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-verify_ip", "127.0.0.1"]
-    verify += ["-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "server.pem")]
-    assert "OK" in subprocess.run(verify, capture_output=True, text=True, check=True).stdout
+    assert verifies(tmp_path, *FOR_SERVERS, "-verify_ip", "127.0.0.1")
     assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ca.crt", "server.key", "server.pem"]
 
@@ -65,9 +74,7 @@ def test_keys_of_a_run_verify_and_nobody_else_can_read_the_private_ones(tmp_path
 def test_the_certificates_of_a_service_outlast_it_whatever_its_clock_says(tmp_path: Path, days: int) -> None:
     """Was: seven days, after which everything stopped."""
     certificates.make_server_keys(tmp_path)
-    at = str(int(time.time()) + 86_400 * days)
-    verify = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-attime", at]
-    subprocess.run([*verify, "-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "server.pem")], check=True)
+    assert verifies(tmp_path, *FOR_SERVERS, "-attime", in_days(days))
 
 
 def test_guarantee_nothing_but_the_servers_own_certificate_is_vouched_for(tmp_path: Path) -> None:
@@ -84,13 +91,9 @@ def test_guarantee_nothing_but_the_servers_own_certificate_is_vouched_for(tmp_pa
     forged = forged.not_valid_after(own.content.not_valid_after_utc)
     signed = forged.sign(signing, hashes.SHA256())
     (tmp_path / "forged.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    for more in ([], ["-partial_chain"]):
-        verify = ["openssl", "verify", *more, "-CAfile", str(tmp_path / "ca.crt")]
-        assert (
-            subprocess.run([*verify, str(tmp_path / "server.pem")], capture_output=True, check=False).returncode
-            == 0
-        )
-        assert subprocess.run([*verify, str(tmp_path / "forged.pem")], capture_output=True, check=False).returncode
+    for options in ([], ["-partial_chain"]):
+        assert verifies(tmp_path, *options)
+        assert not verifies(tmp_path, *options, name="forged.pem")
 
 
 def keys_between_machines(folder: Path) -> tuple[Path, Path]:
@@ -99,7 +102,7 @@ def keys_between_machines(folder: Path) -> tuple[Path, Path]:
     return folder / "superlink", folder / "authority"
 
 
-def in_days(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+def pass_days(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     monkeypatch.setattr(certificates, "_now", lambda: then)
 
@@ -111,9 +114,9 @@ def test_a_certificate_is_told_of_thirty_days_before_its_end_and_renewed_with_th
     paths = keys / "ca.crt", keys / "server.pem"
     certificates.ExpiryMonitor(*paths).poll()
     assert not caplog.messages
-    shown = CliRunner().invoke(app, ["certificates", str(keys)])
-    assert (shown.exit_code, shown.output.count(" days left")) == (0, 2)
-    in_days(monkeypatch, 340)
+    listing = CliRunner().invoke(app, ["certificates", str(keys)])
+    assert (listing.exit_code, listing.output.count(" days left")) == (0, 2)
+    pass_days(monkeypatch, 340)
     certificates.ExpiryMonitor(*paths).poll()
     (line,) = caplog.messages
     assert re.fullmatch(
@@ -126,11 +129,8 @@ def test_a_certificate_is_told_of_thirty_days_before_its_end_and_renewed_with_th
     assert after.not_valid_after_utc > before.not_valid_after_utc
     assert after.public_key() == before.public_key()
     assert after.serial_number != before.serial_number
-    assert [(each.value, each.critical) for each in after.extensions] == [
-        (each.value, each.critical) for each in before.extensions
-    ]
-    verify = ["openssl", "verify", "-attime", str(int(time.time()) + 86_400 * 340)]
-    subprocess.run([*verify, "-CAfile", str(keys / "ca.crt"), str(keys / "server.pem")], check=True)
+    assert list(after.extensions) == list(before.extensions)
+    assert verifies(keys, "-attime", in_days(340))
 
 
 def test_another_authority_renews_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_another_authority_renews_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(InputError, match="expected the EC key of"):
         certificates.renew_certificate(keys, authority)
     (authority / "ca.key").write_bytes(own_key)
-    in_days(monkeypatch, 3640)
+    pass_days(monkeypatch, 3640)
     with pytest.raises(InputError, match="ends soon itself: make a new authority"):
         certificates.renew_certificate(keys, authority)
     assert (keys / "server.pem").read_bytes() == served

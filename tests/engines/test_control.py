@@ -35,16 +35,15 @@ def test_another_program_at_the_address_is_one_line() -> None:
 
 def test_a_certificate_that_nobody_vouches_for_is_one_line_at_once(tmp_path: Path) -> None:
     make_server_keys(tmp_path)
-    command = [
-        *(sys.executable, "-c"),
-        "import ssl, socket, sys\n"
-        "context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)\n"
-        "context.load_cert_chain(sys.argv[1] + '/server.pem', sys.argv[1] + '/server.key')\n"
-        "listening = socket.create_server(('127.0.0.1', 0))\n"
-        "print(listening.getsockname()[1], flush=True)\n"
-        "try: context.wrap_socket(listening.accept()[0], server_side=True)\n"
-        "except OSError: pass\n",
-    ]
+    program = """if True:
+        import ssl, socket, sys
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(sys.argv[1] + "/server.pem", sys.argv[1] + "/server.key")
+        listening = socket.create_server(("127.0.0.1", 0))
+        print(listening.getsockname()[1], flush=True)
+        try: context.wrap_socket(listening.accept()[0], server_side=True)
+        except OSError: pass"""
+    command = [sys.executable, "-c", program]
     with subprocess.Popen([*command, str(tmp_path)], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())

@@ -24,12 +24,8 @@ from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import RIDGE_STATISTICS
 from fedpriv.noise.registry import SELECTABLE_MECHANISMS
 from fedpriv.plan.calibration import fit_cell_noise
-from fedpriv.plan.plan import make_plan
-from fedpriv.plan.task import load_task
-from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell, ModelSection
-from tests.conftest import small_tree
-from tests.engines.test_engines import run
+from tests.engines.builders import plan_cell, run_cell, small_cell
 from tests.engines.test_every_row import SETTINGS
 
 COPYING = {
@@ -46,18 +42,18 @@ KEYS: dict[str, dict[str, Any]] = {
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-def drawn(stream: NoiseSum, rounds: Sequence[int], node: int = 0, size: int = 20_000) -> np.ndarray:
+def draw_sums(stream: NoiseSum, rounds: Sequence[int], node: int = 0, size: int = 20_000) -> np.ndarray:
     return DeviceSums(stream, size, torch.float64, CPU)(rounds, node).numpy()
 
 
 def test_the_noise_of_a_device_has_the_variance_of_its_owners_noise() -> None:
     """Mean and variance of 100,000 numbers: five standard deviations, false alarm 1 in 10^6."""
     for weights in ((1.0,), (1.0, 2.0, 0.5)):
-        found = drawn(NoiseSum(3, tuple(range(len(weights))), weights), range(1, 6))
+        sums = draw_sums(NoiseSum(3, tuple(range(len(weights))), weights), range(1, 6))
         variance = sum(weight**2 for weight in weights)
-        assert abs(found.mean()) < 5.0 * (variance / found.size) ** 0.5
-        assert abs(found.var() / variance - 1.0) < 5.0 * (2.0 / found.size) ** 0.5
-        assert abs(np.corrcoef(found) - np.eye(5)).max() < 5.0 * found.shape[1] ** -0.5
+        assert abs(sums.mean()) < 5.0 * (variance / sums.size) ** 0.5
+        assert abs(sums.var() / variance - 1.0) < 5.0 * (2.0 / sums.size) ** 0.5
+        assert abs(np.corrcoef(sums) - np.eye(5)).max() < 5.0 * sums.shape[1] ** -0.5
 
 
 @pytest.mark.parametrize("chunk", [2**22, 40_000])
@@ -67,12 +63,12 @@ def test_the_noise_of_a_device_follows_from_seed_owners_round_and_node(
     """Whatever was drawn before, so that a resumed run goes on with the noise that it would have had."""
     monkeypatch.setattr(noise_module, "_MAX_DEVICE_VALUES", chunk)
     stream = NoiseSum(3, (0, 1, 2), (1.0, 2.0, 0.5))
-    whole = drawn(stream, [1, 2, 70_000], 2)
-    assert np.array_equal(drawn(stream, [70_000, 2], 2), whole[[2, 1]])
+    whole = draw_sums(stream, [1, 2, 70_000], 2)
+    assert np.array_equal(draw_sums(stream, [70_000, 2], 2), whole[[2, 1]])
     others = [
-        drawn(NoiseSum(4, stream.parties, stream.relative_weights), [1], 2),
-        drawn(NoiseSum(3, (3, 4, 5), stream.relative_weights), [1], 2),
-        drawn(stream, [1], 0),
+        draw_sums(NoiseSum(4, stream.parties, stream.relative_weights), [1], 2),
+        draw_sums(NoiseSum(3, (3, 4, 5), stream.relative_weights), [1], 2),
+        draw_sums(stream, [1], 0),
         whole[1:2],
     ]
     for other in others:
@@ -113,32 +109,33 @@ def rounds_on_meta(cells: Sequence[Cell], monkeypatch: pytest.MonkeyPatch) -> in
     """How many rounds of a group went without a copy."""
     monkeypatch.setattr(engine, "find_device", lambda name: META)
     monkeypatch.setattr(noise_module, "Generator", NoNumbers)
-    plans = [make_plan(cell, load_task(cell).objective) for cell in cells]
+    plans = [plan_cell(cell) for cell in cells]
     group = engine._ReplicateGroup(range(len(cells)), cells, plans, RunObserver())
     with torch.inference_mode():
-        going = group.iterate_states(group.initial_state(), 1)
-        next(going)  # the first one brings records and tables to the device
+        states = group.iterate_states(group.initial_state(), 1)
+        next(states)  # the first one brings records and tables to the device
         with NothingCopied():
-            return 1 + sum(1 for _ in going)
+            return 1 + sum(1 for _ in states)
 
 
-def cells_of(**overrides: Any) -> list[Cell]:
+def make_replicates(**changes: Any) -> list[Cell]:
     """Two noise levels, where there is noise, of two seeds, so that numbers differ between replicates."""
-    tree = small_tree(**{"privacy": {"relation": "zero-out", "mu": 2.0}, **overrides})
-    privacy = tree["privacy"]
-    levels = [{**privacy, "mu": mu} for mu in (2.0, 3.0)] if "mu" in privacy else [privacy]
-    return [
-        fit_cell_noise(resolve_cell({**tree, "seed": seed, "privacy": level}, "test"))
-        for level in levels
-        for seed in (0, 1)
-    ]
+    changes = {"privacy": {"relation": "zero-out", "mu": 2.0}, **changes}
+    levels: list[dict[str, Any]] = (
+        [{"privacy__mu": mu} for mu in (2.0, 3.0)] if "mu" in changes["privacy"] else [{}]
+    )
+    return [fit_cell_noise(small_cell(**changes, **level, seed=seed)) for level in levels for seed in (0, 1)]
+
+
+def mechanism_cells(mechanism: str, trust: str) -> list[Cell]:
+    algorithm = {"name": "dp-ftrl", "trust": trust, "clip": 1.0, "step": 0.1, "mechanism": mechanism}
+    return make_replicates(algorithm=algorithm)
 
 
 @pytest.mark.every(9)
 @pytest.mark.parametrize("mechanism", [kind.name for kind in SELECTABLE_MECHANISMS])
 def test_no_round_of_a_mechanism_copies_anything(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm = {"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": mechanism}
-    cells = cells_of(algorithm=algorithm)
+    cells = mechanism_cells(mechanism, "untrusted")
     assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
 
@@ -146,7 +143,7 @@ def test_no_round_of_a_mechanism_copies_anything(mechanism: str, monkeypatch: py
 @pytest.mark.parametrize("row", sorted(set(SETTINGS) - COPYING))
 def test_no_round_of_an_algorithm_copies_anything(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trust = {"phased-sgd": "curator", "local-dp-sgd": "untrusted"}.get(row, "trusted")
-    cells = cells_of(algorithm={"name": row, "trust": trust, **SETTINGS[row]}, **KEYS.get(row, {}))
+    cells = make_replicates(algorithm={"name": row, "trust": trust, **SETTINGS[row]}, **KEYS.get(row, {}))
     assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
 
@@ -167,9 +164,8 @@ _REQUIRED: dict[str, dict[str, Any]] = {"ridge-regression": {"penalty": 0.1}, "c
 def test_no_increment_of_an_objective_copies_anything(name: str) -> None:
     dtype = torch.float32
     section = ModelSection.model_validate({"name": name, **_REQUIRED.get(name, {})})
-    features, classes = (
-        (784, 10) if name == "cnn" else (20, 0 if section.is_regression else 3 if section.is_survival else 2)
-    )
+    classes = 10 if name == "cnn" else 0 if section.is_regression else 3 if section.is_survival else 2
+    features = 784 if name == "cnn" else 20
     objective = section.row.objective((features,), classes, dtype, section.settings)
     points = [torch.zeros(2, objective.dimension, dtype=dtype, device=META) for _ in range(2)]
     labels = torch.zeros(2, 5, dtype=torch.int64 if classes else dtype, device=META)
@@ -200,9 +196,7 @@ def test_a_gpu_computes_what_the_processor_does_to_rounding(
 ) -> None:
     """With the processor's noise, copied to the device."""
     monkeypatch.setattr(noise_module, "DeviceSums", HostNoise)
-    algorithm = {"name": "dp-ftrl", "trust": trust, "clip": 1.0, "step": 0.1, "mechanism": mechanism}
-    (cell, *_) = cells_of(algorithm=algorithm)
+    cell, *_ = mechanism_cells(mechanism, trust)
     on_gpu = cell.model_copy(update={"run": cell.run.model_copy(update={"device": "cuda"})})
-    (here,), _ = run("vectorized", cell)
-    (there,), _ = run("vectorized", on_gpu)
-    np.testing.assert_allclose(there.cell_outcome.model, here.cell_outcome.model, rtol=0.0, atol=1e-9)
+    here, there = (run_cell("vectorized", place).model for place in (cell, on_gpu))
+    np.testing.assert_allclose(there, here, rtol=0.0, atol=1e-9)

@@ -1,6 +1,5 @@
 """Silos that do not answer: fixed denominators, the same claim, and no engine that disagrees with another."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,47 +7,51 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.claims.claim import compute_claim
-from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import make_engine
 from fedpriv.engines.vectorized.silos import group_cells
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
-from fedpriv.plan.plan import draw_absences, make_plan
+from fedpriv.plan.plan import draw_absences
 from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.schema import Cell
-from tests.engines.test_engines import Recorder, run
+from tests.engines.builders import (
+    ENGINES,
+    Recorder,
+    claim_of,
+    plan_cell,
+    refusal,
+    run,
+    run_cell,
+    run_on_both,
+    run_together,
+    small_cell,
+)
 from tests.engines.test_sampling import gradient
 from tests.engines.test_units import person_cell
 
-MakeCell = Callable[..., Cell]
 SGD = {"name": "dp-sgd", "clip": 1.0, "step": 0.1, "momentum": 0.5}
 BANDED = {"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "banded", "bands": 2}
 TREE = {"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "tree"}
 
 
-def dropping(make: MakeCell, trust: str = "untrusted", algorithm: dict[str, Any] = SGD, **changes: Any) -> Cell:
-    """Three silos of two epochs; each is away in about a third of the rounds."""
-    return make(
-        **{
-            "federation": {"silos": 3, "rounds": 8, "epochs": 2, "batch": 4, "drop_out": 0.35},
-            "algorithm": {"trust": trust, **algorithm},
-            "privacy": {"relation": "zero-out", "epsilon": 4.0},
-            **changes,
-        }
-    )
+ROUNDS: dict[str, Any] = {"silos": 3, "rounds": 8, "epochs": 2, "batch": 4, "drop_out": 0.35}
+"""Two epochs; each silo is absent in about a third of the rounds."""
+
+
+def dropping(trust: str = "untrusted", algorithm: dict[str, Any] = SGD, **changes: Any) -> Cell:
+    privacy = {"relation": "zero-out", "epsilon": 4.0}
+    algorithm = {"trust": trust, **algorithm}
+    return small_cell(**{"federation": ROUNDS, "algorithm": algorithm, "privacy": privacy, **changes})
 
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_a_round_without_a_silo_is_the_others_sum_over_the_same_denominators(
-    small_cell: MakeCell, trust: str, arithmetic: str
-) -> None:
+def test_a_round_without_a_silo_is_the_others_sum_over_the_same_denominators(trust: str, arithmetic: str) -> None:
     """DP-SGD record by record, whoever is away: their records and their noise are not there, weights are fixed."""
-    cell = dropping(small_cell, trust, {"name": "dp-sgd", "clip": 1.0, "step": 0.1}, run__arithmetic=arithmetic)
+    cell = dropping(trust, {"name": "dp-sgd", "clip": 1.0, "step": 0.1}, run__arithmetic=arithmetic)
     task, noise, absences = load_task(cell), simulation_noise(cell.seed, np.float64), draw_absences(cell)
-    plan, orders = make_plan(cell, task.objective), partition_records(cell)
+    plan, orders = plan_cell(cell), partition_records(cell)
     size, model = task.objective.dimension, np.zeros(task.objective.dimension)
     for t in range(1, 9):
         mean = np.zeros(size)
@@ -64,105 +67,70 @@ def test_a_round_without_a_silo_is_the_others_sum_over_the_same_denominators(
         model = model - 0.1 * mean
     assert 4 <= sum(map(len, absences.rounds.values())) <= 16
     if arithmetic == "float":
-        for engine in ("vectorized", "inprocess"):
-            (outcome,), _ = run(engine, cell)
-            np.testing.assert_allclose(outcome.cell_outcome.model, model, rtol=1e-9, atol=1e-12)
+        for engine in ENGINES:
+            np.testing.assert_allclose(run_cell(engine, cell).model, model, rtol=1e-9, atol=1e-12)
         return
-    (outcome,), _ = run("inprocess", cell)  # noise of integers: as much as all rounds together have of it
-    away = np.linalg.norm(outcome.cell_outcome.model - model)
-    each = plan.noise.std_in_mean * 0.1
-    rounds = [3 - len(absences.absent_silos(t)) if trust == "untrusted" else 3 for t in range(1, 9)]
-    assert away == pytest.approx(each * np.sqrt(size * sum(rounds) / 3), rel=0.05)
+    # noise of integers: as much as all rounds together have of it
+    distance = np.linalg.norm(run_cell("inprocess", cell).model - model)
+    counts = [3 - len(absences.absent_silos(t)) if trust == "untrusted" else 3 for t in range(1, 9)]
+    assert distance == pytest.approx(plan.noise.std_in_mean * 0.1 * np.sqrt(size * sum(counts) / 3), rel=0.05)
 
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("algorithm", [SGD, BANDED, TREE], ids=["sgd", "banded", "tree"])
 @pytest.mark.parametrize(
-    ("trust", "sampling"),
-    [
-        (trust, name)
-        for trust in TRUSTS
-        for name in SELECTABLE_PARTICIPATIONS
-        if not SELECTABLE_PARTICIPATIONS[name].client_initiated
-    ],
+    "sampling", [name for name, kind in SELECTABLE_PARTICIPATIONS.items() if not kind.client_initiated]
 )
+@pytest.mark.parametrize("trust", TRUSTS)
 def test_both_fast_engines_leave_out_the_same_or_the_cell_is_refused(
-    small_cell: MakeCell, trust: str, sampling: str, algorithm: dict[str, Any]
+    trust: str, sampling: str, algorithm: dict[str, Any]
 ) -> None:
-    groups = 2 if SELECTABLE_PARTICIPATIONS[sampling].secret and algorithm is BANDED else 1
-    changes = {
-        "federation": {
-            "silos": 3, "rounds": 8, "epochs": 2, "batch": 4, "drop_out": 0.35, "sampling": sampling,
-            "groups": groups,
-        }
-    }  # fmt: skip
-    refused = {"secure-aggregation": "masks cancel in the sum of all silos only", "curator": "no silo can be away"}
-    if trust in refused:
-        with pytest.raises(InputError, match=refused[trust]) as caught:
-            dropping(small_cell, trust, algorithm, **changes)
-        assert "\n" not in str(caught.value)
+    secret = SELECTABLE_PARTICIPATIONS[sampling].secret
+    federation = {**ROUNDS, "sampling": sampling, "groups": 2 if secret and algorithm is BANDED else 1}
+    reasons = {"secure-aggregation": "masks cancel in the sum of all silos only", "curator": "no silo can be away"}
+    if trust in reasons:
+        with refusal(reasons[trust]):
+            dropping(trust, algorithm, federation=federation)
         return
-    cell = dropping(small_cell, trust, algorithm, **changes)
-    if SELECTABLE_PARTICIPATIONS[sampling].secret and algorithm is TREE:
-        with pytest.raises(InputError, match="is unbounded there"):
-            make_plan(cell, load_task(cell).objective)
+    cells = [dropping(trust, algorithm, federation=federation, seed=seed) for seed in (1, 2)]
+    if secret and algorithm is TREE:
+        with refusal("is unbounded there"):
+            plan_cell(cells[0])
         return
-    together = [cell, dropping(small_cell, trust, algorithm, seed=2, **changes)]  # away in other rounds
-    for alone, outcome in zip(together, run("vectorized", *together)[0], strict=True):
-        (inprocess,), _ = run("inprocess", alone)
-        model = outcome.cell_outcome.model
-        assert np.linalg.norm(model) > 1e-3
-        np.testing.assert_allclose(
-            model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-9 * np.linalg.norm(model)
-        )
-        assert outcome.cell_outcome.fraction_clipped == pytest.approx(
-            inprocess.cell_outcome.fraction_clipped, abs=1e-12
-        )
-        assert outcome.cell_outcome.missed == draw_absences(alone).rounds
-        assert {silo: tuple(rounds) for silo, rounds in inprocess.cell_outcome.missed.items()} == dict(
-            outcome.cell_outcome.missed
-        )
-        assert outcome.cell_outcome.gradient_evaluations == inprocess.cell_outcome.gradient_evaluations
-        claim = compute_claim(outcome.cell_outcome.releases)
-        assert claim is not None
-        assert 3.9 < claim.guarantee.epsilon_of(1e-5) <= 4.0 + 1e-9
+    for cell, outcome in zip(cells, run_together(cells, share=1e-9), strict=True):  # absent in other rounds
+        assert np.linalg.norm(outcome.model) > 1e-3
+        assert outcome.missed == draw_absences(cell).rounds
+        assert 3.9 < claim_of(outcome.releases).guarantee.epsilon_of(1e-5) <= 4.0 + 1e-9
 
 
 def test_persons_and_integers_too(tmp_path: Path) -> None:
-    cell = person_cell(tmp_path, federation__away={"1": [1, 2, 7]})
-    (vectorized,), _ = run("vectorized", cell)
-    (inprocess,), _ = run("inprocess", cell)
-    np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-12)
-    assert inprocess.cell_outcome.missed == {1: [1, 2, 7]}
+    outcome, _ = run_on_both(person_cell(tmp_path, federation__away={"1": [1, 2, 7]}))
+    assert outcome.missed == {1: (1, 2, 7)}
 
 
-def test_a_record_of_a_silo_that_is_away_moves_nothing(small_cell: MakeCell) -> None:
+def test_a_record_of_a_silo_that_is_away_moves_nothing() -> None:
     """Guarantee of `substitute_message`: what is counted in its place is made of earlier releases alone."""
-    rounds = {"away": {"2": [1, 4]}}
+    federation = {"silos": 3, "rounds": 4, "batch": 4, "away": {"2": [1, 4]}}
     for trust, engine in (("untrusted", "inprocess"), ("trusted", "inprocess"), ("trusted", "vectorized")):
-        changes = {"federation": {"silos": 3, "rounds": 4, "batch": 4, **rounds}}
-        cell = dropping(small_cell, trust, BANDED, **changes)
-        (before,), _ = run(engine, cell)
+        cell = dropping(trust, BANDED, federation=federation)
+        before = run_cell(engine, cell)
         order = partition_records(cell)[2]
         features, held = load_task(cell).train.features, torch.cat([order[:4], order[12:]])
         kept = features[held].clone()
         with torch.inference_mode():
             features[held] = 50.0
         try:
-            (after,), _ = run(engine, cell)
+            after = run_cell(engine, cell)
         finally:
             with torch.inference_mode():
                 features[held] = kept
-        assert np.array_equal(before.cell_outcome.model, after.cell_outcome.model)
+        assert np.array_equal(before.model, after.model)
 
 
-def test_recursive_gradients_start_again_from_the_query_that_was_answered(small_cell: MakeCell) -> None:
-    cell = dropping(
-        small_cell, "untrusted", {"name": "accelerated-dp-srgd", "clip": 2.0, "beta": 5.0, "radius": 3.0}
-    )
-    (inprocess,), _ = run("inprocess", cell)
-    assert np.isfinite(inprocess.cell_outcome.model).all()
-    with pytest.raises(InputError, match="keeps one for all silos; use --engine inprocess"):
+def test_recursive_gradients_start_again_from_the_query_that_was_answered() -> None:
+    cell = dropping(algorithm={"name": "accelerated-dp-srgd", "clip": 2.0, "beta": 5.0, "radius": 3.0})
+    assert np.isfinite(run_cell("inprocess", cell).model).all()
+    with refusal("keeps one for all silos; use --engine inprocess"):
         run("vectorized", cell)
 
 
@@ -178,32 +146,29 @@ def test_recursive_gradients_start_again_from_the_query_that_was_answered(small_
         ({"drop_out": -0.1}, "drop_out"),
     ],
 )
-def test_absences_that_there_cannot_be_are_refused(
-    small_cell: MakeCell, federation: dict[str, Any], line: str
-) -> None:
-    with pytest.raises(InputError, match=line) as caught:
-        dropping(small_cell, federation={"silos": 3, "rounds": 8, **federation})
-    assert "\n" not in str(caught.value)
+def test_absences_that_there_cannot_be_are_refused(federation: dict[str, Any], line: str) -> None:
+    with refusal(line):
+        dropping(federation={"silos": 3, "rounds": 8, **federation})
 
 
-def test_what_cannot_go_on_without_a_silo_is_refused(small_cell: MakeCell) -> None:
+def test_what_cannot_go_on_without_a_silo_is_refused() -> None:
     reduced = {"name": "momentum-tree-reduced", "alpha": 0.2, "step": 0.005}
-    cell = dropping(small_cell, "untrusted", reduced, privacy={"relation": "zero-out", "mu": 1.0})
-    with pytest.raises(InputError, match=r"federation\.drop_out = 0\.35: momentum-tree-reduced cannot go on"):
-        make_plan(cell, load_task(cell).objective)
-    with pytest.raises(InputError, match=r"mean of all silos' noise, and with federation\.drop_out = 0\.35"):
-        run("vectorized", dropping(small_cell, run__noise="aggregate"))
+    with refusal(r"federation\.drop_out = 0\.35: momentum-tree-reduced cannot go on"):
+        plan_cell(dropping(algorithm=reduced, privacy={"relation": "zero-out", "mu": 1.0}))
+    with refusal(r"mean of all silos' noise, and with federation\.drop_out = 0\.35"):
+        run("vectorized", dropping(run__noise="aggregate"))
 
 
-def test_absent_silos_are_refused_on_a_device_that_draws_no_silos_noise(small_cell: MakeCell) -> None:
+def test_absent_silos_are_refused_on_a_device_that_draws_no_silos_noise() -> None:
     """Was: from a device's noise, one draw of the mean, the processor's noise of a silo was taken away."""
-    line = r'run\.device = "cuda" draws the mean of all silos\' noise, and with federation\.drop_out = 0\.35'
-    with pytest.raises(InputError, match=line):
-        group_cells([dropping(small_cell, "untrusted", run__device="cuda")])
+    with refusal(
+        r'run\.device = "cuda" draws the mean of all silos\' noise, and with federation\.drop_out = 0\.35'
+    ):
+        group_cells([dropping("untrusted", run__device="cuda")])
     for trust, changes in (("untrusted", {"privacy": {"relation": "zero-out", "mode": "none"}}), ("trusted", {})):
-        assert group_cells([dropping(small_cell, trust, run__device="cuda", **changes)])
+        assert group_cells([dropping(trust, run__device="cuda", **changes)])
 
 
-def test_a_deployment_has_no_absences_of_a_scenario(small_cell: MakeCell, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="are for simulations"):
-        list(make_engine("deployment", tmp_path)([dropping(small_cell)], Recorder()))
+def test_a_deployment_has_no_absences_of_a_scenario(tmp_path: Path) -> None:
+    with refusal("are for simulations"):
+        list(make_engine("deployment", tmp_path)([dropping()], Recorder()))

@@ -4,24 +4,18 @@ Noise that is fitted is fitted first; engines get numbers.
 """
 
 import itertools
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedpriv.claims.ledger import ReleaseStream, stream_from_data, stream_to_data
-from fedpriv.core.errors import InputError
+from fedpriv.claims.ledger import ReleaseStream
 from fedpriv.noise.fitting.cost import make_noise_cost
 from fedpriv.noise.registry import AUTO, SELECTABLE_MECHANISMS
 from fedpriv.papers.base import NoiseSettings
 from fedpriv.plan.calibration import fit_cell_noise, response_and_workload
-from fedpriv.plan.plan import Plan, make_plan
-from fedpriv.plan.task import load_task
-from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from tests.conftest import small_tree
-from tests.engines.test_engines import run
+from tests.engines.builders import QUIET, plan_cell, refusal, run_cell, run_on_both, small_cell, store_and_load
 from tests.engines.test_every_row import SETTINGS, a_small_problem
 from tests.parts import in_parts
 
@@ -36,17 +30,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def cell_of(row: str, trust: str, epochs: int = 1, **settings: Any) -> Cell:
-    tree = small_tree(run__evaluations=3)
-    tree["data"], tree["model"] = {"name": "problem.npz"}, {"name": "softmax-regression", "feature_norm": 5.0}
-    tree["federation"] = {"silos": 3, "batch": 8, "rounds": 12, "epochs": epochs}
-    tree["algorithm"] = {"name": row, "trust": trust, **SETTINGS[row], **settings}
-    tree["privacy"] = {"relation": "zero-out", "mu": 1.5}
-    return resolve_cell(tree, "test")
-
-
-def planned(cell: Cell) -> Plan:
-    return make_plan(cell, load_task(cell).objective)
+def mechanism_cell(row: str, trust: str, epochs: int = 1, **settings: Any) -> Cell:
+    return small_cell(
+        run__evaluations=3,
+        data={"name": "problem.npz"},
+        model={"name": "softmax-regression", "feature_norm": 5.0},
+        federation={"silos": 3, "batch": 8, "rounds": 12, "epochs": epochs},
+        algorithm={"name": row, "trust": trust, **SETTINGS[row], **settings},
+        privacy={"relation": "zero-out", "mu": 1.5},
+    )
 
 
 def variants_of(name: str) -> list[str]:
@@ -56,34 +48,24 @@ def variants_of(name: str) -> list[str]:
 
 def agreed(cell: Cell) -> tuple[ReleaseStream, ...]:
     """What both engines release of a cell whose target is μ = 1.5: the model is the same, ledgers give it back."""
-    (vectorized,), _ = run("vectorized", cell)
-    (inprocess,), _ = run("inprocess", cell)
-    rounding = 1e-3 if cell.algorithm.trust_setting.masked else 1e-9
-    model = vectorized.cell_outcome.model
-    np.testing.assert_allclose(
-        model, inprocess.cell_outcome.model, rtol=1e-9, atol=rounding * np.linalg.norm(model)
-    )
-    for stream in vectorized.cell_outcome.releases:
-        assert stream.mu == pytest.approx(1.5, rel=1e-9)
-        assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) == stream
-    return vectorized.cell_outcome.releases
+    outcome, _ = run_on_both(cell, share=1e-3 if cell.algorithm.trust_setting.masked else 1e-9)
+    assert all(stream.mu == pytest.approx(1.5, rel=1e-9) for stream in outcome.releases)
+    assert store_and_load(outcome.releases) == outcome.releases
+    return outcome.releases
 
 
 def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ...]:
     """What a cell releases on integers: the noise of floats, and with `little` noise nearly the same model."""
     integers = floats.model_copy(update={"run": floats.run.model_copy(update={"arithmetic": "integers"})})
-    ours, theirs = planned(integers), planned(floats)
+    ours, theirs = plan_cell(integers), plan_cell(floats)
     assert ours.noise.std_in_mean == pytest.approx(theirs.noise.std_in_mean, rel=1e-5)
-    (private,), _ = run("inprocess", integers)
-    for stream in private.cell_outcome.releases:
-        assert stream.mu <= 1.5
-        assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))).mu == stream.mu
+    releases = run_cell("inprocess", integers).releases
+    for stream, stored in zip(releases, store_and_load(releases), strict=True):
+        assert stored.mu == stream.mu <= 1.5
     quiet = {"privacy": integers.privacy.model_copy(update={"mu": little})}
-    (exact,), _ = run("inprocess", integers.model_copy(update=quiet))
-    (plain,), _ = run("inprocess", floats.model_copy(update=quiet))
-    model = plain.cell_outcome.model
-    np.testing.assert_allclose(exact.cell_outcome.model, model, atol=0.03 * float(np.max(np.abs(model))))
-    return private.cell_outcome.releases
+    exact, plain = (run_cell("inprocess", cell.model_copy(update=quiet)).model for cell in (integers, floats))
+    np.testing.assert_allclose(exact, plain, atol=0.03 * float(np.max(np.abs(plain))))
+    return releases
 
 
 @pytest.mark.every(24)
@@ -92,16 +74,16 @@ def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ..
     in_parts(
         [(name, row, variant) for name in NAMES for row in NOISY for variant in variants_of(name)],
         [
-            (name, row, variants_of(name)[(of_name + of_row) % len(variants_of(name))])
-            for of_name, name in enumerate(NAMES)
-            for of_row, row in enumerate(NOISY)
+            (name, row, variants_of(name)[(number + other) % len(variants_of(name))])
+            for number, name in enumerate(NAMES)
+            for other, row in enumerate(NOISY)
         ],
     ),
 )
 def test_engines_agree_and_the_claim_is_the_target(name: str, row: str, variant: str) -> None:
     settings = {"mechanism": name, **VARIANTS[variant]}
     for trust in ("untrusted", "trusted", "secure-aggregation"):
-        assert all(stream.mu <= 1.5 for stream in agreed(fit_cell_noise(cell_of(row, trust, **settings))))
+        assert all(stream.mu <= 1.5 for stream in agreed(fit_cell_noise(mechanism_cell(row, trust, **settings))))
 
 
 @pytest.mark.every(20)
@@ -110,7 +92,7 @@ def test_engines_agree_and_the_claim_is_the_target(name: str, row: str, variant:
 def test_integers_have_the_same_noise(name: str, variant: str, trust: str) -> None:
     """What guards release: C of rounded poles and residues, B its inverse, within the target and near floats."""
     assert released_as_integers(
-        fit_cell_noise(cell_of("dp-ftrl", trust, mechanism=name, **VARIANTS[variant])), 2e3
+        fit_cell_noise(mechanism_cell("dp-ftrl", trust, mechanism=name, **VARIANTS[variant])), 2e3
     )
 
 
@@ -119,11 +101,11 @@ def test_integers_have_the_same_noise(name: str, variant: str, trust: str) -> No
 @pytest.mark.parametrize("row", NOISY)
 def test_late_clips_are_raised_at_the_same_noise(row: str, name: str) -> None:
     for epochs in (1, 3):
-        raised = fit_cell_noise(cell_of(row, "trusted", epochs, mechanism=name, late_clip="column"))
+        raised = fit_cell_noise(mechanism_cell(row, "trusted", epochs, mechanism=name, late_clip="column"))
         assert raised.algorithm.settings.model_dump()["late_clip"] == "column"
         same = raised.algorithm.model_dump() | {"late_clip": "same"}
         plain = raised.model_copy(update={"algorithm": type(raised.algorithm).model_validate(same)})
-        ours, theirs = planned(raised), planned(plain)
+        ours, theirs = plan_cell(raised), plan_cell(plain)
         assert ours.noise.std_in_mean == pytest.approx(theirs.noise.std_in_mean, rel=1e-9)
         clips = [np.array([float(p.estimator.round(t).clip) for t in range(1, 13)]) for p in (ours, theirs)]
         assert np.sum(np.log(clips[0])) > np.sum(np.log(clips[1]))
@@ -136,35 +118,32 @@ def test_late_clips_are_raised_at_the_same_noise(row: str, name: str) -> None:
 @pytest.mark.parametrize("row", NOISY)
 def test_what_a_plan_runs_is_the_fit_for_its_own_row(row: str) -> None:
     """√J of the plan's mechanism is within 1 % of every mechanism that can be named, with as many vectors."""
-    cell = cell_of(row, "trusted", mechanism=AUTO)
+    cell = mechanism_cell(row, "trusted", mechanism=AUTO)
     settings = cell.algorithm.settings
     assert isinstance(settings, NoiseSettings)
     objective = make_noise_cost(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
-    best = objective.evaluate(planned(fit_cell_noise(cell)).mechanism)
+    best = objective.evaluate(plan_cell(fit_cell_noise(cell)).mechanism)
     for name in NAMES[:-1]:
-        rival = planned(fit_cell_noise(cell_of(row, "trusted", mechanism=name, bands=4))).mechanism
+        rival = plan_cell(fit_cell_noise(mechanism_cell(row, "trusted", mechanism=name, bands=4))).mechanism
         if rival.memory_vectors(objective.workload) <= 4:
             assert best <= 1.01**2 * objective.evaluate(rival)
 
 
 def test_a_plan_never_fits() -> None:
     for name in (AUTO, "scheduled", "lambda-cgd", "blt"):
-        with pytest.raises(InputError, match="fitted before a run starts"):
-            planned(cell_of("dp-ftrl", "untrusted", mechanism=name))
+        with refusal("fitted before a run starts"):
+            plan_cell(mechanism_cell("dp-ftrl", "untrusted", mechanism=name))
 
 
 def test_rows_that_nothing_can_be_fitted_to_are_refused() -> None:
-    tree = small_tree(
-        algorithm={"name": "dp-ftrl", "trust": "trusted", "clip": 1.0, "step": 0.1, "mechanism": AUTO}
-    )
-    tree["federation"] = {"silos": 3, "rounds": 12, "epochs": 3, "sampling": "poisson"}
-    tree["privacy"] = {"relation": "zero-out", "mode": "none"}
-    with pytest.raises(InputError, match="nobody may know in which rounds"):
-        fit_cell_noise(resolve_cell(tree, "test"))
+    federation = {"silos": 3, "rounds": 12, "epochs": 3, "sampling": "poisson"}
+    algorithm = {"name": "dp-ftrl", "trust": "trusted", "clip": 1.0, "step": 0.1, "mechanism": AUTO}
+    with refusal("nobody may know in which rounds"):
+        fit_cell_noise(small_cell(federation=federation, algorithm=algorithm, privacy=QUIET))
 
 
 def test_scaled_noise_and_raised_clips_exclude_each_other() -> None:
-    with pytest.raises(InputError, match="use up the same room"):
-        cell_of("dp-ftrl", "trusted", mechanism="blt", scale=True, late_clip="column")
-    with pytest.raises(InputError, match="evens out round 1"):
-        cell_of("accelerated-dp-srgd", "trusted", first_clip="balanced", late_clip="column")
+    with refusal("use up the same room"):
+        mechanism_cell("dp-ftrl", "trusted", mechanism="blt", scale=True, late_clip="column")
+    with refusal("evens out round 1"):
+        mechanism_cell("accelerated-dp-srgd", "trusted", first_clip="balanced", late_clip="column")

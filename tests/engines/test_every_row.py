@@ -7,7 +7,6 @@ are those of their registries, so that a new one is tried here before anybody wr
 
 import functools
 import itertools
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,21 +15,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.claims.claim import compute_claim
-from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import FixedOrder
 from fedpriv.participation.registry import PARTICIPATIONS, SELECTABLE_PARTICIPATIONS
-from fedpriv.plan.plan import make_plan
-from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
-from tests.engines.test_engines import run
+from tests.engines.builders import (
+    claim_of,
+    plan_cell,
+    refusal,
+    run_on_both,
+    run_together,
+    small_cell,
+    store_and_load,
+    streams_of,
+)
 from tests.parts import in_parts
 
+_GOLDSTEIN = {
+    "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005,
+    "window": 2, "output": "last",
+}  # fmt: skip
+_LOCAL = {"clip": 20.0, "local_steps": 3, "local_step": 0.01}
 SETTINGS: dict[str, dict[str, Any]] = {
     "dp-mu2-fl": {"diameter": 2.0, "clip": 5.0, "step": 0.002},
     "accelerated-dp-srgd": {"clip": 20.0, "beta": 400.0, "radius": 2.0},
@@ -45,22 +54,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dp-ftrl": {"clip": 20.0, "step": 0.002},
     "noisy-minibatch": {"clip": 20.0, "step": 0.002},
     "fedavg": {"step": 0.002, "local_batch": 2, "local_epochs": 2},
-    "goldstein-single-pass": {
-        "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005,
-        "window": 2, "output": "last",
-    },
-    "goldstein-erm": {
-        "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005,
-        "window": 2, "output": "last",
-    },
+    "goldstein-single-pass": _GOLDSTEIN,
+    "goldstein-erm": _GOLDSTEIN,
     "phased-sgd": {"step": 0.004, "radius": 2.0},
-    "dp-fedavg": {"clip": 20.0, "local_steps": 3, "local_step": 0.01, "step": 0.3},
-    "dp-fedadam": {
-        "clip": 20.0, "local_steps": 3, "local_step": 0.01, "step": 0.002, "clip_quantile": 0.5,
-        "clip_weight": 0.1,
-    },
-    "dp-fedyogi": {"clip": 20.0, "local_steps": 3, "local_step": 0.01, "local_batch": 1, "step": 0.002},
-    "dp-fedadagrad": {"clip": 20.0, "local_steps": 3, "local_step": 0.01, "step": 0.002},
+    "dp-fedavg": {**_LOCAL, "step": 0.3},
+    "dp-fedadam": {**_LOCAL, "step": 0.002, "clip_quantile": 0.5, "clip_weight": 0.1},
+    "dp-fedyogi": {**_LOCAL, "local_batch": 1, "step": 0.002},
+    "dp-fedadagrad": {**_LOCAL, "step": 0.002},
     "dp-adam": {"clip": 20.0, "step": 0.002},
     "dp-adamw": {"clip": 20.0, "step": 0.002, "floor": 0.1, "step_schedule": "cosine", "warm_up": 0.25},
     "noisy-newton": {"clip": 5.0, "curvature_clip": 5.0, "penalty": 0.5},
@@ -150,10 +150,6 @@ def tree_of(name: str, schedule: str, trust: str, private: bool, seed: int = 1) 
     return tree
 
 
-def cell_of(name: str, schedule: str, trust: str, private: bool, seed: int = 1) -> Cell:
-    return resolve_cell(tree_of(name, schedule, trust, private, seed), "test")
-
-
 def pooled(schedule: str) -> bool:
     """Whether clients of a pool take part."""
     return schedule.startswith("clients, ")
@@ -169,8 +165,8 @@ def secret(schedule: str) -> bool:
 def usable(name: str, schedule: str, trust: str, private: bool) -> Cell | None:
     """The cell, or None where it is refused; a refusal is one line."""
     try:
-        cell = cell_of(name, schedule, trust, private)
-        make_plan(cell, load_task(cell).objective)
+        cell = resolve_cell(tree_of(name, schedule, trust, private), "test")
+        plan_cell(cell)
         return cell
     except InputError as error:
         lines = str(error).splitlines()
@@ -188,19 +184,17 @@ def test_the_grid_has_every_row() -> None:
 
 def test_several_epochs_are_refused_by_what_reads_once() -> None:
     """Phased SGD left the key unread: one pass in phases, whatever `epochs` said."""
-    with pytest.raises(InputError, match="epochs: phased-sgd reads every record once, in phases"):
-        make_plan(cell := cell_of("phased-sgd", "several epochs", "curator", True), load_task(cell).objective)
+    with refusal("epochs: phased-sgd reads every record once, in phases"):
+        plan_cell(resolve_cell(tree_of("phased-sgd", "several epochs", "curator", private=True), "test"))
 
 
 @pytest.mark.parametrize("private", [False, True])
 def test_a_step_of_zero_is_refused(private: bool) -> None:
     """η = 1/(4LT) is 0 for a model whose smoothness is not known: the budget would buy nothing."""
-    tree = small_tree(algorithm__clip=1.0, model={"name": "mlp", "hidden": 4})
-    if not private:
-        tree["privacy"] = {"relation": "replace-one", "mode": "none"}
-    cell = resolve_cell(tree, "test")
-    with pytest.raises(InputError, match=r'algorithm\.step = "paper": .*smoothness.*; give a number'):
-        make_plan(cell, load_task(cell).objective)
+    privacy = {"relation": "replace-one", **({"rho": 4.0} if private else {"mode": "none"})}
+    cell = small_cell(algorithm__clip=1.0, model={"name": "mlp", "hidden": 4}, privacy=privacy)
+    with refusal(r'algorithm\.step = "paper": .*smoothness.*; give a number'):
+        plan_cell(cell)
 
 
 def runs(name: str, schedule: str, trust: str, private: bool) -> bool:
@@ -219,33 +213,17 @@ def runs(name: str, schedule: str, trust: str, private: bool) -> bool:
 @pytest.mark.slow
 def test_every_participation_and_trust_setting_trains_something_private() -> None:
     """Whatever the registries have is reached by the comparison below."""
-    found: set[tuple[str, str]] = set()
-    for name, schedule, trust in itertools.product(ALGORITHMS, SCHEDULES, TRUSTS):
-        cell = usable(name, schedule, trust, private=True)
-        if cell is not None:
-            found |= {("participation", cell.schedule.name), ("trust", trust)}
-    participations = {("participation", name) for name in PARTICIPATIONS}
-    assert found == participations | {("trust", name) for name in TRUSTS}
+    cells = [usable(*keys, private=True) for keys in itertools.product(ALGORITHMS, SCHEDULES, TRUSTS)]
+    assert {cell.schedule.name for cell in cells if cell is not None} == set(PARTICIPATIONS)
+    assert {cell.algorithm.trust for cell in cells if cell is not None} == set(TRUSTS)
 
 
 def trained_alike(cell: Cell) -> list[float]:
     """The losses of a cell on the vectorized engine; the other engine tells and releases the same."""
-    (vectorized,), heard = run("vectorized", cell)
-    (inprocess,), also_heard = run("inprocess", cell)
-    ours, theirs = vectorized.cell_outcome, inprocess.cell_outcome
-    assert np.linalg.norm(ours.model) > 1e-3, f"{cell.algorithm.trust}: the model does not move"
-    rounding = 1e-6 if cell.algorithm.trust_setting.masked else 1e-9
-    np.testing.assert_allclose(ours.model, theirs.model, rtol=1e-9, atol=rounding * np.linalg.norm(ours.model))
-    losses, also = ([line[2] for line in each.evaluations] for each in (heard, also_heard))
-    np.testing.assert_allclose(losses, also, rtol=rounding)
-    assert ours.releases == theirs.releases
-    assert (
-        tuple(stream_from_data(json.loads(json.dumps(stream_to_data(each)))) for each in ours.releases)
-        == ours.releases
-    )
-    assert ours.gradient_evaluations == theirs.gradient_evaluations > 0
-    assert ours.fraction_clipped == pytest.approx(theirs.fraction_clipped)
-    return losses
+    outcome, recorder = run_on_both(cell, share=1e-6 if cell.algorithm.trust_setting.masked else 1e-9)
+    assert np.linalg.norm(outcome.model) > 1e-3, f"{cell.algorithm.trust}: the model does not move"
+    assert store_and_load(outcome.releases) == outcome.releases
+    return [line[2] for line in recorder.evaluations]
 
 
 def in_turn(name: str, schedule: str, private: bool) -> list[str]:
@@ -318,18 +296,15 @@ BESIDE: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 def test_settings_beside_the_grid_train_alike_and_meet_their_target(
     name: str, schedule: str, algorithm: dict[str, Any], federation: dict[str, Any]
 ) -> None:
-    trusts = [each for each in ALGORITHMS[name].trusts if TRUSTS[each].noise_at_server or not pooled(schedule)]
-    for trust in trusts:
+    trusts = ALGORITHMS[name].trusts
+    for trust in (name for name in trusts if TRUSTS[name].noise_at_server or not pooled(schedule)):
         tree = tree_of(name, schedule, trust, private=True)
         tree["algorithm"] |= algorithm
         tree["privacy"]["relation"] = "zero-out" if pooled(schedule) else "replace-one"
         tree["federation"] = {key: v for key, v in (tree["federation"] | federation).items() if v is not None}
         cell = resolve_cell(tree, "test")
         trained_alike(cell)
-        claim = compute_claim(
-            make_release_streams(make_plan(cell, load_task(cell).objective), cell.schedule.rounds)
-        )
-        assert claim is not None
+        claim = claim_of(streams_of(cell))
         if secret(schedule):
             assert 49.5 < claim.guarantee.epsilon_of(1e-5) <= 50.0
         else:
@@ -343,15 +318,11 @@ REPLICATES = [(schedule, name) for schedule in SCHEDULES for name in sorted(RUNS
 @pytest.mark.parametrize(("schedule", "name"), in_parts(REPLICATES, REPLICATES[::4]))
 def test_replicates_of_other_settings_do_not_change_a_run(schedule: str, name: str) -> None:
     """Other seeds draw other records, and other numbers of them; steps, clips and noise differ, too."""
-    trust = next(each for each in ("trusted", "untrusted", "curator") if each in ALGORITHMS[name].trusts)
+    trust = next(trust for trust in ("trusted", "untrusted", "curator") if trust in ALGORITHMS[name].trusts)
     cells = []
     for seed in (1, 2, 3):
         tree = tree_of(name, schedule, trust, runs(name, schedule, trust, private=True), seed)
         for section, keys in (("algorithm", ("step", "local_step", "clip")), ("privacy", ("mu", "epsilon"))):
             tree[section] |= {key: seed**0.5 * tree[section][key] for key in keys if key in tree[section]}
         cells.append(resolve_cell(tree, "test"))
-    together, _ = run("vectorized", *cells)
-    for cell, outcome in zip(cells, together, strict=True):
-        (alone,), _ = run("inprocess", cell)
-        np.testing.assert_allclose(outcome.cell_outcome.model, alone.cell_outcome.model, rtol=1e-9, atol=1e-12)
-        assert outcome.cell_outcome.fraction_clipped == pytest.approx(alone.cell_outcome.fraction_clipped)
+    run_together(cells)

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from fedpriv.addons.services import service
@@ -36,6 +37,7 @@ from fedpriv.addons.services.flower_private.names import (
     TASK_OUTPUT,
 )
 from fedpriv.engines.children import end_processes
+from tests.engines.builders import Clock
 from tests.engines.flower_link import Link
 
 TOKEN = "5ec4e7"
@@ -47,9 +49,9 @@ def test_a_tasks_token_is_on_no_command_line_and_in_no_environment_or_named_file
     code = (
         "import json, os, sys\nfrom pathlib import Path\n"
         "file = sys.argv[sys.argv.index('--token-file') + 1]\n"
-        "told = [Path('/proc/self/cmdline').read_text(), str(os.environ), os.readlink(file)]\n"
-        "told.append(Path(file).read_text())\n"
-        f"Path({str(seen)!r}).write_text(json.dumps([*told, Path(file).is_file()]))\n"
+        "file = Path(file)\n"
+        "texts = [Path('/proc/self/cmdline').read_text(), str(os.environ), os.readlink(file), file.read_text()]\n"
+        f"Path({str(seen)!r}).write_text(json.dumps([*texts, file.is_file()]))\n"
     )
     assert start_task([sys.executable, "-c", code], TOKEN).wait(timeout=30) == 0
     line, environment, file, token, is_file = json.loads(seen.read_text())
@@ -69,64 +71,61 @@ def test_a_tasks_command_is_flowers_own(kind: str, tmp_path: Path) -> None:
     ]
 
 
-class Said:
-    """A Runtime API that notes what it is asked, and refuses where it should."""
+class RuntimeApi:
+    """A Runtime API that notes its requests, and answers with one status."""
 
     def __init__(self, status: int = 200) -> None:
         self.status = status
         self.requests: list[tuple[str, bytes]] = []
 
-    def wire(self) -> ApiClient:
-        def answer(request: httpx.Request) -> httpx.Response:
-            self.requests.append((request.url.path, request.content))
-            return httpx.Response(self.status)
+    def task(self, program: str | None) -> TaskProcess:
+        """A task of run 7 that has ended."""
+        client = httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://link")
+        process: Any = None if program is None else subprocess.Popen([sys.executable, "-c", program])
+        if process is not None:
+            process.wait()
+        return TaskProcess(SERVERAPP, 7, process, ApiClient(client), start_time=1000.0)
 
-        return ApiClient(httpx.Client(transport=httpx.MockTransport(answer), base_url="http://link"))
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append((request.url.path, request.content))
+        return httpx.Response(self.status)
+
+
+KILLED = "was ended by SIGKILL; a machine that runs out of memory does that"
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [
-        (
-            "import os; os.kill(os.getpid(), 9)",
-            "was ended by SIGKILL; a machine that runs out of memory does that",
-        ),
-        ("raise SystemExit(1)", "ended with exit code 1"),
-    ],
+    [("import os; os.kill(os.getpid(), 9)", KILLED), ("raise SystemExit(1)", "ended with exit code 1")],
 )
 @pytest.mark.parametrize("status", [200, 401])
 def test_a_task_that_is_killed_or_fails_is_reported_at_once(
     code: str, words: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Was: after a minute, and never for one that ended with 1."""
-    said = Said(status)
-    task = TaskProcess(SERVERAPP, 7, subprocess.Popen([sys.executable, "-c", code]), said.wire())
-    task.process.wait()
-    task.report_failure()
+    runtime = RuntimeApi(status)
+    runtime.task(code).report_failure()
     assert caplog.messages == [f"run 7: a run's server {words}; it can be resumed"]
-    ((path, content),) = said.requests
-    told = TASK_OUTPUT.request_type.FromString(content)
-    assert (path, told.sub_status, told.details) == (TASK_OUTPUT.path, "failed", f"a run's server {words}")
+    ((path, content),) = runtime.requests
+    output = TASK_OUTPUT.request_type.FromString(content)
+    assert (path, output.sub_status, output.details) == (TASK_OUTPUT.path, "failed", f"a run's server {words}")
 
 
 def test_a_task_that_ends_well_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
-    said = Said()
-    task = TaskProcess(SERVERAPP, 7, subprocess.Popen([sys.executable, "-c", ""]), said.wire())
-    task.process.wait()
-    task.report_failure()
-    assert not said.requests
+    runtime = RuntimeApi()
+    runtime.task("").report_failure()
+    assert not runtime.requests
     assert not caplog.messages
 
 
 def test_a_task_that_starts_slowly_is_kept_alive_for_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """At load 30 a process needs more than the 30 s after which Flower takes its token back."""
-    clock, said = [1000.0], Said(401)
-    monkeypatch.setattr(executor.time, "monotonic", lambda: clock[0])
-    task = TaskProcess(SERVERAPP, 7, None, said.wire(), start_time=1000.0)  # type: ignore[arg-type]
-    for clock[0] in [1000.0 + second for second in range(0, 400, 5)]:
+    clock, runtime = Clock(1000.0), RuntimeApi(401)
+    monkeypatch.setattr(executor.time, "monotonic", clock.monotonic)
+    task = runtime.task(None)
+    for clock.now in (1000.0 + second for second in range(0, 400, 5)):
         task.send_heartbeat()
-    assert {path for path, _ in said.requests} == {TASK_HEARTBEAT.path}
-    assert len(said.requests) == 20  # each 15 s of 300
+    assert [path for path, _ in runtime.requests] == [TASK_HEARTBEAT.path] * 20  # each 15 s of 300
 
 
 def test_a_task_that_does_not_end_when_told_is_ended_with_its_executor() -> None:
@@ -146,22 +145,26 @@ def beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def of_link(link: Link, monkeypatch: pytest.MonkeyPatch) -> Executor:
-    """An executor of this SuperLink, whose tasks are programs of Python."""
+@pytest.fixture
+def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
+    (tmp_path / "link").mkdir()
+    link = Link(tmp_path / "link")
     monkeypatch.setattr(executor, "open_client", lambda *_: link.client(RUNTIME_PREFIX))
+    return link
+
+
+def executor_of(link: Link) -> Executor:
+    """An executor of this SuperLink, whose tasks are programs of Python."""
     return Executor("superlink", link.folder, os.getpid(), [SERVERAPP])
 
 
 def test_a_server_that_is_killed_is_told_to_flower_with_its_reason(
-    tmp_path: Path, beats: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    link: Link, beats: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guarantee: a run whose server is gone has ended within seconds, and its status says why."""
     caplog.set_level(logging.ERROR, "fedpriv")
-    folder = tmp_path / "link"
-    folder.mkdir()
-    link = Link(folder)
     monkeypatch.setattr(executor, "task_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
-    running = of_link(link, monkeypatch)
+    running = executor_of(link)
     running.poll()
     (task,) = running.tasks
     assert (task.task_type, task.run_id) == (SERVERAPP, link.run)
@@ -175,24 +178,14 @@ def test_a_server_that_is_killed_is_told_to_flower_with_its_reason(
     assert run.status.details.startswith("a run's server was ended by SIGKILL")
 
 
-def test_nobody_without_the_secret_gets_a_task(
-    tmp_path: Path, beats: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nobody_without_the_secret_gets_a_task(link: Link, beats: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Would gain: the run, as whoever asks first."""
     caplog.set_level(logging.DEBUG, "fedpriv")
-    folder = tmp_path / "link"
-    folder.mkdir()
-    link = Link(folder)
-    own, stranger = of_link(link, monkeypatch), of_link(link, monkeypatch)
+    own, stranger = executor_of(link), executor_of(link)
     request = ACQUIRE_TASK.request_type(supported_task_types=[SERVERAPP])
     with pytest.raises(httpx.HTTPStatusError, match="401"):
         ApiClient(link.client(RUNTIME_PREFIX)).ask(ACQUIRE_TASK, request)
-    signer = executor.SuperExecAuthHttpInterceptor(
-        master_secret=b"x" * 32, protected_methods=[executor._SIGNED_METHOD]
-    )
-    stranger._task_client = ApiClient(
-        link.client(RUNTIME_PREFIX), lambda _, request: executor._signed_headers(signer, request)
-    )
+    stranger._task_client = link.signing_client(b"x" * 32)
     stranger.poll()
     assert not stranger.tasks
     assert service.read_heartbeat(beats, service.EXECUTOR) is None, "a service whose executor is refused is ill"
@@ -200,47 +193,40 @@ def test_nobody_without_the_secret_gets_a_task(
     assert own._task_client.ask(ACQUIRE_TASK, request).token
 
 
-def test_a_task_of_another_type_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A SuperLink that a silo's executor does not ask names a program."""
+@pytest.fixture
+def certified(tmp_path: Path) -> Path:
+    """A folder with certificates and a secret, as a service makes it."""
     make_server_keys(tmp_path)
     (tmp_path / SECRET_FILE).write_bytes(b"x" * 32)
-    running = Executor("127.0.0.1:1", tmp_path, os.getpid(), [CLIENTAPP])
+    return tmp_path
 
-    def ask(*_: Any) -> Any:
-        answer = ACQUIRE_TASK.answer_type(token=TOKEN)
-        answer.task.type = "../../bin/sh"
-        return answer
 
-    monkeypatch.setattr(running._task_client, "ask", ask)
+def test_a_task_of_another_type_is_not_started(certified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SuperLink that a silo's executor does not ask names a program."""
+    running = Executor("127.0.0.1:1", certified, os.getpid(), [CLIENTAPP])
+    answer = ACQUIRE_TASK.answer_type(token=TOKEN)
+    answer.task.type = "../../bin/sh"
+    monkeypatch.setattr(running._task_client, "ask", lambda *_: answer)
     monkeypatch.setattr(executor, "start_task", None)
     running.poll()
     assert not running.tasks
 
 
-def test_an_executor_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    make_server_keys(tmp_path)
-    (tmp_path / SECRET_FILE).write_bytes(b"x" * 32)
-    command = executor_command("127.0.0.1:1", tmp_path, SERVERAPP)
-    code = f"import subprocess, time; print(subprocess.Popen({command!r}).pid, flush=True); time.sleep(60)"
-    environment: Mapping[str, str] = {**os.environ, "TMPDIR": str(tmp_path)}
-    # its parent is the program, not this test
-    code = code.replace(f"'{os.getpid()}'", "str(os.getpid())").replace(
-        "import subprocess", "import os, subprocess"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
-    ) as parent:
+def test_an_executor_ends_with_the_process_that_started_it(certified: Path) -> None:
+    command = ", ".join(map(repr, executor_command("127.0.0.1:1", certified, SERVERAPP)))
+    command = command.replace(f"'{os.getpid()}'", "str(os.getpid())")  # its parent is the program, not this test
+    code = f"import os, subprocess, time; print(subprocess.Popen([{command}]).pid, flush=True); time.sleep(60)"
+    environment = {**os.environ, "TMPDIR": str(certified)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, text=True, env=environment) as parent:
         assert parent.stdout is not None
-        number = int(parent.stdout.readline())
+        process = psutil.Process(int(parent.stdout.readline()))
         time.sleep(1.0)
         parent.kill()
-        deadline = time.monotonic() + 60.0
-        while Path(f"/proc/{number}").exists() and time.monotonic() < deadline:
-            if "Z" in Path(f"/proc/{number}/stat").read_text().split()[2]:
-                break
+    deadline = time.monotonic() + 60.0
+    with suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
             time.sleep(0.1)
-        else:
-            assert not Path(f"/proc/{number}").exists()
 
 
 def test_tasks_of_an_executor_that_was_killed_are_found_by_their_parent() -> None:

@@ -1,39 +1,26 @@
 """Federated averaging: the mean of the silos' own models, on every engine, and never with noise."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedpriv.core.errors import InputError
-from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.schema import Cell
-from tests.engines.test_engines import run
+from tests.engines.builders import ENGINES, QUIET, plan_cell, refusal, run_cell, small_cell
 
-MakeCell = Callable[..., Cell]
-
-
-def tree(**algorithm: Any) -> dict[str, Any]:
-    return {
-        "algorithm": {
-            "name": "fedavg",
-            "trust": "trusted",
-            "step": 0.01,
-            "local_batch": 4,
-            "local_epochs": 2,
-            **algorithm,
-        },
-        "privacy": {"relation": "zero-out", "mode": "none"},
-        "federation": {"silos": 3, "rounds": 6, "epochs": 2, "samples": 90, "size_skew": 1.0},
-    }
+FEDAVG = {"name": "fedavg", "trust": "trusted", "step": 0.01, "local_batch": 4, "local_epochs": 2}
+UNEQUAL = {"silos": 3, "rounds": 6, "epochs": 2, "samples": 90, "size_skew": 1.0}
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_it_is_the_algorithm_as_written(small_cell: MakeCell, engine: str) -> None:
+def averaging(**changes: Any) -> Cell:
+    return small_cell(**{"algorithm": FEDAVG, "privacy": QUIET, "federation": UNEQUAL, **changes})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_it_is_the_algorithm_as_written(engine: str) -> None:
     """w_{t+1} = Σ_i (B_i/B) w_i after two local passes of steps over four records each."""
-    cell = small_cell(**tree())
+    cell = averaging()
     assert len(set(cell.batch_sizes)) > 1
     task = load_task(cell)
     features, labels = task.train.features.numpy(), task.train.labels.numpy()
@@ -52,24 +39,20 @@ def test_it_is_the_algorithm_as_written(small_cell: MakeCell, engine: str) -> No
                     own = own - 0.01 * residual.T @ features[part] / len(part)
             mean += own * size / sum(cell.batch_sizes)
         model = mean
-    (outcome,), _ = run(engine, cell)
-    np.testing.assert_allclose(outcome.cell_outcome.model, model.ravel(), rtol=1e-9, atol=1e-12)
+    outcome = run_cell(engine, cell)
+    np.testing.assert_allclose(outcome.model, model.ravel(), rtol=1e-9, atol=1e-12)
     assert np.linalg.norm(model) > 1e-2
-    assert outcome.cell_outcome.gradient_evaluations == 2 * 6 * sum(cell.batch_sizes)
-    assert outcome.cell_outcome.releases[0].std == 0.0
+    assert outcome.gradient_evaluations == 2 * 6 * sum(cell.batch_sizes)
+    assert outcome.releases[0].std == 0.0
 
 
-def test_one_local_step_over_everything_is_gradient_descent(small_cell: MakeCell) -> None:
-    averaging = small_cell(**tree(local_batch=1000, local_epochs=1))
-    descent = small_cell(
-        **{**tree(), "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 1e9, "step": 0.01}}
-    )
-    (one,), _ = run("vectorized", averaging)
-    (other,), _ = run("vectorized", descent)
-    np.testing.assert_allclose(one.cell_outcome.model, other.cell_outcome.model, rtol=1e-9, atol=1e-12)
+def test_one_local_step_over_everything_is_gradient_descent() -> None:
+    steps = averaging(algorithm__local_batch=1000, algorithm__local_epochs=1)
+    descent = averaging(algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1e9, "step": 0.01})
+    one, other = (run_cell("vectorized", cell) for cell in (steps, descent))
+    np.testing.assert_allclose(one.model, other.model, rtol=1e-9, atol=1e-12)
 
 
-def test_noise_is_refused(small_cell: MakeCell) -> None:
-    cell = small_cell(**{**tree(), "privacy": {"relation": "zero-out", "mu": 1.0}})
-    with pytest.raises(InputError, match=r"nothing bounds how far one record moves.*privacy.mode = \"none\""):
-        make_plan(cell, load_task(cell).objective)
+def test_noise_is_refused() -> None:
+    with refusal(r"nothing bounds how far one record moves.*privacy.mode = \"none\""):
+        plan_cell(averaging(privacy={"relation": "zero-out", "mu": 1.0}))

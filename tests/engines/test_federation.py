@@ -1,4 +1,4 @@
-"""What a coordinator is told of silos and runs, and that nobody else can say it."""
+"""What a coordinator is link of silos and runs, and that nobody else can say it."""
 
 import json
 import re
@@ -12,6 +12,7 @@ from unittest import mock
 
 import httpx
 import pytest
+from click.testing import Result
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supernode import node_auth_http_interceptor as signing
@@ -32,24 +33,26 @@ from fedpriv.server import grid
 from tests.attacks.test_hostile_silo import Keys, fleet
 from tests.attacks.test_hostile_silo import app as app
 from tests.attacks.test_hostile_silo import keys as keys
+from tests.engines.builders import refusal
+from tests.engines.flower_link import PYPROJECT
 
 
 @pytest.fixture
-def told(app: Any, keys: Mapping[str, Keys], tmp_path: Path) -> Presence:
+def link(app: Any, keys: Mapping[str, Keys], tmp_path: Path) -> Presence:
     nodes = {name: public_key_to_bytes(public) for name, (_, public) in keys.items()}
     return Presence(app, nodes, tmp_path / "refused.json")
 
 
 @pytest.fixture
-def control(app: Any, told: Presence, monkeypatch: pytest.MonkeyPatch) -> ControlClient:
-    """The Control API over `told`, without a network."""
-    link, known = SuperLinkApp(app, long_polling=False), RunHistory(None)
+def control(app: Any, link: Presence, monkeypatch: pytest.MonkeyPatch) -> ControlClient:
+    """The Control API over `link`, without a network."""
+    superlink, known = SuperLinkApp(app, long_polling=False), RunHistory(None)
 
     async def status() -> object:
-        known.update(await link.list_runs())
-        return {**told.snapshot(), "runs": known.runs()}
+        known.update(await superlink.list_runs())
+        return {**link.snapshot(), "runs": known.runs()}
 
-    listening = PathFilter(told, CONTROL_PREFIX, status=status)
+    listening = PathFilter(link, CONTROL_PREFIX, status=status)
     make = control_module.open_client
 
     def client(*words: Any, **options: Any) -> Any:
@@ -69,100 +72,79 @@ def late() -> Iterator[Any]:
 
 
 def connect(app: Presence, pair: Keys, version: str = "0.2.0 (protocol 3)") -> None:
-    asking = fleet(app, pair)
-    asking._client.headers[VERSION_HEADER] = version
+    client = fleet(app, pair)
+    client._client.headers[VERSION_HEADER] = version
     key = public_key_to_bytes(pair[1])
-    asking.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
+    client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
 
 
 def test_silos_are_shown_with_version_clock_and_when_they_were_seen(
-    told: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float], tmp_path: Path
+    link: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float], tmp_path: Path
 ) -> None:
     assert [silo.format_line() for silo in list_silos(control)] == [
         f"silo {silo}: not connected since the SuperLink was started" for silo in range(2)
     ]
-    connect(told, keys["silo-0"], "0.2.0\x1b[2J (protocol 3)" + "x" * 100)
+    connect(link, keys["silo-0"], "0.2.0\x1b[2J (protocol 3)" + "x" * 100)
     late[0] = 20.0
     with pytest.raises(httpx.HTTPStatusError):
-        connect(told, keys["silo-1"])
-    one, two = list_silos(control)
-    assert one.connected
-    assert re.match(
-        r"silo 0: connected, last seen \d+ s ago, fedpriv 0\.2\.0\\x1b\[2J \(protocol 3\)x", one.format_line()
-    )
-    assert one.format_line().endswith("clock as here")
-    assert not two.connected
-    assert (
-        "silo 1: not let in (last connected: never): its clock is 20 s ahead of the SuperLink's"
-        in two.format_line()
-    )
+        connect(link, keys["silo-1"])
+    assert [silo.connected for silo in list_silos(control)] == [True, False]
+    one, two = (silo.format_line() for silo in list_silos(control))
+    pattern = r"silo 0: connected, last seen \d+ s ago, fedpriv 0\.2\.0\\x1b\[2J \(protocol 3\)x.*clock as here"
+    assert re.fullmatch(pattern, one)
+    assert "silo 1: not let in (last connected: never): its clock is 20 s ahead of the SuperLink's" in two
     assert "its clock is 20 s ahead" in json.loads((tmp_path / "refused.json").read_text())["silo-1"]
     late[0] = -100.0
-    connect(told, keys["silo-1"])
-    (_, two) = list_silos(control)
-    assert two.connected
-    assert "clock 100 s behind the coordinator's" in two.format_line()
+    connect(link, keys["silo-1"])
+    _, silo = list_silos(control)
+    assert silo.connected
+    assert "clock 100 s behind the coordinator's" in silo.format_line()
     assert json.loads((tmp_path / "refused.json").read_text()) == {}
 
 
 def test_a_stranger_says_nothing_of_a_silos_clock(
-    told: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float]
+    link: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float]
 ) -> None:
     """Would gain: an operator who looks for a clock that is right; whoever knows a public key can name it."""
     late[0] = 1000.0
     stranger = generate_key_pairs()[0]
     for pair in ((stranger, keys["silo-1"][1]), generate_key_pairs()):
         with pytest.raises(httpx.HTTPStatusError):
-            connect(told, pair)
-    asking = TestClient(PathFilter(told, FLEET_PREFIX))
+            connect(link, pair)
+    client = TestClient(PathFilter(link, FLEET_PREFIX))
     for headers in ({}, {"flwr-public-key": "?"}, {"flwr-timestamp": "yesterday"}):
-        asking.post(f"{FLEET_PREFIX}activate-node", headers=headers)
-    assert told.snapshot()["silos"] == {"silo-0": {}, "silo-1": {}}
-    assert asking.get(STATUS_PATH).status_code == 404  # a silo does not see the others
-    asking.get(f"{FLEET_PREFIX}activate-node", headers={FOLLOWED_RUN_HEADER: "7"})
-    assert told.snapshot()["followed"] == {}
+        client.post(f"{FLEET_PREFIX}activate-node", headers=headers)
+    assert link.snapshot()["silos"] == {"silo-0": {}, "silo-1": {}}
+    assert client.get(STATUS_PATH).status_code == 404  # a silo does not see the others
+    client.get(f"{FLEET_PREFIX}activate-node", headers={FOLLOWED_RUN_HEADER: "7"})
+    assert link.snapshot()["followed"] == {}
 
 
 def test_a_silo_is_not_seen_as_another_one_by_a_header_that_is_there_twice(
-    told: Presence, keys: Mapping[str, Keys], control: ControlClient
+    link: Presence, keys: Mapping[str, Keys], control: ControlClient
 ) -> None:
     """Would gain: a silo that is away is shown as connected, with a version and a clock of another's choice."""
-    asking = fleet(told, keys["silo-0"])
-    send = asking._client.send
+    client = fleet(link, keys["silo-0"])
+    send = client._client.send
 
     def twice(request: httpx.Request, **named: Any) -> httpx.Response:
         other = b64encode(public_key_to_bytes(keys["silo-1"][1]))
         request.headers = httpx.Headers([*request.headers.raw, (b"flwr-public-key", other)])
         return send(request, **named)
 
-    with mock.patch.object(asking._client, "send", twice):
+    with mock.patch.object(client._client, "send", twice):
         key = public_key_to_bytes(keys["silo-0"][1])
-        asking.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
+        client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
     assert [silo.connected for silo in list_silos(control)] == [True, False]
 
 
 def test_a_silo_that_is_silent_for_a_minute_is_away(
-    told: Presence, keys: Mapping[str, Keys], control: ControlClient, monkeypatch: pytest.MonkeyPatch
+    link: Presence, keys: Mapping[str, Keys], control: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect(told, keys["silo-0"])
+    connect(link, keys["silo-0"])
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 61.0)
     assert list_silos(control)[0].format_line().startswith("silo 0: away, last seen 61 s ago")
-
-
-PYPROJECT = """\
-[project]
-name = "app"
-version = "1.0.0"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "fedpriv"
-[tool.flwr.app.components]
-serverapp = "a:b"
-clientapp = "a:b"
-[tool.flwr.app.config]
-out = ""
-"""
 
 
 @pytest.mark.slow
@@ -171,55 +153,53 @@ def test_runs_are_shown_with_their_rounds_and_whether_a_command_follows_them_and
 ) -> None:
     assert list_runs(control) == []
     (tmp_path / "progress").write_text("5")
-    run = control.start_run(PYPROJECT, str(tmp_path))
+    run = control.start_run(PYPROJECT.format(app="a:b"), str(tmp_path))
     assert control.run_status(run) == RunStatus("pending")
-    (seen,) = list_runs(control)
-    assert (seen.run, seen.state, seen.rounds, seen.folder, seen.orphan) == (
-        *(str(run), "pending", 5, str(tmp_path), False),
-    )
-    assert seen.format_line() == f"run {run}: pending, 5 rounds done, in {tmp_path}"
+    (listed,) = list_runs(control)
+    assert (listed.run, listed.state, listed.rounds) == (str(run), "pending", 5)
+    assert (listed.folder, listed.orphan) == (str(tmp_path), False)
+    assert listed.format_line() == f"run {run}: pending, 5 rounds done, in {tmp_path}"
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 61.0)
-    (seen,) = list_runs(control)
-    assert seen.orphan
-    assert "no `fedpriv run` follows it" in seen.format_line()
+    (listed,) = list_runs(control)
+    assert listed.orphan
+    assert "no `fedpriv run` follows it" in listed.format_line()
     control.stop_run(run)
-    (seen,) = list_runs(control)
-    assert seen.state == "finished:stopped"
-    assert not seen.orphan
-    with pytest.raises(RunError, match="refuses: Run is already finished"):
+    (listed,) = list_runs(control)
+    assert listed.state == "finished:stopped"
+    assert not listed.orphan
+    with refusal("refuses: Run is already finished", RunError):
         control.stop_run(run)
-    with pytest.raises(RunError, match="does not know this run"):
+    with refusal("does not know this run", RunError):
         control.stop_run(run + 1)
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(command, ["federation", *words])
 
 
 @pytest.mark.slow
 def test_the_commands_print_lines_or_json_and_one_line_where_no_superlink_is(
-    told: Presence, keys: Mapping[str, Keys], control: ControlClient
+    link: Presence, keys: Mapping[str, Keys], control: ControlClient
 ) -> None:
-    def said(*words: str) -> tuple[int, str]:
-        result = CliRunner().invoke(command, ["federation", *words])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.output
-
     for silo in range(2):
-        assert said("status")[0] == 1
-        connect(told, keys[f"silo-{silo}"])
-    code, output = said("status")
-    assert (code, len(output.splitlines())) == (0, 2)
-    assert [silo["connected"] for silo in json.loads(said("status", "--json")[1])] == [True, True]
-    assert said("runs")[1] == "no run was started since the SuperLink began its records\n"
-    assert json.loads(said("runs", "--json")[1]) == []
+        assert isinstance(invoke("status").exception, SystemExit)
+        connect(link, keys[f"silo-{silo}"])
+    result = invoke("status")
+    assert (result.exit_code, len(result.output.splitlines())) == (0, 2)
+    assert [silo["connected"] for silo in json.loads(invoke("status", "--json").output)] == [True, True]
+    assert invoke("runs").output == "no run was started since the SuperLink began its records\n"
+    assert json.loads(invoke("runs", "--json").output) == []
 
 
 def test_where_no_superlink_is_one_line_says_so(tmp_path: Path) -> None:
     for words in (["status"], ["runs"], ["stop", "7"]):
-        result = CliRunner().invoke(command, ["federation", *words, "--superlink", f"unix:{tmp_path}/none.sock"])
-        assert isinstance(result.exception, RunError)
-        assert "cannot be reached: nothing listens there ([Errno 2] No such file" in str(result.exception)
-        assert str(result.exception).endswith("start `fedpriv superlink`, or give where it is by --superlink")
+        error = invoke(*words, "--superlink", f"unix:{tmp_path}/none.sock").exception
+        assert isinstance(error, RunError)
+        assert "cannot be reached: nothing listens there ([Errno 2] No such file" in str(error)
+        assert str(error).endswith("start `fedpriv superlink`, or give where it is by --superlink")
     for words in (["stop", "all"], ["status", "--superlink", "nonsense"]):
-        assert isinstance(CliRunner().invoke(command, ["federation", *words]).exception, InputError)
+        assert isinstance(invoke(*words).exception, InputError)
 
 
 def test_a_server_says_why_the_superlink_does_not_let_a_silo_in(

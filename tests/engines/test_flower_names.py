@@ -1,9 +1,12 @@
 """The table of Flower's names, beside the code and beside other Flowers."""
 
 import ast
+import asyncio
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,18 +23,11 @@ from fedpriv.addons.services.flower_private.names import (
     find_faults,
 )
 from fedpriv.addons.services.service import script_path
-from fedpriv.core.errors import InputError
+from tests.engines.builders import ROOT, refusal
 from tests.engines.flower_link import link_options
 
-ROOT = Path(__file__).resolve().parents[2]
-PUBLIC = (
-    "flwr.app",
-    "flwr.serverapp",
-    "flwr.serverapp.strategy",
-    "flwr.clientapp",
-    "flwr.clientapp.mod",
-    "flwr.simulation",
-)
+PARTS = ("app", "serverapp", "serverapp.strategy", "clientapp", "clientapp.mod", "simulation")
+PUBLIC = {f"flwr.{part}" for part in PARTS}
 MOST = 40
 
 
@@ -85,6 +81,9 @@ def test_the_installed_flower_is_the_one_of_the_table() -> None:
     assert check_names() == []
 
 
+PULL = "/v1/fleet/", "x", "fleet.PullMessages", "."
+
+
 def a_function(one: int, two: int, more: int = 0) -> None:
     """A stand-in for one of Flower's."""
 
@@ -94,21 +93,15 @@ def a_function(one: int, two: int, more: int = 0) -> None:
     [
         (PythonName("flwr.gone", "x", "."), "flwr.gone.x is gone"),
         (PythonName("flwr.app", "Massage", "."), "flwr.app.Massage is gone"),
-        (
-            PythonName("flwr.app", "Message", ".", attributes="metadata content_type"),
-            "flwr.app.Message.content_type is gone",
-        ),
+        (PythonName("flwr.app", "Message", ".", attributes="metadata x"), "flwr.app.Message.x is gone"),
         (PythonName("flwr.common.constant", "SUPERLINK_NODE_ID", ".", value=2), "SUPERLINK_NODE_ID is 1, not 2"),
         (PythonName(__name__, "a_function", ".", "one"), "a_function takes one, two, more"),
         (PythonName(__name__, "a_function", ".", "two one"), "a_function takes one, two, more"),
         (Route("/v1/fleet/", "x", "gone.X", "."), "flwr.proto gone.X of /v1/fleet/x is gone"),
         (Route("/v1/fleet/", "x", "fleet.Pull", "."), "flwr.proto fleet.Pull of /v1/fleet/x is gone"),
+        (Route(*PULL, "node.node_id node.name"), "PullMessagesRequest.node.name of /v1/fleet/x is gone"),
         (
-            Route("/v1/fleet/", "x", "fleet.PullMessages", ".", "node.node_id node.name"),
-            "PullMessagesRequest.node.name of /v1/fleet/x is gone",
-        ),
-        (
-            Route("/v1/fleet/", "x", "fleet.PullMessages", ".", "", "messages_list.metadata.silo"),
+            Route(*PULL, "", "messages_list.metadata.silo"),
             "PullMessagesResponse.messages_list.metadata.silo of /v1/fleet/x is gone",
         ),
     ],
@@ -116,7 +109,7 @@ def a_function(one: int, two: int, more: int = 0) -> None:
 def test_what_differs_is_named_and_refused(row: PythonName | Route, fault: str) -> None:
     """Guarantee: a Flower that lacks a protection starts nothing."""
     assert fault in str(row.find_fault())
-    with pytest.raises(InputError, match=r"Flower 1\.\d+\.\d+: .*, which fedpriv needs; install a Flower that"):
+    with refusal(r"Flower 1\.\d+\.\d+: .*, which fedpriv needs; install a Flower that"):
         check_names([*NAMES, row, *ROUTES])
 
 
@@ -128,13 +121,16 @@ def test_a_row_that_only_gains_speed_costs_only_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Was: any change of Flower's, or none was noticed."""
-    monkeypatch.setattr(Route, "find_fault", lambda self: "it is gone" if self is PULL_MESSAGES else None)
-    link = front.make_superlink_app(link_options(tmp_path)[1])
+
+    def make_app_without(route: Route) -> front.SuperLinkApp:
+        monkeypatch.setattr(Route, "find_fault", lambda self: "it is gone" if self is route else None)
+        return front.make_superlink_app(link_options(tmp_path)[1])
+
+    link = make_app_without(PULL_MESSAGES)
     assert "rounds take seconds longer: Flower has changed (it is gone)" in caplog.messages
     assert list(link.app._handlers) == [PUSH_MESSAGES.path]
-    monkeypatch.setattr(Route, "find_fault", lambda self: "it is gone" if self is PUSH_MESSAGES else None)
-    with pytest.raises(InputError, match="it is gone, which fedpriv needs"):
-        front.make_superlink_app(link_options(tmp_path)[1])
+    with refusal("it is gone, which fedpriv needs"):
+        make_app_without(PUSH_MESSAGES)
 
 
 @pytest.mark.parametrize("name", ["create_app", "SuperExecAuthHttpInterceptor"])
@@ -145,15 +141,8 @@ def test_a_deployment_on_a_flower_that_nobody_tested_is_refused_in_one_line(tmp_
         f"import importlib, sys\nmodule = importlib.import_module({row.module!r})\ndel module.{row.name}\n"
         "sys.argv = ['fedpriv', *sys.argv[1:]]\nfrom fedpriv.cli import main\nmain()\n"
     )
-    words = ["superlink", "--control", str(tmp_path / "c.sock"), "--simulation"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        cwd=tmp_path,
-    )
+    command = [sys.executable, "-c", code, "superlink", "--control", str(tmp_path / "c.sock"), "--simulation"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert f"{row.module}.{name} is gone, which fedpriv needs; install a Flower that it was tested with" in line
@@ -165,20 +154,18 @@ def test_an_api_that_flower_would_open_by_itself_is_refused(
 ) -> None:
     """Would gain: the Control API over gRPC, on a port of its own, for everybody."""
     monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
-    with pytest.raises(InputError, match="FLWR_INTERNAL_GRPC_CONTROL_API: opens an API"):
+    with refusal("FLWR_INTERNAL_GRPC_CONTROL_API: opens an API"):
         front.make_superlink_app(link_options(tmp_path)[1])
 
 
 def test_every_program_of_flowers_that_is_started_is_installed_and_takes_its_options(tmp_path: Path) -> None:
-    for program in (executor.SERVERAPP, executor.SIMULATION, executor.CLIENTAPP):
-        told = subprocess.run([script_path(program), "--help"], capture_output=True, text=True, check=True).stdout
-        command = executor.task_command(program, "127.0.0.1:1", tmp_path, 1)
-        assert all(word in told for word in (*command[1:], "--token-file") if word.startswith("--")), program
-    told = subprocess.run(
-        [script_path("flower-supernode"), "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    options = ("isolation", "superexec-auth-secret-file", "superlink", "node-config", "root-certificates", "port")
-    assert all(f"--{option}" in told for option in (*options, "auth-supernode-private-key", "insecure"))
+    options = "isolation superexec-auth-secret-file superlink node-config root-certificates port insecure"
+    node_options = [f"--{option}" for option in (*options.split(), "auth-supernode-private-key")]
+    programs = (executor.SERVERAPP, executor.SIMULATION, executor.CLIENTAPP)
+    commands = [[*executor.task_command(name, "127.0.0.1:1", tmp_path, 1), "--token-file"] for name in programs]
+    for program, words in zip((*programs, "flower-supernode"), (*commands, node_options), strict=True):
+        help_ = subprocess.run([script_path(program), "--help"], capture_output=True, text=True, check=True).stdout
+        assert all(word in help_ for word in words if word.startswith("--")), program
 
 
 def answers(statuses: dict[str, int]) -> object:
@@ -206,35 +193,26 @@ def test_guarantee_doors_that_have_to_be_shut_are_tried(
     statuses: dict[str, int], registered: bool, fault: str | None
 ) -> None:
     """A Flower that keeps its names, and lets strangers in."""
-    import asyncio
-
     link = front.SuperLinkApp(answers(statuses), long_polling=True)  # type: ignore[arg-type]
-    if fault is None:
-        asyncio.run(link.check_access(has_registered_keys=registered, has_fleet=True))
-        return
-    with pytest.raises(InputError, match=fault):
+    with refusal(fault) if fault is not None else nullcontext():
         asyncio.run(link.check_access(has_registered_keys=registered, has_fleet=True))
 
 
 def test_the_doors_of_the_installed_flower_are_shut_and_a_path_that_is_gone_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import asyncio
-
     link = front.make_superlink_app(link_options(tmp_path)[1])
     asyncio.run(link.check_access(has_registered_keys=True, has_fleet=True))
     moved = (*ROUTES, Route("/v2/fleet/", "pull-messages", "fleet.PullMessages", "."))
     monkeypatch.setattr(front, "ROUTES", moved)
-    with pytest.raises(InputError, match="has no /v2/fleet/pull-messages, which fedpriv needs"):
+    with refusal("has no /v2/fleet/pull-messages, which fedpriv needs"):
         asyncio.run(link.check_access(has_registered_keys=True, has_fleet=True))
 
 
 def test_the_tested_versions_are_those_of_the_package() -> None:
-    import tomllib
-
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (flower,) = [each for each in told["dependencies"] if each.startswith("flwr")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (flower,) = [package for package in project["dependencies"] if package.startswith("flwr")]
     first, last = names.TESTED_VERSIONS[0], names.TESTED_VERSIONS[-1]
     after = f"1.{int(last.partition('.')[2]) + 1}"
     assert flower == f"flwr>={first},<{after}"
-    assert told["optional-dependencies"]["ray"] == [f"flwr[simulation]>={first},<{after}"]
+    assert project["optional-dependencies"]["ray"] == [f"flwr[simulation]>={first},<{after}"]

@@ -4,10 +4,11 @@ import asyncio
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from starlette.testclient import TestClient
@@ -22,59 +23,64 @@ from fedpriv.addons.services.flower_private.names import (
     UNREGISTER_NODE,
 )
 from fedpriv.addons.services.superlink_process import PathFilter
+from fedpriv.core.errors import RunError
+from tests.engines.builders import refusal
 from tests.engines.flower_link import Link, send
 
 QUERY = RecordDict({"config": ConfigRecord({"x": b"1" * 3000, "t": 1})})
+Nodes = list[silo_node.SiloNode]
 REPLY = RecordDict({"config": ConfigRecord({"x": b"2" * 3000, "t": 1})})
 
 
 @pytest.fixture
-def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
+def link(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
     monkeypatch.setattr(front, "_HOLD_SECONDS", 0.0)
     monkeypatch.setattr(front, "_HOLD_SERVER_SECONDS", 0.0)
-    return Link(tmp_path)
+    monkeypatch.setattr(silo_node.SiloNode, "_send_heartbeats", lambda self: None)
+    return Link(tmp_path, getattr(request, "param", "fedpriv.clients.app:app"))
 
 
 @pytest.fixture
 def grid(link: Link, monkeypatch: pytest.MonkeyPatch) -> HttpGrid:
-    found = link.grid(link.token())
+    grid = link.grid(link.token())
     for name, value in (("_run_id", link.run), ("_node_id", 1), ("_task_id", 1)):
         monkeypatch.setattr(TaskIdentity, name, value)
-    return found
+    return grid
 
 
-def connected(
-    link: Link, silo: int, monkeypatch: pytest.MonkeyPatch, reply: RecordDict = REPLY
-) -> silo_node.SiloNode:
-    """Silo's node, whose app replies with `reply`."""
-    monkeypatch.setattr(silo_node, "app", lambda query, context: Message(reply, reply_to=query))
-    monkeypatch.setattr(silo_node.SiloNode, "_send_heartbeats", lambda self: None)
+@pytest.fixture
+def nodes(link: Link, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """The silos' nodes, whose app replies with REPLY."""
+    monkeypatch.setattr(silo_node, "app", lambda query, context: Message(REPLY, reply_to=query))
+    return [connect(link, silo) for silo in range(2)]
+
+
+def connect(link: Link, silo: int) -> silo_node.SiloNode:
     fleet = link.fleet(silo)
     return silo_node.SiloNode(fleet, fleet.connect(None, registers_itself=False), silo, "guard.sock")
 
 
-def one_query(node: silo_node.SiloNode) -> None:
+def pull_query(node: silo_node.SiloNode) -> Any:
+    return node._fleet.ask(PULL_MESSAGES, node=node._node_field)
+
+
+def answer_query(node: silo_node.SiloNode) -> None:
     """Answer the next query."""
-    answer = node._fleet.ask(PULL_MESSAGES, node=node._node_field)
+    answer = pull_query(node)
     node._answer(answer.messages_list[0].metadata.run_id, answer.message_object_trees[0])
 
 
 def test_a_query_and_its_reply_pass_between_flowers_grid_and_our_node_as_they_were_sent(
     link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[Message, Context]] = []
-    node = connected(link, 0, monkeypatch)
-    assert node.node_id == link.nodes[0]
-
-    def app(query: Message, context: Context) -> Message:
-        seen.append((query, context))
-        return Message(REPLY, reply_to=query)
-
+    app = Mock(side_effect=lambda query, context: Message(REPLY, reply_to=query))
     monkeypatch.setattr(silo_node, "app", app)
+    node = connect(link, 0)
+    assert node.node_id == link.nodes[0]
     numbers = send(grid, QUERY, link.nodes[0])
-    one_query(node)
+    answer_query(node)
     (reply,) = grid.pull_messages(numbers)
-    ((query, context),) = seen
+    ((query, context),) = (call.args for call in app.call_args_list)
     assert query.content == QUERY
     assert reply.content == REPLY
     assert reply.metadata.reply_to_message_id == numbers[0]
@@ -90,14 +96,10 @@ def test_an_app_that_fails_is_an_error_reply_without_its_words(
     link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Would tell the server of a record by the text of an exception."""
-    node = connected(link, 0, monkeypatch)
-
-    def app(_query: Message, _context: Context) -> Message:
-        raise ValueError("patient 7 is 143 years old")
-
-    monkeypatch.setattr(silo_node, "app", app)
+    monkeypatch.setattr(silo_node, "app", Mock(side_effect=ValueError("patient 7 is 143 years old")))
+    node = connect(link, 0)
     numbers = send(grid, QUERY, link.nodes[0])
-    one_query(node)
+    answer_query(node)
     (reply,) = grid.pull_messages(numbers)
     assert reply.error.reason == "the SuperNode of silo 0 failed (ValueError); its log says why"
     assert "patient 7" in caplog.text
@@ -107,59 +109,48 @@ def test_a_query_that_is_none_is_left_and_the_next_one_answered(
     link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Would gain: a silo's service that ends whenever its SuperLink sends nonsense."""
-    node, sent = connected(link, 0, monkeypatch), [0]
-    inflate = silo_node.inflate_object_from_contents
 
     class StoppedError(Exception):
         pass
 
-    def second_only(name: str, contents: dict[str, bytes]) -> object:
-        sent[0] += 1
-        return inflate(name, contents) if sent[0] > 2 else QUERY if sent[0] == 2 else int("nonsense")
-
-    def stop(query: Message) -> Message:
+    def stop(_node: Any, _run: Any, query: Message) -> Message:
         raise StoppedError(query.metadata.message_type)
 
-    monkeypatch.setattr(silo_node, "inflate_object_from_contents", second_only)
-    monkeypatch.setattr(silo_node.SiloNode, "_call_app", lambda self, run, query: stop(query))
+    inflate = silo_node.inflate_object_from_contents
+    inflations = iter([lambda *_: int("nonsense"), lambda *_: QUERY])
+    monkeypatch.setattr(silo_node, inflate.__name__, lambda *words: next(inflations, inflate)(*words))
+    monkeypatch.setattr(silo_node.SiloNode, "_call_app", stop)
+    node = connect(link, 0)
     for _ in range(3):
         send(grid, QUERY, link.nodes[0])
     with pytest.raises(StoppedError, match="train"):
         node.serve()
-    told = [text for text in caplog.messages if "left unanswered" in text]
-    assert told == [
+    assert [text for text in caplog.messages if "left unanswered" in text] == [
         "a message is left unanswered, since it is no query: invalid literal for int() with base 10: 'nonsense'",
         "a message is left unanswered, since it is no query: it is a RecordDict",
     ]
 
 
+@pytest.mark.parametrize("link", ["theirs.app:app"], indirect=True)
 def test_a_run_of_another_app_is_refused_and_none_of_its_code_is_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
-    monkeypatch.setattr(front, "_HOLD_SECONDS", 0.0)
-    monkeypatch.setattr(front, "_HOLD_SERVER_SECONDS", 0.0)
-    link = Link(tmp_path, "theirs.app:app")
-    grid = link.grid(link.token())
-    for name, value in (("_run_id", link.run), ("_node_id", 1), ("_task_id", 1)):
-        monkeypatch.setattr(TaskIdentity, name, value)
-    node = connected(link, 0, monkeypatch)
     numbers = send(grid, QUERY, link.nodes[0])
-    one_query(node)
+    answer_query(nodes[0])
     (reply,) = grid.pull_messages(numbers)
-    assert reply.error.reason == (
-        "silo 0 runs no app but fedpriv's; `fedpriv supernode --apps` runs those of others"
-    )
+    reason = "silo 0 runs no app but fedpriv's; `fedpriv supernode --apps` runs those of others"
+    assert reply.error.reason == reason
 
 
 def announce(node: silo_node.SiloNode, query: Any, **metadata: Any) -> tuple[Any, dict[str, bytes]]:
     """The announcement of a reply to `query`, and the reply's objects."""
-    told = query.messages_list[0].metadata
+    sent = query.messages_list[0].metadata
     request, contents = PUSH_MESSAGES.request_type(), dict[str, bytes]()
     request.node.node_id = node.node_id
     message = request.messages_list.add()
-    message.metadata.CopyFrom(told)
+    message.metadata.CopyFrom(sent)
     message.metadata.src_node_id, message.metadata.dst_node_id = node.node_id, 1
-    message.metadata.reply_to_message_id, message.metadata.ttl = told.message_id, 1000.0
+    message.metadata.reply_to_message_id, message.metadata.ttl = sent.message_id, 1000.0
     reply = Message(REPLY, 1, "train")
     silo_node._add_objects(request.message_object_trees.add(), reply, contents)
     message.metadata.message_id = request.message_object_trees[0].object_id
@@ -179,13 +170,11 @@ def push_object(node: silo_node.SiloNode, run: int, session: str, name: str, con
     return bool(node._fleet.ask(PUSH_OBJECT, node=node._node_field, **fields).stored)
 
 
-def test_guarantee_a_reply_counts_as_its_senders(
-    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guarantee_a_reply_counts_as_its_senders(link: Link, grid: HttpGrid, nodes: Nodes) -> None:
     """Would gain: a release of its making in another silo's name, if it learnt what that silo was sent."""
-    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    one, two = nodes
     numbers = send(grid, QUERY, *link.nodes)
-    query = two._fleet.ask(PULL_MESSAGES, node=two._node_field)
+    query = pull_query(two)
     request, _ = announce(one, query, src_node_id=two.node_id)
     with pytest.raises(httpx.HTTPStatusError, match="403"):
         push(one, request)
@@ -201,127 +190,115 @@ def test_guarantee_a_reply_counts_as_its_senders(
     with pytest.raises(silo_node.LostError):
         push(one, request)
     assert list(grid.pull_messages(numbers)) == []
-    assert not [each for each in link.link.app._sessions.values() if each.reply_id]
+    assert not [session for session in link.link.app._sessions.values() if session.reply_id]
 
 
 def test_a_reply_whose_objects_are_on_their_way_is_not_handed_out(
-    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+    link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
     """Was: the server waits up to 180 s for a dead sender, for no other silo meanwhile."""
-    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    one, two = nodes
     numbers = send(grid, QUERY, *link.nodes)
-    query = one._fleet.ask(PULL_MESSAGES, node=one._node_field)
+    query = pull_query(one)
     request, contents = announce(one, query)
-    told = push(one, request)
-    assert set(told.objects_to_push) == set(contents)
-    one_query(two)
-    asked = time.monotonic()
+    session = push(one, request)
+    assert set(session.objects_to_push) == set(contents)
+    answer_query(two)
+    start = time.monotonic()
     (reply,) = grid.pull_messages(numbers)
     assert reply.metadata.src_node_id == two.node_id
-    assert time.monotonic() - asked < 100.0
+    assert time.monotonic() - start < 100.0
     for name, content in contents.items():
         assert list(grid.pull_messages(numbers[:1])) == []
-        assert push_object(one, link.run, told.session_id, name, content)
+        assert push_object(one, link.run, session.session_id, name, content)
     (reply,) = grid.pull_messages(numbers[:1])
     assert reply.content == REPLY
     assert not link.link.app._node_by_query
 
 
-def test_a_silo_hides_no_reply_of_another(link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_hides_no_reply_of_another(link: Link, grid: HttpGrid, nodes: Nodes) -> None:
     """Would gain: another silo is missing in every round, if it announces replies to that silo's queries."""
-    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    one, two = nodes
     numbers = send(grid, QUERY, link.nodes[1])
-    query = two._fleet.ask(PULL_MESSAGES, node=two._node_field)
+    query = pull_query(two)
     push(one, announce(one, query)[0])
     two._answer(link.run, query.message_object_trees[0])
     (reply,) = grid.pull_messages(numbers)
     assert reply.metadata.src_node_id == two.node_id
 
 
-def test_what_is_announced_or_sent_again_is_taken_once(
-    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_announced_or_sent_again_is_taken_once(link: Link, grid: HttpGrid, nodes: Nodes) -> None:
     """The answer was lost.  Was: no object was asked for, or an object refused, and the reply never came."""
-    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    one, two = nodes
     numbers = send(grid, QUERY, link.nodes[0])
-    query = one._fleet.ask(PULL_MESSAGES, node=one._node_field)
+    query = pull_query(one)
     request, contents = announce(one, query)
-    told = push(one, request)
+    session = push(one, request)
     (first, content), *others = contents.items()
-    assert push_object(one, link.run, told.session_id, first, content)
+    assert push_object(one, link.run, session.session_id, first, content)
     again = push(one, request)
-    assert (again.session_id, set(again.objects_to_push)) == (told.session_id, {name for name, _ in others})
-    assert push_object(one, link.run, told.session_id, first, content)
-    assert not push_object(one, link.run, told.session_id, first, content + b"x"), "another one in its name"
-    assert not push_object(two, link.run, told.session_id, first, content), "another node's"
+    assert (again.session_id, set(again.objects_to_push)) == (session.session_id, {name for name, _ in others})
+    assert push_object(one, link.run, session.session_id, first, content)
+    assert not push_object(one, link.run, session.session_id, first, content + b"x"), "another one in its name"
+    assert not push_object(two, link.run, session.session_id, first, content), "another node's"
     for name, content in others:
-        assert push_object(one, link.run, told.session_id, name, content)
-    assert push_object(one, link.run, told.session_id, *others[-1]), "the last one, after which all is there"
+        assert push_object(one, link.run, session.session_id, name, content)
+    assert push_object(one, link.run, session.session_id, *others[-1]), "the last one, after which all is there"
     (reply,) = grid.pull_messages(numbers)
     assert reply.content == REPLY
 
 
 def test_a_stranger_learns_nothing_of_an_announcement_that_it_repeats(
-    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+    link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
     """Would gain: the session in which a silo sends."""
-    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    one, two = nodes
     send(grid, QUERY, link.nodes[0])
-    request, _ = announce(one, one._fleet.ask(PULL_MESSAGES, node=one._node_field))
+    request, _ = announce(one, pull_query(one))
     session = push(one, request).session_id
     for headers in ({}, dict(two._fleet._headers(PUSH_MESSAGES, request))):
         headers["content-type"] = headers["accept"] = MEDIA_TYPE
-        answer = link.client(FLEET_PREFIX).post(
-            PUSH_MESSAGES.path, content=request.SerializeToString(), headers=headers
-        )
+        content = request.SerializeToString()
+        answer = link.client(FLEET_PREFIX).post(PUSH_MESSAGES.path, content=content, headers=headers)
         assert answer.status_code == 401
         assert session.encode() not in answer.content
 
 
-def test_guarantee_a_key_that_is_forgotten_opens_nothing_whether_its_node_was_there_or_not(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guarantee_a_key_that_is_forgotten_opens_nothing_whether_its_node_was_there_or_not(link: Link) -> None:
     """Flower answers with an error for a node that never came."""
     link.link._nodes = {"silo-0": link.nodes[0], "silo-1": link.nodes[1]}
-    node = connected(link, 0, monkeypatch)
+    node = connect(link, 0)
     for name in ("silo-0", "silo-1"):
         asyncio.run(link.link.unregister_node(name))
     for silo in range(2):
         with pytest.raises(silo_node.LostError, match="does not know this SuperNode's key"):
-            connected(link, silo, monkeypatch)
+            connect(link, silo)
     with pytest.raises(silo_node.LostError):
-        node._fleet.ask(PULL_MESSAGES, node=node._node_field)
+        pull_query(node)
 
 
 def test_a_key_that_cannot_be_forgotten_ends_the_service(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would let in a key that its owner has revoked."""
-    from fedpriv.core.errors import RunError
-
-    async def fails(_route: Any, _request: Any) -> httpx.Response:
-        return httpx.Response(500, json={"detail": "An internal error."})
-
     link.link._nodes = {"silo-0": link.nodes[0]}
-    monkeypatch.setattr(link.link, "post", fails)
-    with pytest.raises(RunError, match=r"the key of silo-0 cannot be revoked \(An internal error\.\)"):
+    failure = httpx.Response(500, json={"detail": "An internal error."})
+    monkeypatch.setattr(link.link, "post", AsyncMock(return_value=failure))
+    with refusal(r"the key of silo-0 cannot be revoked \(An internal error\.\)", RunError):
         asyncio.run(link.link.unregister_node("silo-0"))
     assert UNREGISTER_NODE.path.endswith("unregister-node")
 
 
 def test_no_spelling_of_the_path_brings_a_foreign_reply_past_the_front(
-    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+    link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
     """Would gain: what Flower routes as an announcement and the front does not see as one."""
-    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    one, two = nodes
     numbers = send(grid, QUERY, link.nodes[1])
-    request, _ = announce(one, two._fleet.ask(PULL_MESSAGES, node=two._node_field), src_node_id=two.node_id)
+    request, _ = announce(one, pull_query(two), src_node_id=two.node_id)
     headers = dict(one._fleet._headers(PUSH_MESSAGES, request))
-    asking = TestClient(PathFilter(link.link.app, FLEET_PREFIX), follow_redirects=False)
+    client = TestClient(PathFilter(link.link.app, FLEET_PREFIX), follow_redirects=False)
+    content = request.SerializeToString()
     for path in ("push-messages/", "/push-messages", "%70ush-messages", "push-messages?x=1", "./push-messages"):
         for kind in ("application/protobuf", "Application/Protobuf; q=1"):
-            answer = asking.post(
-                f"{FLEET_PREFIX}{path}",
-                content=request.SerializeToString(),
-                headers={**headers, "content-type": kind, "accept": kind},
-            )
-            assert not answer.is_success, path
+            headers |= {"content-type": kind, "accept": kind}
+            assert not client.post(f"{FLEET_PREFIX}{path}", content=content, headers=headers).is_success, path
     assert list(grid.pull_messages(numbers)) == []

@@ -1,9 +1,8 @@
 """What a SuperLink has of the one before it: a list of runs."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,9 +12,9 @@ from fedpriv.addons.services.flower_private import presence
 from fedpriv.addons.services.flower_private.control import LostRunError
 from fedpriv.addons.services.flower_private.names import LIST_RUNS
 from fedpriv.addons.services.flower_private.presence import RunHistory
-from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.protocol.cell_folder import FolderReader
+from tests.engines.builders import Recorder, superlink_of
 
 
 def run(number: int, status: str, sub_status: str = "", finished: str = "") -> Any:
@@ -33,21 +32,21 @@ def test_runs_are_kept_and_those_that_were_under_way_have_ended(
     path = tmp_path / "runs.json"
     RunHistory(path).update([run(7, "running"), run(8, "finished", "completed", "then")])
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [set(each) for each in json.loads(path.read_text())] == [
+    assert [set(listed) for listed in json.loads(path.read_text())] == [
         {"run", "state", "started", "finished", "folder"}
     ] * 2
     after = RunHistory(path)
-    assert [each["state"] for each in after.runs()] == [
+    assert [listed["state"] for listed in after.runs()] == [
         "finished:failed (the SuperLink was started again)",
         "finished:completed",
     ]
     monkeypatch.setattr(presence, "_MAX_RUNS", 3)
     after.update(run(number, "pending") for number in range(10, 12))
-    assert [each["run"] for each in RunHistory(path).runs()] == ["8", "10", "11"]
+    assert [listed["run"] for listed in RunHistory(path).runs()] == ["8", "10", "11"]
     unwritten = RunHistory(None)
     assert unwritten.runs() == []
     unwritten.update([run(7, "running")])
-    assert [each["run"] for each in unwritten.runs()] == ["7"]
+    assert [listed["run"] for listed in unwritten.runs()] == ["7"]
     assert not unwritten.is_due()
     assert [after.is_due(), after.is_due()] == [True, False]
 
@@ -67,46 +66,18 @@ def test_a_file_that_is_none_of_ours_is_refused_in_one_line(tmp_path: Path, brok
         RunHistory(tmp_path / "nowhere" / "runs.json")
 
 
-class Told(RunObserver):
-    """Counts rounds."""
-
-    def __init__(self) -> None:
-        self.rounds: list[int] = []
-
-    def advanced(self, rounds: int) -> None:
-        self.rounds.append(rounds)
-
-
-class Lost:
-    """A SuperLink that knows no run any more."""
-
-    has_ended = False
-
-    @property
-    def control(self) -> "Lost":
-        return self
-
-    def run_status(self, _: int) -> str:
-        raise LostRunError("started again")
-
-
 def test_a_run_that_the_superlink_lost_is_told_apart_and_rounds_are_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
-    told = Told()
-    progress, reader = RunProgress(told, 0, 9), FolderReader(tmp_path)
-
-    def followed(rounds: str) -> None:
-        (tmp_path / "progress").write_text(rounds)
-        lost: Callable[[], None] = lambda: None  # noqa: E731
-        with pytest.raises(LostRunError):
-            follow_run(cast(Any, Lost()), 1, reader, lost, progress)
-
+    recorder = Recorder()
+    progress, reader = RunProgress(recorder, 0, 9), FolderReader(tmp_path)
     for rounds in ("4", "1", "6"):  # the second server begins again, from its journal
-        followed(rounds)
-    assert told.rounds == [4, 2]
+        (tmp_path / "progress").write_text(rounds)
+        with pytest.raises(LostRunError):
+            follow_run(superlink_of(LostRunError("started again")), 1, reader, lambda: None, progress)
+    assert recorder.advances == [4, 2]
 
 
 def test_ray_without_flowers_program_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Long polling by the front: empty answers are held until there may be something, and nothing else is."""
 
 import asyncio
-from collections.abc import MutableMapping
+import functools
+from collections.abc import Callable, Coroutine, MutableMapping
 from typing import Any
 
 import httpx
@@ -17,16 +18,17 @@ from fedpriv.addons.services.flower_private.names import (
     SERVER_PULL_MESSAGES,
     SERVER_PUSH_MESSAGES,
 )
+from tests.engines.builders import Clock
 
 
 def test_sessions_that_flower_has_forgotten_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Front(nothing)
-    clock = [1000.0]
-    monkeypatch.setattr(front.time, "monotonic", lambda: clock[0])
-    before._sessions["s"] = MessageSession(7, {"a"}, {1}, b"", "r", "q", last_activity=clock[0])
-    before._sessions["t"] = MessageSession(1, {"a"}, {7}, last_activity=clock[0])
+    clock = Clock(1000.0)
+    monkeypatch.setattr(front.time, "monotonic", clock.monotonic)
+    before._sessions["s"] = MessageSession(7, {"a"}, {1}, b"", "r", "q", last_activity=clock.now)
+    before._sessions["t"] = MessageSession(1, {"a"}, {7}, last_activity=clock.now)
     assert {session.query_id for session in before._unfinished_queries()} == {"q", ""}
-    clock[0] += 181.0
+    clock.now += 181.0
     assert before._unfinished_queries() == []
     assert not before._sessions
 
@@ -54,6 +56,15 @@ class Inbox:
         await send({"type": "http.response.start", "status": self.status, "headers": []})
         await send({"type": "http.response.body", "body": self.body[:1], "more_body": True})
         await send({"type": "http.response.body", "body": self.body[1:]})
+
+
+def run_async(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @functools.wraps(test)
+    def run() -> None:
+        asyncio.run(test())
+
+    del run.__wrapped__  # or pytest would see a coroutine
+    return run
 
 
 def pulling(node: int = 7) -> bytes:
@@ -86,58 +97,51 @@ async def ask(
         sent.append(message)
 
     await app(post(path), receive, keep)
-    return httpx.Response(sent[0]["status"], content=b"".join(each.get("body", b"") for each in sent))
+    return httpx.Response(sent[0]["status"], content=b"".join(message.get("body", b"") for message in sent))
 
 
-def test_an_empty_answer_is_held_until_its_node_is_woken() -> None:
-    async def main() -> None:
-        app = Inbox()
-        before = Front(app)
-        asking = asyncio.create_task(ask(before, pulling(7)))
-        await asyncio.sleep(0.05)
-        before._wake({8})
-        await asyncio.sleep(0.05)
-        assert not asking.done()
-        app.body = b"a message"
-        before._wake({7})
-        assert (await asyncio.wait_for(asking, 1.5)).content == b"a message"
-        assert app.asked == 2
-        assert not before._waiting_events
-
-    asyncio.run(main())
+@run_async
+async def test_an_empty_answer_is_held_until_its_node_is_woken() -> None:
+    app = Inbox()
+    before = Front(app)
+    asking = asyncio.create_task(ask(before, pulling(7)))
+    await asyncio.sleep(0.05)
+    before._wake({8})
+    await asyncio.sleep(0.05)
+    assert not asking.done()
+    app.body = b"a message"
+    before._wake({7})
+    assert (await asyncio.wait_for(asking, 1.5)).content == b"a message"
+    assert app.asked == 2
+    assert not before._waiting_events
 
 
-def test_a_message_that_comes_while_the_app_looks_is_not_missed() -> None:
-    async def main() -> None:
-        app = Inbox()
-        before = Front(app)
+@run_async
+async def test_a_message_that_comes_while_the_app_looks_is_not_missed() -> None:
+    app = Inbox()
+    before = Front(app)
 
-        async def comes_meanwhile(scope: Scope, receive: Receive, send: Send) -> None:
-            await app(scope, receive, send)
-            if app.asked == 1:
-                app.body = b"it"
-                before._wake({7})
+    async def comes_meanwhile(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+        if app.asked == 1:
+            app.body = b"it"
+            before._wake({7})
 
-        before.app = comes_meanwhile
-        assert (await asyncio.wait_for(ask(before, pulling()), 1.5)).content == b"it"
-
-    asyncio.run(main())
+    before.app = comes_meanwhile
+    assert (await asyncio.wait_for(ask(before, pulling()), 1.5)).content == b"it"
 
 
-def test_a_message_is_not_given_to_one_that_is_gone() -> None:
+@run_async
+async def test_a_message_is_not_given_to_one_that_is_gone() -> None:
     """Was: a silo that was killed while it asked lost its next query, which came again after half a minute."""
-
-    async def main() -> None:
-        app, gone = Inbox(), asyncio.Event()
-        before = Front(app)
-        asking = asyncio.create_task(ask(before, pulling(), gone=gone))
-        await asyncio.sleep(0.05)
-        app.body = b"a message"
-        gone.set()
-        assert (await asyncio.wait_for(asking, 1.5)).content == b""
-        assert app.asked == 1
-
-    asyncio.run(main())
+    app, gone = Inbox(), asyncio.Event()
+    before = Front(app)
+    asking = asyncio.create_task(ask(before, pulling(), gone=gone))
+    await asyncio.sleep(0.05)
+    app.body = b"a message"
+    gone.set()
+    assert (await asyncio.wait_for(asking, 1.5)).content == b""
+    assert app.asked == 1
 
 
 @pytest.mark.parametrize(
@@ -152,35 +156,25 @@ def test_a_message_is_not_given_to_one_that_is_gone() -> None:
 def test_everything_else_passes_at_once(status: int, body: bytes, path: str) -> None:
     """Guarantee: what Flower refuses is refused at once."""
     app = Inbox()
-    app.status, app.body = status, body
-    request = (
-        SERVER_PULL_MESSAGES.request_type(message_ids=["a"]).SerializeToString()
-        if path == SERVER_PULL_MESSAGES.path
-        else pulling()
-    )
+    app.status, app.body, request = status, body, pulling()
+    if path == SERVER_PULL_MESSAGES.path:
+        request = SERVER_PULL_MESSAGES.request_type(message_ids=["a"]).SerializeToString()
     answer = asyncio.run(asyncio.wait_for(ask(Front(app), request, path), 0.9))
     assert (answer.status_code, answer.content) == (status, body)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        PULL_MESSAGES.path,
-        PUSH_MESSAGES.path,
-        PUSH_OBJECT.path,
-        SERVER_PULL_MESSAGES.path,
-        SERVER_PUSH_MESSAGES.path,
-    ],
-)
+ROUTES = (PULL_MESSAGES, PUSH_MESSAGES, PUSH_OBJECT, SERVER_PULL_MESSAGES, SERVER_PUSH_MESSAGES)
+
+
+@pytest.mark.parametrize("path", [route.path for route in ROUTES])
 def test_a_body_that_cannot_be_read_goes_on_as_it_came(path: str) -> None:
     read: list[bytes] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        more = True
-        while more:
+        message: MutableMapping[str, Any] = {"more_body": True}
+        while message["more_body"]:
             message = await receive()
             read.append(message["body"])
-            more = message["more_body"]
         await send({"type": "http.response.start", "status": 400, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 

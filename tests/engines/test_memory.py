@@ -1,11 +1,9 @@
 """Memory is said before a run starts, is enough, and more than the machine has is refused."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,38 +19,42 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.cli.command import fedpriv
 from tests.conftest import small_tree
+from tests.engines.builders import ENGINES, refusal, run_python, small_cell
 from tests.engines.test_every_row import SETTINGS
 from tests.parts import in_parts
 
-MakeCell = Callable[..., Cell]
+
+def estimate(cells: Sequence[Cell], engine: str, **processes: int) -> table.MemoryNeed:
+    need = table.estimate_memory(cells, engine, **processes)
+    assert need is not None
+    return need
+
+
+def sections_of(row: str, **settings: object) -> dict[str, Any]:
+    algorithm, table_row = SETTINGS[row], ALGORITHMS[row]
+    return {
+        "algorithm": {"name": row, "trust": table_row.trusts[0], **algorithm, **settings},
+        "privacy": {"relation": "zero-out", table_row.name_of_mu: 1.0},
+    }
 
 
 @pytest.mark.parametrize("row", [name for name in ALGORITHMS if name in SETTINGS])
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 def test_every_rows_states_are_counted(row: str, engine: str) -> None:
     """Of vectors that a state has, whatever they are called."""
-    tree = small_tree(
-        algorithm={"name": row, "trust": ALGORITHMS[row].trusts[0], **SETTINGS[row]},
-        privacy={"relation": "zero-out", ALGORITHMS[row].name_of_mu: 1.0},
-        model={"name": "mlp", "hidden": 64},
-    )
     try:
-        need = table.estimate_memory([resolve_cell(tree, "test")], engine)
+        cell = small_cell(**sections_of(row), model={"name": "mlp", "hidden": 64})
+        parts = estimate([cell], engine).parts
     except InputError as error:
         pytest.skip(str(error))  # a row with a participation or a model of its own
-    assert need is not None
-    parts = sum(size for name, size in need.parts.items() if name in ("states", "server", "silos"))
-    assert parts >= 3 * 50_890 * 8
+    assert sum(parts.get(name, 0) for name in ("states", "server", "silos")) >= 3 * 50_890 * 8
 
 
-def test_more_cells_at_a_time_need_more_and_processes_add_up(small_cell: MakeCell) -> None:
+def test_more_cells_at_a_time_need_more_and_processes_add_up() -> None:
     cells = [small_cell(seed=seed) for seed in range(4)]
-    one, four = (table.estimate_memory(cells[:count], "vectorized") for count in (1, 4))
-    assert one is not None
-    assert four is not None
+    one, four = (estimate(cells[:count], "vectorized") for count in (1, 4))
     assert four.parts["states"] == 4 * one.parts["states"]
-    apart = table.estimate_memory(cells, "inprocess", workers=3)
-    assert apart is not None
+    apart = estimate(cells, "inprocess", workers=3)
     assert apart.total == 3 * (apart.resident + sum(apart.parts.values()))
     assert table.estimate_memory(cells, "deployment") is None
 
@@ -60,7 +62,11 @@ def test_more_cells_at_a_time_need_more_and_processes_add_up(small_cell: MakeCel
 @pytest.mark.parametrize(
     ("changes", "engine", "remedy"),
     [
-        ({"sweep": {"seeds": 3}}, "vectorized", 'fewer cells at a time .*; or run.dtype = "float32"'),
+        (
+            {"sweep": {"seeds": 3}, "seed": None},
+            "vectorized",
+            'fewer cells at a time .*; or run.dtype = "float32"',
+        ),
         ({"run__dtype": "float32"}, "inprocess", "--engine vectorized, which keeps no silo by itself"),
         ({"sweep": {"seeds": 3}}, "inprocess", 'run.dtype = "float32"; or --engine vectorized'),  # cell by cell
         ({"run__dtype": "float32"}, "vectorized", "a smaller model or batch, or a machine with more"),
@@ -69,13 +75,10 @@ def test_more_cells_at_a_time_need_more_and_processes_add_up(small_cell: MakeCel
 def test_a_run_that_the_machine_cannot_hold_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], engine: str, remedy: str
 ) -> None:
-    tree = small_tree(**changes)
-    if "sweep" in changes:
-        tree.pop("seed")
-    scenario = parse_scenario(tree, "test")
+    scenario = parse_scenario(small_tree(**changes), "test")
     monkeypatch.setattr(table, "memory_limits", lambda: {"memory": 300 * 10**6})
     here = r"300 MB here \(mem_limit, MemoryMax\)"
-    with pytest.raises(InputError, match=f"memory: a run takes up to .* and there are {here}: take {remedy}"):
+    with refusal(f"memory: a run takes up to .* and there are {here}: take {remedy}"):
         run_sweep(scenario, RunOptions(engine=engine, out=tmp_path / "run"))
     assert not (tmp_path / "run" / "results.json").exists()
 
@@ -86,7 +89,7 @@ GOLDSTEIN = {
 }  # fmt: skip
 
 
-def of_directions(oracle: str, directions: int, **others: object) -> dict[str, object]:
+def smoothing_tree(oracle: str, directions: int, **others: object) -> dict[str, object]:
     """A scenario of random smoothing: 32 records a round, 8 dimensions."""
     return small_tree(
         data={"name": "phase-retrieval"},
@@ -101,32 +104,23 @@ def of_directions(oracle: str, directions: int, **others: object) -> dict[str, o
 
 def test_random_directions_are_counted_and_bounded_whatever_their_number() -> None:
     """Was: "at most 500 MB" of a run that took 15 GB: directions of its own for each of 290 records."""
-    counted = []
-    for directions in (8, 5_000, 10_000_000):
-        tree = of_directions("zeroth-order", directions)
-        for engine in ("vectorized", "inprocess"):
-            need = table.estimate_memory([resolve_cell(tree, "test")], engine)
-            assert need is not None
-            counted.append(need.parts["directions and copies"])
     bytes_of_copies, points, records, dimensions = 8 * 8, 2, 32, 8
-    assert counted[0] == counted[1] == bytes_of_copies * points * records * 8 * dimensions
-    assert counted[2:] == [8 * 2 * 2**20 * 8] * 4
+    few, most = bytes_of_copies * points * records * 8 * dimensions, 8 * 2 * 2**20 * 8
+    for directions, size in ((8, few), (5_000, most), (10_000_000, most)):
+        cell = resolve_cell(smoothing_tree("zeroth-order", directions), "test")
+        for engine in ENGINES:
+            assert estimate([cell], engine).parts["directions and copies"] == size
 
 
 def test_replicates_with_many_directions_run_a_few_at_a_time() -> None:
-    tree = of_directions("zeroth-order", 5_000, sweep={"seeds": 12})
-    tree.pop("seed")
+    tree = smoothing_tree("zeroth-order", 5_000, sweep={"seeds": 12}, seed=None)
     cells = [point.cell for point in parse_scenario(tree, "test").points]
     assert [len(group) for group in group_cells(cells)] == [4, 4, 4]
-    need = table.estimate_memory(cells, "vectorized")
-    assert need is not None
-    assert need.parts["directions and copies"] == 4 * 8 * 2 * 2**20 * 8
+    assert estimate(cells, "vectorized").parts["directions and copies"] == 4 * 8 * 2 * 2**20 * 8
 
 
 @pytest.mark.parametrize("name", ["address space", "data"])
-def test_a_limit_of_the_process_counts_and_is_named(
-    monkeypatch: pytest.MonkeyPatch, small_cell: MakeCell, name: str
-) -> None:
+def test_a_limit_of_the_process_counts_and_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What this process has of it already is not there for a run; other processes have limits of their own."""
     monkeypatch.setattr(table, "memory_usage", lambda: {name: 900 * 10**6})
     monkeypatch.setattr(table, "_resident_bytes", lambda: 300 * 10**6)
@@ -134,7 +128,7 @@ def test_a_limit_of_the_process_counts_and_is_named(
     assert table.available_memory() == (400 * 10**6, LIMIT_REMEDIES[name])
     assert table.available_memory(2) == (800 * 10**6, LIMIT_REMEDIES[name])
     monkeypatch.setattr(table, "memory_limits", lambda: {name: 700 * 10**6})
-    with pytest.raises(InputError, match=rf"and there are 100 MB here \({LIMIT_REMEDIES[name]}\): take "):
+    with refusal(rf"and there are 100 MB here \({LIMIT_REMEDIES[name]}\): take "):
         table.check_memory([small_cell()], "vectorized")
 
 
@@ -143,19 +137,15 @@ SOFTMAX: dict[str, object] = {"name": "softmax-regression"}
 """203,530 numbers a vector, and 7,850 of a loss that is smooth."""
 
 
-def of_noise(
-    row: str, model: dict[str, object] = PERCEPTRON, silos: int = 4, **others: object
+def noise_tree(
+    row: str, model: dict[str, object] = PERCEPTRON, silos: int = 4, seeds: int = 1, **settings: object
 ) -> dict[str, object]:
     """A scenario of 20 rounds in float64, with noise of this row."""
-    return small_tree(
-        federation={"silos": silos, "rounds": 20},
-        algorithm={"name": row, "trust": ALGORITHMS[row].trusts[0], **SETTINGS[row], **others},
-        privacy={"relation": "zero-out", ALGORITHMS[row].name_of_mu: 1.0},
-        model=model,
-    )
+    federation, sweep = {"silos": silos, "rounds": 20}, {"seeds": seeds} if seeds > 1 else None
+    return small_tree(**sections_of(row, **settings), federation=federation, model=model, sweep=sweep)
 
 
-def of_secret(sampling: str) -> tuple[str, dict[str, object]]:
+def secret_rounds(sampling: str) -> tuple[str, dict[str, object]]:
     """The vectorized engine, and 20 replicates whose silos draw their records in secret."""
     return "vectorized", small_tree(
         federation={"silos": 2, "rounds": 20, "epochs": 5, "sampling": sampling},
@@ -173,21 +163,18 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 KINDS: dict[str, tuple[str, dict[str, object]]] = {
     **{
-        f"{kind.name} noise, {engine}": (
-            engine,
-            of_noise("dp-ftrl", mechanism=kind.name, **OPTIONS.get(kind.name, {})),
-        )
-        for kind in SELECTABLE_MECHANISMS
-        for engine in ("vectorized", "inprocess")
+        f"{name} noise, {engine}": (engine, noise_tree("dp-ftrl", mechanism=name, **OPTIONS.get(name, {})))
+        for name in (kind.name for kind in SELECTABLE_MECHANISMS)
+        for engine in ENGINES
     },
-    "sliding differences": ("vectorized", of_noise("momentum-tree-reduced", SOFTMAX)),
-    "aligned differences": ("vectorized", of_noise("momentum-tree-aligned", SOFTMAX)),
-    "phases": ("vectorized", of_noise("phased-sgd", SOFTMAX, silos=1)),
-    "gradients at random points": ("vectorized", of_directions("first-order", 5_000, sweep={"seeds": 2})),
-    "noise of silos": ("vectorized", {**of_noise("local-dp-sgd", local_steps=4), "sweep": {"seeds": 3}}),
-    "secret rounds of one each": of_secret("allocation"),
-    "values": ("vectorized", of_directions("zeroth-order", 5_000, sweep={"seeds": 2})),
-    "secret draws": of_secret("poisson"),
+    "sliding differences": ("vectorized", noise_tree("momentum-tree-reduced", SOFTMAX)),
+    "aligned differences": ("vectorized", noise_tree("momentum-tree-aligned", SOFTMAX)),
+    "phases": ("vectorized", noise_tree("phased-sgd", SOFTMAX, silos=1)),
+    "gradients at random points": ("vectorized", smoothing_tree("first-order", 5_000, sweep={"seeds": 2})),
+    "noise of silos": ("vectorized", noise_tree("local-dp-sgd", seeds=3, local_steps=4)),
+    "secret rounds of one each": secret_rounds("allocation"),
+    "values": ("vectorized", smoothing_tree("zeroth-order", 5_000, sweep={"seeds": 2})),
+    "secret draws": secret_rounds("poisson"),
 }
 
 
@@ -195,13 +182,9 @@ KINDS: dict[str, tuple[str, dict[str, object]]] = {
 def test_the_peak_of_each_kind_is_within_what_was_said(tmp_path: Path, kind: str) -> None:
     """Guarantee of a forecast: never too little, and at most six times the peak, or 400 MB above it."""
     engine, tree = KINDS[kind]
-    asked = {name: value for name, value in tree.items() if name != "seed"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.peak", engine, json.dumps(asked)],
-        capture_output=True, text=True, check=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    told = json.loads(done.stdout.splitlines()[-1])
+    tree.pop("seed", None)
+    words = "-m", "tests.engines.peak", engine, json.dumps(tree)
+    told = json.loads(run_python(*words, folder=tmp_path, OMP_NUM_THREADS="1").splitlines()[-1])
     assert told["bytes"] <= told["said"] <= max(6 * told["bytes"], told["bytes"] + 400 * 10**6), told
 
 
@@ -215,8 +198,7 @@ def test_a_dry_run_says_the_memory_and_runs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("point", ["vectorized 10 1258 600", "inprocess 10 126 300", "inprocess 1000 0 6000"])
 def test_a_run_keeps_to_what_was_said(point: str) -> None:
     """The peak of a process of its own, beyond the loaded data."""
-    command = [sys.executable, "-m", "benchmarks.growth_point", *point.split()]
-    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    told = json.loads(run_python("-m", "benchmarks.growth_point", *point.split()).splitlines()[-1])
     assert told["bytes"] <= told["said"] <= 6 * told["bytes"]
 
 

@@ -1,17 +1,13 @@
 """Memory that a run keeps while it lasts, and gives back when it is over."""
 
 import json
-import os
-import subprocess
-import sys
-from ctypes import CDLL
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from fedpriv.engines import table as pages
+from tests.engines.builders import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 MEGABYTES = 64
 LONGEST = pages._MAX_RETAINED_BYTES // 2**20
 PROGRAM = f"""
@@ -41,24 +37,16 @@ print(json.dumps([inside, outside, resident() - before, longer]))
 linux_only = pytest.mark.skipif(pages._load_glibc() is None, reason="malloc is not glibc's, or was set by hand")
 
 
-def measured(**environment: str) -> list[float]:
+def measure(**environment: str) -> list[float]:
     """Megabytes that stay with a process: freed inside of a run, after the run, freed after it; longer ones."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )
-    told: list[float] = json.loads(done.stdout)
-    return told
+    sizes: list[float] = json.loads(run_python("-c", PROGRAM, **environment))
+    return sizes
 
 
 @pytest.mark.slow
 @linux_only
 def test_a_run_keeps_what_it_frees_and_gives_it_back_at_its_end() -> None:
-    inside, outside, later, longer = measured()
+    inside, outside, later, longer = measure()
     assert inside > 0.9 * MEGABYTES
     assert longer < 0.2 * MEGABYTES
     assert outside < 0.2 * MEGABYTES
@@ -68,14 +56,11 @@ def test_a_run_keeps_what_it_frees_and_gives_it_back_at_its_end() -> None:
 @pytest.mark.slow
 @linux_only
 def test_settings_of_whoever_started_the_process_stand() -> None:
-    inside, *_ = measured(MALLOC_MMAP_THRESHOLD_="131072")
+    inside, *_ = measure(MALLOC_MMAP_THRESHOLD_="131072")
     assert inside < 0.2 * MEGABYTES
 
 
 def test_without_glibc_a_run_goes_on_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_library(name: None) -> CDLL:
-        raise OSError("no such library")
-
-    monkeypatch.setattr(pages.ctypes, "CDLL", no_library)
+    monkeypatch.setattr(pages.ctypes, "CDLL", Mock(side_effect=OSError("no such library")))
     with pages.retain_freed_pages():
         assert not pages._ACTIVE_RUNS

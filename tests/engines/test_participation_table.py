@@ -12,28 +12,26 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS, UNITS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
-from fedpriv.plan.plan import make_plan
-from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
+from tests.engines.builders import plan_cell
 from tests.engines.test_units import persons_tree
 
 PAGE = Path("docs/participation.md")
 BEGIN, END = "<!-- made by tests/engines/test_participation_table.py -->", "<!-- end -->"
 
-PUBLIC = tuple(
-    name for name, kind in SELECTABLE_PARTICIPATIONS.items() if not (kind.secret or kind.client_initiated)
-)
-AVAILABLE = tuple(name for name, kind in SELECTABLE_PARTICIPATIONS.items() if kind.client_initiated)
-SECRET = tuple(name for name, kind in SELECTABLE_PARTICIPATIONS.items() if kind.secret)
+KINDS = SELECTABLE_PARTICIPATIONS
+PUBLIC = tuple(name for name, kind in KINDS.items() if not (kind.secret or kind.client_initiated))
+AVAILABLE = tuple(name for name, kind in KINDS.items() if kind.client_initiated)
+SECRET = tuple(name for name, kind in KINDS.items() if kind.secret)
 FRESH = (
     {"name": "dp-sgd", "clip": 1.0, "step": 0.1},
     {"name": "phased-sgd", "step": 0.01, "radius": 2.0},  # the one row of a curator
 )
-TREE = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "tree"},)
-SUMS = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "independent"},)
-BANDED = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "banded", "bands": 2},)
-FADING = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "lambda-cgd", "theta": (0.8,)},)
+FTRL = {"name": "dp-ftrl", "clip": 1.0, "step": 0.1}
+TREE, SUMS = ({**FTRL, "mechanism": "tree"},), ({**FTRL, "mechanism": "independent"},)
+BANDED = ({**FTRL, "mechanism": "banded", "bands": 2},)
+FADING = ({**FTRL, "mechanism": "lambda-cgd", "theta": (0.8,)},)
 
 
 class Row(NamedTuple):
@@ -93,11 +91,10 @@ def tree_of(folder: Path, row: Row, sampling: str, unit: str, trust: str, algori
     }
 
 
-def refusal(tree: Any, arithmetic: str) -> str | None:
+def find_refusal(tree: Any, arithmetic: str) -> str | None:
     """The line that refuses a cell; None if it runs."""
     try:
-        cell = resolve_cell({**tree, "run": {"dtype": "float64", "arithmetic": arithmetic}}, "test")
-        make_plan(cell, load_task(cell).objective)
+        plan_cell(resolve_cell({**tree, "run": {"dtype": "float64", "arithmetic": arithmetic}}, "test"))
     except InputError as error:
         return str(error).removeprefix("test: ")
     return None
@@ -105,16 +102,16 @@ def refusal(tree: Any, arithmetic: str) -> str | None:
 
 def answer(folder: Path, row: Row, trust: str, arithmetic: str) -> str | None:
     """The refusal of a cell of the table, which all its combinations share but for names; None if they run."""
-    found: dict[str, str | None] = {}
+    answers: dict[str, str | None] = {}
+    fitting = [settings for settings in row.algorithms if trust in ALGORITHMS[settings["name"]].trusts]
     for sampling, unit in itertools.product(row.samplings, row.units):
-        fitting = [each for each in row.algorithms if trust in ALGORITHMS[each["name"]].trusts]
-        lines = [
-            refusal(tree_of(folder, row, sampling, unit, trust, each), arithmetic)
-            for each in fitting or row.algorithms[:1]
+        trees = [
+            tree_of(folder, row, sampling, unit, trust, settings) for settings in fitting or row.algorithms[:1]
         ]
-        found[f"{sampling}, {unit}"] = None if None in lines else lines[0]
-    assert len({line is None for line in found.values()}) == 1, (row.title, trust, found)
-    return next(iter(found.values()))
+        lines = [find_refusal(tree, arithmetic) for tree in trees]
+        answers[f"{sampling}, {unit}"] = None if None in lines else lines[0]
+    assert len({line is None for line in answers.values()}) == 1, (row.title, trust, answers)
+    return next(iter(answers.values()))
 
 
 def lines_of_table(folder: Path) -> Iterator[str]:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fedpriv.addons.services.service import fresh_folder, script_path, service_f
 from fedpriv.core.errors import InputError
 from fedpriv.engines.children import reap_processes
 from fedpriv.silo.metrics import open_private_socket
+from tests.engines.builders import refusal
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -32,9 +34,7 @@ def test_guarantee_a_socket_of_a_service_that_answers_stays_its_own(tmp_path: Pa
     """Was: a second start by mistake took the first one's control socket away, and then failed at the port."""
     path = tmp_path / "control.sock"
     with open_private_socket(path, "--control") as first:
-        with pytest.raises(
-            InputError, match=r"--control .*control\.sock: a service answers there already; end it"
-        ):
+        with refusal(r"--control .*control\.sock: a service answers there already; end it"):
             open_private_socket(path, "--control")
         with socket.socket(socket.AF_UNIX) as asking:
             asking.connect(str(path))
@@ -53,7 +53,7 @@ def test_guarantee_what_is_no_socket_is_never_deleted(tmp_path: Path, kind: str)
     else:
         (tmp_path / "own").write_text("mine")
         path.symlink_to("own") if kind == "link" else path.write_text("mine")
-    with pytest.raises(InputError, match=r"--control .*notes\.txt: is a file, and no socket; name a path"):
+    with refusal(r"--control .*notes\.txt: is a file, and no socket; name a path"):
         open_private_socket(path, "--control")
     assert path.is_dir() if kind == "folder" else path.read_text() == "mine"
 
@@ -62,21 +62,16 @@ def test_of_services_that_start_at_once_one_has_the_socket(tmp_path: Path) -> No
     """Each would see the socket that a third one left, and take it away."""
     path = tmp_path / "control.sock"
     open_private_socket(path, "--control").close()
-    begin, made = threading.Barrier(8), list[socket.socket | None]()
+    begin = threading.Barrier(8)
 
-    def start() -> None:
+    def start(_: int) -> socket.socket | None:
         begin.wait()
-        try:
-            made.append(open_private_socket(path, "--control"))
-        except InputError:
-            made.append(None)
+        with suppress(InputError):
+            return open_private_socket(path, "--control")
+        return None
 
-    threads = [threading.Thread(target=start) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (own,) = [each for each in made if each is not None]
+    with ThreadPoolExecutor(8) as threads:
+        (own,) = [opened for opened in threads.map(start, range(8)) if opened is not None]
     with own, socket.socket(socket.AF_UNIX) as asking:
         asking.connect(str(path))
         own.accept()[0].close()
@@ -97,7 +92,7 @@ def test_files_of_a_service_are_beside_its_socket_or_in_the_state_folder(
         assert beside.stat().st_mode & 0o777 == 0o700
     assert not beside.exists()
     beside.write_text("no folder")
-    with pytest.raises(InputError, match="the service's own files cannot be there"), fresh_folder(beside):
+    with refusal("the service's own files cannot be there"), fresh_folder(beside):
         pass
     assert beside.read_text() == "no folder"
 
@@ -133,10 +128,8 @@ def test_a_superlink_that_is_started_twice_goes_on_and_has_no_file_where_hosts_d
             assert "a service answers there already" in words
             assert healthy()
             assert [path for path in temporary.rglob("*") if path.is_file()] == []
-            assert {path.name for path in (tmp_path / "control.sock.d").iterdir()} >= {
-                "ca.crt",
-                "superexec.secret",
-            }
+            files = {path.name for path in (tmp_path / "control.sock.d").iterdir()}
+            assert files >= {"ca.crt", "superexec.secret"}
         finally:
             first.send_signal(signal.SIGTERM)
             first.communicate(timeout=60)
@@ -150,20 +143,19 @@ def test_a_helper_that_is_killed_is_replaced_within_a_second(
     """Guarantee: what ends processes after their owner is there again.  Was: nobody noticed that it was gone."""
     monkeypatch.setattr("fedpriv.engines.children._CHECK_SECONDS", 0.05)
 
-    def helpers() -> list[psutil.Process]:
-        found = []
-        for each in psutil.Process().children():
+    def list_helpers() -> list[psutil.Process]:
+        helpers = []
+        for child in psutil.Process().children():
             with suppress(psutil.NoSuchProcess):  # also a zombie, which nobody has waited for yet
-                if "fedpriv.engines.children" in each.cmdline():
-                    found.append(each)
-        return found
+                helpers += [child] if "fedpriv.engines.children" in child.cmdline() else []
+        return helpers
 
     with reap_processes(tmp_path):
-        wait_for(lambda: len(helpers()) == 1)
-        (first,) = helpers()
+        wait_for(lambda: len(list_helpers()) == 1)
+        (first,) = list_helpers()
         first.kill()
-        wait_for(lambda: any(each.pid != first.pid for each in helpers()))
-    assert helpers() == []
+        wait_for(lambda: any(helper.pid != first.pid for helper in list_helpers()))
+    assert list_helpers() == []
 
 
 @pytest.mark.slow

@@ -2,12 +2,15 @@
 
 import io
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from fedpriv.addons.services import service
 from fedpriv.addons.services.certificates import make_node_key
@@ -15,19 +18,16 @@ from fedpriv.addons.services.flower_private import front, silo_node
 from fedpriv.addons.services.flower_private.names import ACTIVATE_NODE, NODE_HEARTBEAT, PULL_MESSAGES
 from fedpriv.addons.services.flower_private.silo_node import FleetClient, LostError, SiloNode, read_configuration
 from fedpriv.addons.services.service import SUPERNODE, read_heartbeat
-from fedpriv.core.errors import InputError
+from tests.engines.builders import Clock, refusal
 from tests.engines.flower_link import Link, silo_bundle
 
 
 def test_a_bundles_configuration_is_read_by_dotted_keys() -> None:
     pyproject = silo_bundle("fedpriv.clients.app:app")[0]
-    assert read_configuration(pyproject) == {
-        **{"out": "", "protocol": 0, "fedpriv": "x", "run-token": "", "cell-json": ""}
-    }
-    assert read_configuration(zipped(nested='[tool.flwr.app.config.a]\nb.c = 1\n"d" = "e"\n')) == {
-        "a.b.c": 1,
-        "a.d": "e",
-    }
+    expected = {"out": "", "protocol": 0, "fedpriv": "x", "run-token": "", "cell-json": ""}
+    assert read_configuration(pyproject) == expected
+    nested = zipped(nested='[tool.flwr.app.config.a]\nb.c = 1\n"d" = "e"\n')
+    assert read_configuration(nested) == {"a.b.c": 1, "a.d": "e"}
 
 
 def zipped(clientapp: str = "fedpriv.clients.app:app", nested: str = "", name: str = "pyproject.toml") -> bytes:
@@ -38,20 +38,19 @@ def zipped(clientapp: str = "fedpriv.clients.app:app", nested: str = "", name: s
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    "bundle",
-    [
-        b"",
-        b"no archive",
-        zipped(name="setup.py"),
-        zipped("theirs.app:app"),
-        zipped("fedpriv.clients.app:application"),
-        zipped(nested="[tool.flwr.app]\nconfig = 7"),
-        zipped(nested="broken ="),
-        zipped(nested=f'[tool.flwr.app.config]\nx = "{"y" * 2**21}"'),
-    ],
-    ids=["empty", "none", "without", "another", "close", "no table", "no toml", "huge"],
-)
+BUNDLES = {
+    "empty": b"",
+    "none": b"no archive",
+    "without": zipped(name="setup.py"),
+    "another": zipped("theirs.app:app"),
+    "close": zipped("fedpriv.clients.app:application"),
+    "no table": zipped(nested="[tool.flwr.app]\nconfig = 7"),
+    "no toml": zipped(nested="broken ="),
+    "huge": zipped(nested=f'[tool.flwr.app.config]\nx = "{"y" * 2**21}"'),
+}
+
+
+@pytest.mark.parametrize("bundle", BUNDLES.values(), ids=BUNDLES)
 def test_a_bundle_of_another_app_has_none(bundle: bytes) -> None:
     """Would gain: code of the SuperLink's owner at the silo, or a node that fails."""
     assert read_configuration(bundle) is None
@@ -65,6 +64,24 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
     return Link(tmp_path / "link")
 
 
+@pytest.fixture
+def fleet(link: Link) -> FleetClient:
+    """Connection of silo 0."""
+    return link.fleet(0)
+
+
+def answer_by(fleet: FleetClient, answer: Callable[[httpx.Request], httpx.Response]) -> None:
+    """Let requests be answered by this function."""
+    fleet._client.client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://link")
+
+
+def last_error(folder: Path) -> str:
+    """The error of the last heartbeat."""
+    heartbeat = read_heartbeat(folder, SUPERNODE)
+    assert heartbeat is not None
+    return heartbeat.error
+
+
 def test_a_node_that_was_killed_is_let_in_again_at_once(link: Link) -> None:
     """Was: refused for a minute, until its heartbeats were missed."""
     number = link.fleet(0).connect(None, registers_itself=False)
@@ -76,28 +93,20 @@ def test_a_node_that_was_killed_is_let_in_again_at_once(link: Link) -> None:
 
 
 def test_a_superlink_that_was_started_again_is_told_from_a_key_that_it_does_not_know(
-    link: Link, tmp_path: Path
+    fleet: FleetClient, tmp_path: Path
 ) -> None:
-    fleet = link.fleet(0)
     with pytest.raises(LostError, match="it was started again, or its key was revoked"):
         fleet.ask(PULL_MESSAGES, node={"node_id": 12345})
-    beat = read_heartbeat(tmp_path, SUPERNODE)
-    assert beat is not None
-    assert "it was started again, or its key was revoked" in beat.error
+    assert "it was started again, or its key was revoked" in last_error(tmp_path)
     make_node_key(tmp_path / "other.key", tmp_path / "other.pub")
     fleet._key = silo_node._read_private_key(tmp_path / "other.key")
     with pytest.raises(LostError):
         fleet.connect(None, registers_itself=False)
 
 
-def test_a_clock_that_is_wrong_is_named(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_wrong_is_named(fleet: FleetClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Was: 401, and no word of a clock in any log."""
-    fleet = link.fleet(0)
-
-    def refused(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(401, headers={"date": "Mon, 23 Nov 2026 07:00:00 GMT"})
-
-    fleet._client.client = httpx.Client(transport=httpx.MockTransport(refused), base_url="http://link")
+    answer_by(fleet, lambda _: httpx.Response(401, headers={"date": "Mon, 23 Nov 2026 07:00:00 GMT"}))
     monkeypatch.setattr(silo_node.time, "time", lambda: 1_795_417_220.0)
     with pytest.raises(LostError, match="this machine's clock is 20 s ahead of the SuperLink's; set it by NTP"):
         fleet.ask(ACTIVATE_NODE, public_key=fleet.public_key, heartbeat_interval=15.0)
@@ -105,82 +114,52 @@ def test_a_clock_that_is_wrong_is_named(link: Link, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("failures", [1, 3])
 def test_a_request_whose_answer_did_not_come_is_repeated(
-    link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+    fleet: FleetClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    left, pauses = [failures], list[float]()
-
-    def flaky(request: httpx.Request) -> httpx.Response:
-        left[0] -= 1
-        if left[0] == 0:
-            return httpx.Response(503)
-        if left[0] > 0:
-            raise httpx.ConnectError("Connection refused")
-        return httpx.Response(200)
-
-    fleet = link.fleet(0)
-    fleet._client.client = httpx.Client(transport=httpx.MockTransport(flaky), base_url="http://link")
+    refused, pauses = httpx.ConnectError("Connection refused"), list[float]()
+    answers = [*[refused] * (failures - 1), httpx.Response(503), httpx.Response(200)]
+    answer_by(fleet, Mock(side_effect=answers))
     monkeypatch.setattr(silo_node.time, "sleep", pauses.append)
     assert not fleet.ask(PULL_MESSAGES, node={"node_id": 1}).messages_list
     assert pauses == [0.1, 0.2, 0.4][:failures]
-    beat = read_heartbeat(tmp_path, SUPERNODE)
-    assert beat is not None
-    assert not beat.error
+    assert not last_error(tmp_path)
 
 
-def test_a_superlink_that_stays_away_is_lost(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-
-    def away(_: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("Connection refused")
-
-    def sleep(seconds: float) -> None:
-        clock[0] += seconds
-
-    fleet = link.fleet(0)
-    fleet._client.client = httpx.Client(transport=httpx.MockTransport(away), base_url="http://link")
-    monkeypatch.setattr(silo_node.time, "sleep", sleep)
-    monkeypatch.setattr(silo_node.time, "monotonic", lambda: clock[0])
+def test_a_superlink_that_stays_away_is_lost(
+    fleet: FleetClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    answer_by(fleet, Mock(side_effect=httpx.ConnectError("Connection refused")))
+    monkeypatch.setattr(silo_node.time, "sleep", clock.sleep)
+    monkeypatch.setattr(silo_node.time, "monotonic", clock.monotonic)
     with pytest.raises(LostError, match="Connection refused"):
         fleet.ask(PULL_MESSAGES, node={"node_id": 1})
-    assert 20.0 < clock[0] < 25.0
-    beat = read_heartbeat(tmp_path, SUPERNODE)
-    assert beat is not None
-    assert beat.error == "Connection refused"
+    assert 20.0 < clock.now < 25.0
+    assert last_error(tmp_path) == "Connection refused"
 
 
-def test_a_node_without_heartbeats_ends(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[int] = []
-
-    class EndedError(Exception):
-        pass
-
-    def exit_(code: int) -> None:
-        ended.append(code)
-        raise EndedError
-
-    monkeypatch.setattr(silo_node.os, "_exit", exit_)
+def test_a_node_without_heartbeats_ends(fleet: FleetClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = Mock(side_effect=SystemExit)
+    monkeypatch.setattr(silo_node.os, "_exit", end)
     monkeypatch.setattr(silo_node.time, "sleep", lambda _: None)
-    threads = SimpleNamespace(Thread=lambda **_: SimpleNamespace(start=lambda: None))
     with monkeypatch.context() as patches:
-        patches.setattr(silo_node, "threading", threads)
-        node = SiloNode(link.fleet(0), 12345, 0, "guard.sock")
-    with pytest.raises(EndedError):
+        patches.setattr(silo_node, "threading", Mock())
+        node = SiloNode(fleet, 12345, 0, "guard.sock")
+    with pytest.raises(SystemExit):
         node._send_heartbeats()
-    assert ended == [service.LOST_EXIT_CODE]
+    end.assert_called_once_with(service.LOST_EXIT_CODE)
 
 
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN OPENSSH PRIVATE KEY-----\nx\n"])
 def test_a_key_that_is_none_is_one_line(tmp_path: Path, content: bytes) -> None:
     """Was: `its SuperNode ended with exit code 1` and a traceback."""
     (tmp_path / "node.key").write_bytes(content)
-    with pytest.raises(
-        InputError, match=r"node\.key: expected a private key as `ssh-keygen -t ecdsa -b 384` makes"
-    ):
+    with refusal(r"node\.key: expected a private key as `ssh-keygen -t ecdsa -b 384` makes"):
         FleetClient("127.0.0.1:1", tmp_path)
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ed25519
 
+
+def test_a_key_of_another_kind_is_one_line(tmp_path: Path) -> None:
     form: Any = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
     (tmp_path / "node.key").write_bytes(ed25519.Ed25519PrivateKey.generate().private_bytes(*form))
-    with pytest.raises(InputError, match="no ECDSA key"):
+    with refusal("no ECDSA key"):
         FleetClient("127.0.0.1:1", tmp_path)

@@ -8,17 +8,15 @@ import pytest
 from numpy.typing import NDArray
 
 from fedpriv.claims.ledger import stream_from_data, stream_to_data
-from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator, simulation_noise
-from fedpriv.engines.table import make_engine
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import Phases
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.schema import Cell, FederationSection
 from tests import oracle_single_epoch as oracle
-from tests.engines.test_engines import run
+from tests.engines.builders import ENGINES, QUIET, run, run_cell, small_cell
 
 MakeCell = Callable[..., Cell]
 
@@ -46,9 +44,7 @@ def single_epoch(name: str, trust: str = "trusted", **federation: Any) -> dict[s
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "phased-sgd"])
-def test_who_holds_a_record_does_not_matter_without_noise(
-    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_who_holds_a_record_does_not_matter_without_noise(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The same 20 records a round in one silo, in four equal ones, in four unequal ones: the same model."""
 
     def in_rounds(_: object, sizes: list[int], __: int) -> list[np.ndarray[Any, Any]]:
@@ -62,23 +58,19 @@ def test_who_holds_a_record_does_not_matter_without_noise(
     models = []
     for batches in ((20,), (5, 5, 5, 5), (2, 3, 5, 10)):
         monkeypatch.setattr(FederationSection, "batch_sizes", lambda _self, _seed, batches=batches: batches)
-        tree = single_epoch(name)
-        tree["federation"] = {"silos": len(batches), "rounds": 12, "samples": 240}
-        tree["privacy"] = {"relation": "zero-out", "mode": "none"}
-        models.append(run("vectorized", small_cell(**tree))[0][0].cell_outcome.model)
+        federation = {"silos": len(batches), "rounds": 12, "samples": 240}
+        cell = small_cell(**{**single_epoch(name), "federation": federation, "privacy": QUIET})
+        models.append(run_cell("vectorized", cell).model)
     assert np.linalg.norm(models[0]) > 1e-2
     for model in models[1:]:
         np.testing.assert_allclose(model, models[0], rtol=1e-9, atol=1e-12)
 
 
-def test_gradient_evaluations_are_the_papers(small_cell: MakeCell) -> None:
+def test_gradient_evaluations_are_the_papers() -> None:
     """2n gradients but for the first batch, whose second coefficient is 0; n for independent gradients."""
-    counts = []
-    for name in ("accelerated-dp-srgd", "accelerated-independent"):
-        tree = single_epoch(name)
-        tree["federation"] = {"silos": 3, "rounds": 11, "samples": 132}
-        counts.append(run("vectorized", small_cell(**tree))[0][0].cell_outcome.gradient_evaluations)
-    assert counts == [2 * 132 - 12, 132]
+    for name, count in (("accelerated-dp-srgd", 2 * 132 - 12), ("accelerated-independent", 132)):
+        cell = small_cell(**single_epoch(name, samples=132), federation__size_skew=None)
+        assert run_cell("vectorized", cell).gradient_evaluations == count
 
 
 def test_the_phased_method_needs_a_curator_and_its_certificate(small_cell: MakeCell) -> None:
@@ -126,19 +118,11 @@ def test_the_phased_method_reads_each_record_once_and_publishes_phase_ends(small
 
 ROUNDS, CLIP, MU, POWER = 13, 10.0, 3.0, 2
 
+SRGD = {"beta": 20.0, "radius": 0.5}
 ROWS: dict[str, tuple[dict[str, Any], Callable[[oracle.Setup], oracle.Vector]]] = {
-    "accelerated-dp-srgd": (
-        {"beta": 20.0, "radius": 0.5},
-        lambda setup: oracle.accelerated_dp_srgd(setup, 20.0, 0.5),
-    ),
-    "unaccelerated-dp-srgd": (
-        {"beta": 20.0, "radius": 0.5},
-        lambda setup: oracle.unaccelerated_dp_srgd(setup, 20.0, 0.5),
-    ),
-    "accelerated-independent": (
-        {"beta": 20.0, "radius": 0.5},
-        lambda setup: oracle.accelerated_independent(setup, 20.0, 0.5),
-    ),
+    "accelerated-dp-srgd": (SRGD, lambda setup: oracle.accelerated_dp_srgd(setup, 20.0, 0.5)),
+    "unaccelerated-dp-srgd": (SRGD, lambda setup: oracle.unaccelerated_dp_srgd(setup, 20.0, 0.5)),
+    "accelerated-independent": (SRGD, lambda setup: oracle.accelerated_independent(setup, 20.0, 0.5)),
     "online-to-batch": (
         {"step": 0.001, "radius": 0.5, "power": POWER},
         lambda setup: oracle.online_to_batch(setup, 0.001, 0.5, POWER),
@@ -147,10 +131,7 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[oracle.Setup], oracle.Vector]]] 
         {"step": 0.01, "radius": 0.5, "momentum": 0.5},
         lambda setup: oracle.dp_ftrl(setup, 0.01, 0.5, 0.5),
     ),
-    "phased-sgd": (
-        {"step": 0.01, "radius": 0.5},
-        lambda setup: oracle.phased_sgd(setup, ROUNDS, 0.01, 0.5),
-    ),
+    "phased-sgd": ({"step": 0.01, "radius": 0.5}, lambda setup: oracle.phased_sgd(setup, ROUNDS, 0.01, 0.5)),
 }
 LIPSCHITZ = (2 * 785) ** 0.5  # √2 max‖z‖: the phased method's clip, which never bites
 
@@ -167,11 +148,16 @@ def sensitivity(name: str) -> float:
     return max(CLIP * t**growth * oracle.nodes_holding(t, ROUNDS) ** 0.5 for t in range(1, ROUNDS + 1))
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def setup_of(cell: Cell, batches: list[Any], clip: float, unit: float, normal: Any) -> oracle.Setup:
+    """What a transcription needs, with the record numbers of every round and silo."""
+    train, trusted = load_task(cell).train, cell.algorithm.trust != "untrusted"
+    features, labels = ([part[rows].numpy() for rows in batches] for part in (train.features, train.labels))
+    return oracle.Setup(features, labels, classes=10, clip=clip, unit=unit, trusted=trusted, normal=normal)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "trust"), [(name, trust) for name in ROWS for trust in ALGORITHMS[name].trusts])
-def test_engine_is_the_algorithm_as_written(
-    small_cell: Callable[..., Cell], engine: str, name: str, trust: str
-) -> None:
+def test_engine_is_the_algorithm_as_written(engine: str, name: str, trust: str) -> None:
     """Silos of unequal size, increments clipped: σ = sensitivity/(μ B), B a silo's batch or all of them.
 
     With secure aggregation the noise is the sum of equal shares, and messages are rounded to 2^-26 of one.
@@ -185,84 +171,65 @@ def test_engine_is_the_algorithm_as_written(
     assert len(set(cell.batch_sizes)) > 1
     task, noise = load_task(cell), simulation_noise(cell.seed, np.float64)
     size = task.objective.dimension
-    shares = [share.reshape(cell.schedule.batches_per_silo, -1) for share in partition_records(cell)]
+    batches = [share.reshape(cell.schedule.batches_per_silo, -1) for share in partition_records(cell)]
 
     def normal(owner: int, t: int) -> NDArray[np.floating]:
         if owner < 0 and cell.algorithm.trust_setting.masked:
             return noise.weighted_sum(size, [0, 1, 2], [3**-0.5] * 3, t)
         return noise.vector(size, SERVER if owner < 0 else owner, t)
 
-    expected = transcription(
-        oracle.Setup(
-            [task.train.features[share].numpy() for share in shares],
-            [task.train.labels[share].numpy() for share in shares],
-            classes=10,
-            clip=clip_of(name),
-            unit=sensitivity(name) / MU,
-            trusted=trust != "untrusted",
-            normal=normal,
-        )
-    )
-    (outcome,) = make_engine(engine)([cell], RunObserver())
+    setup = setup_of(cell, batches, clip_of(name), sensitivity(name) / MU, normal)
+    expected, outcome = transcription(setup), run_cell(engine, cell)
     rounding = 1e-7 * np.linalg.norm(expected) if cell.algorithm.trust_setting.masked else 0.0
-    np.testing.assert_allclose(outcome.cell_outcome.model, expected, rtol=1e-9, atol=1e-12 + rounding)
+    np.testing.assert_allclose(outcome.model, expected, rtol=1e-9, atol=1e-12 + rounding)
     assert np.linalg.norm(expected) > 1e-3
-    assert outcome.cell_outcome.fraction_clipped is not None
-    assert (outcome.cell_outcome.fraction_clipped > 0.0) == (name != "phased-sgd")
+    assert outcome.fraction_clipped is not None
+    assert (outcome.fraction_clipped > 0.0) == (name != "phased-sgd")
+
+
+SGD = {"name": "dp-sgd", "clip": CLIP, "step": 0.02, "radius": 0.5}
 
 
 def descent(cell: Cell, unit: float) -> list[oracle.Vector]:
     """The iterates of noisy gradient descent on the records of a cell, written out."""
     task, noise = load_task(cell), simulation_noise(cell.seed, np.float64)
     size, held = task.objective.dimension, cell.schedule.batches_per_silo
-    shares = [
+    batches = [
         np.resize(share.reshape(held, -1), (cell.schedule.rounds, len(share) // held))
         for share in partition_records(cell)
     ]
-    setup = oracle.Setup(
-        [task.train.features[share].numpy() for share in shares],
-        [task.train.labels[share].numpy() for share in shares],
-        classes=10,
-        clip=CLIP,
-        unit=unit,
-        trusted=cell.algorithm.trust == "trusted",
-        normal=lambda owner, t: noise.vector(size, SERVER if owner < 0 else owner, t),
-    )
-    return oracle.noisy_descent(setup, 0.02, 0.5)
+
+    def normal(owner: int, t: int) -> NDArray[np.floating]:
+        return noise.vector(size, SERVER if owner < 0 else owner, t)
+
+    return oracle.noisy_descent(setup_of(cell, batches, CLIP, unit, normal), 0.02, 0.5)
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_rrsgd_publishes_a_random_iterate_of_steps_with_one_record(small_cell: MakeCell, engine: str) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rrsgd_publishes_a_random_iterate_of_steps_with_one_record(engine: str) -> None:
     """Sensitivity 2 C of one release, as neighbours replace a record; U is the same whatever the records are."""
     for seed in (0, 1):
         cell = small_cell(
-            algorithm={
-                "name": "dp-sgd",
-                "trust": "trusted",
-                "clip": CLIP,
-                "step": 0.02,
-                "radius": 0.5,
-                "output": "random",
-            },
+            algorithm={**SGD, "trust": "trusted", "output": "random"},
             privacy={"relation": "replace-one", "mu": MU},
             federation={"silos": 1, "rounds": 13, "samples": 13, "batch": 1},
             seed=seed,
         )
         iterates = descent(cell, 2.0 * CLIP / MU)
-        (outcome,) = make_engine(engine)([cell], RunObserver())
+        outcome = run_cell(engine, cell)
         chosen = int(public_generator(seed, "output iterate").integers(1, 14))
-        np.testing.assert_allclose(outcome.cell_outcome.model, iterates[chosen - 1], rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(outcome.model, iterates[chosen - 1], rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
-def test_dp_gd_takes_steps_with_all_records(small_cell: MakeCell, trust: str) -> None:
+def test_dp_gd_takes_steps_with_all_records(trust: str) -> None:
     """T releases, each of which a record moves by C/B: √T C in all."""
     cell = small_cell(
-        algorithm={"name": "dp-sgd", "trust": trust, "clip": CLIP, "step": 0.02, "radius": 0.5},
+        algorithm={**SGD, "trust": trust},
         privacy={"relation": "zero-out", "mu": MU},
         federation={"silos": 2, "rounds": 7, "epochs": 7, "samples": 60},
     )
     assert sum(cell.batch_sizes) == 60
-    (outcome,) = make_engine("vectorized")([cell], RunObserver())
+    outcome = run_cell("vectorized", cell)
     expected = descent(cell, CLIP * 7**0.5 / MU)[-1]
-    np.testing.assert_allclose(outcome.cell_outcome.model, expected, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(outcome.model, expected, rtol=1e-12, atol=1e-13)

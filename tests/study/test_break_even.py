@@ -2,13 +2,12 @@
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.addons.worth import joining as joined
@@ -21,12 +20,10 @@ from fedpriv.addons.worth.break_even import (
     format_grid_epsilon,
     zero_crossing,
 )
-from fedpriv.addons.worth.joining import JoiningRequest, study_joining
 from fedpriv.addons.worth.joining_command import make_gain_chart
 from fedpriv.addons.worth.local_models import PULL_WEIGHTS, Pull, fit_personal_model
 from fedpriv.addons.worth.references import cache_folder, cache_key, find_references, read_references
-from fedpriv.addons.worth.worth import compute_references, evaluate_gains, find_linear_objective, load_silo_records
-from fedpriv.cli.app import app
+from fedpriv.addons.worth.worth import compute_references, evaluate_gains
 from fedpriv.core.errors import InputError
 from fedpriv.data.own import Dataset, Sites
 from fedpriv.data.partition import blank_training_share, counted_mask, draw_split
@@ -35,7 +32,16 @@ from fedpriv.show.page import draw_svg
 from fedpriv.show.plots import save_chart
 from fedpriv.show.table import render_tables
 from fedpriv.study.results import read_claims
-from tests.study.test_worth import added, cell_on, own_cache, two_classes
+from tests.study.builders import (
+    added,
+    added_cell,
+    first_silo,
+    flipped_scenario,
+    invoke,
+    joining,
+    own_cache,
+    two_classes,
+)
 
 __all__ = ["own_cache"]
 GRID = np.array([0.1, 0.3, 1.0, 3.0, 10.0, 30.0])
@@ -45,12 +51,12 @@ def test_the_standard_error_is_nadeau_and_bengios_where_there_is_no_noise() -> N
     """Golden 2: √(1 + 60 · 254/486) = 5.69 times the plain one, and noise is not scaled."""
     means = np.random.default_rng(0).standard_normal(60)
     plain = means.std(ddof=1) / math.sqrt(60)
-    found = estimate_gain(np.stack([means, means], axis=1), 254 / 486)
-    assert found.error == pytest.approx(plain * math.sqrt(1.0 + 60 * 254 / 486), rel=1e-9)
+    gain = estimate_gain(np.stack([means, means], axis=1), 254 / 486)
+    assert gain.error == pytest.approx(plain * math.sqrt(1.0 + 60 * 254 / 486), rel=1e-9)
     noisy = np.random.default_rng(1).standard_normal((60, 2))
-    told = estimate_gain(noisy, 254 / 486)
-    assert told.error is not None
-    assert told.error < 0.35
+    noisy_gain = estimate_gain(noisy, 254 / 486)
+    assert noisy_gain.error is not None
+    assert noisy_gain.error < 0.35
     assert estimate_gain(means[:1, None], 0.5).error is None
 
 
@@ -61,10 +67,10 @@ def test_coverage_of_the_standard_error() -> None:
         records = draw.standard_normal(90)
         splits = np.array([records[draw.permutation(90)[:30]].mean() for _ in range(20)])
         gains = splits[:, None] + 0.1 * draw.standard_normal((20, 2))
-        told = estimate_gain(gains, 0.5)
-        assert told.error is not None
-        hit += abs(told.mean) <= 1.96 * told.error
-        plain_hit += abs(told.mean) <= 1.96 * gains.mean(axis=1).std(ddof=1) / math.sqrt(20)
+        gain = estimate_gain(gains, 0.5)
+        assert gain.error is not None
+        hit += abs(gain.mean) <= 1.96 * gain.error
+        plain_hit += abs(gain.mean) <= 1.96 * gains.mean(axis=1).std(ddof=1) / math.sqrt(20)
     assert hit / worlds >= 0.88
     assert plain_hit / worlds < 0.8
 
@@ -73,11 +79,8 @@ def test_the_line_crosses_zero_in_log_epsilon() -> None:
     assert zero_crossing(GRID, np.array([-2.0, -1.0, -1.0, 1.0, 2.0, 2.0])) == pytest.approx(math.sqrt(3.0))
     assert zero_crossing(GRID, np.ones(6)) == 0.0
     assert math.isinf(zero_crossing(GRID, -np.ones(6)))
-    assert [format_grid_epsilon(value, GRID) for value in (0.0, 1.64, math.inf)] == [
-        "below 0.1",
-        "1.6",
-        "above 30",
-    ]
+    words = [format_grid_epsilon(value, GRID) for value in (0.0, 1.64, math.inf)]
+    assert words == ["below 0.1", "1.6", "above 30"]
 
 
 def test_a_line_that_falls_is_pooled_where_settings_are_the_best_in_hindsight() -> None:
@@ -136,9 +139,8 @@ def test_a_split_keeps_sizes_sites_and_places_and_shares_no_record() -> None:
     for site in range(3):
         assert (data.sites.test[test] == site).sum() == (data.sites.test[before] == site).sum()
     assert (other.train_images[~train] == 0).all()
-    labels = {
-        float(i): int(c) for i, c in zip(other.test_images[test].ravel(), other.test_labels[test], strict=True)
-    }
+    images = map(float, other.test_images[test].ravel())
+    labels = dict(zip(images, map(int, other.test_labels[test]), strict=True))
     for image, label in zip(data.test_images[before].ravel(), data.test_labels[before], strict=True):
         assert labels.get(float(image), int(label)) == int(label)
     assert not np.array_equal(test, counted_mask(draw_split(data, 2).test_labels))
@@ -170,192 +172,113 @@ def test_labels_too_rare_to_share_out_are_drawn_at_random() -> None:
 
 def test_lambda_zero_is_alone_and_infinity_the_release_bit_for_bit() -> None:
     """Golden 5."""
-    cell = cell_on(added("pulled", 2, 40, 1.0), 2, 40)
-    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
+    cell = added_cell("pulled")
+    objective, held = first_silo(cell)
     own, kappa = fits.fit_local_model(objective, held, 0)
     released = np.random.default_rng(0).standard_normal(objective.dimension)
     penalty = fits.make_penalties(objective, held.train, kappa)
     start = np.zeros(objective.dimension)
-    none, whole = (
-        fits.fit_model(objective, held.train, penalty, start, 1e-6, Pull(w, released))
-        for w in (PULL_WEIGHTS[0], PULL_WEIGHTS[-1])
+    none, whole, middle = (
+        fits.fit_model(objective, held.train, penalty, start, 1e-6, Pull(weight, released))
+        for weight in (PULL_WEIGHTS[0], PULL_WEIGHTS[-1], 1.0)
     )
     assert none.tobytes() == own.tobytes()
     assert whole.tobytes() == released.tobytes()
-    middle = fits.fit_model(objective, held.train, penalty, start, 1e-6, Pull(1.0, released))
     assert 0.0 < np.linalg.norm(middle - released) < np.linalg.norm(own - released)
 
 
 @pytest.mark.slow
 def test_a_personal_model_takes_a_good_release_and_leaves_a_bad_one() -> None:
-    cell = cell_on(added("taken", 40, 15, 0.75), 40, 15)
-    objective = find_linear_objective(cell)
-    held = load_silo_records(cell)[1][0]
+    cell = added_cell("taken", 40, 15, 0.75)
+    objective, held = first_silo(cell)
     good = np.zeros((2, objective.dimension // 2))
     good[:, 0] = [-10.0, 10.0]
-    kappa = fits.fit_local_model(objective, held, 0)[1]
-    score = {side: fit_personal_model(objective, held, side * good.ravel(), 0, kappa) for side in (1.0, -1.0)}
-    assert fits.score_model(objective, score[1.0].point, held.test) >= fits.score_model(
-        objective, fits.fit_local_model(objective, held, 0)[0], held.test
-    )
-    assert score[-1.0].pull_weight < 0.4
-    assert score[1.0].judged == "folds"
-    read = np.arange(len(held.train.labels)) % 3 > 0
-    assert (
-        fit_personal_model(objective, held, good.ravel(), 0, kappa, read).judged == "folds"
-    )  # 5 records judge nothing
-    many = load_silo_records(cell_on(added("judged", 2, 60, 0.75), 2, 60))[1][0]
+    good = good.ravel()
+    own, kappa = fits.fit_local_model(objective, held, 0)
+    personal, away = (fit_personal_model(objective, held, side * good, 0, kappa) for side in (1.0, -1.0))
+    scores = [fits.score_model(objective, point, held.test) for point in (own, personal.point)]
+    assert scores[1] >= scores[0]
+    assert away.pull_weight < 0.4
+    assert personal.judged == "folds"
+    read = np.arange(len(held.train.labels)) % 3 > 0  # 5 records judge nothing
+    assert fit_personal_model(objective, held, good, 0, kappa, read).judged == "folds"
+    _, many = first_silo(added_cell("judged", 2, 60, 0.75))
     read = np.arange(60) % 3 > 0
-    assert fit_personal_model(objective, many, good.ravel(), 0, kappa, read).judged == "spared"
-
-
-def flipped(name: str, silos: int, each: int, share: float, distance: float = 1.5, seed: int = 0) -> str:
-    """A federation by sites, of whose silos a `share` has labels flipped, in training and tests."""
-    train, test = two_classes(silos, each, distance, silos * 100, seed)
-    folder = Path(os.environ["FEDPRIV_DATA"]).parent
-    lines = ["site,split,label," + ",".join(f"x{j}" for j in range(20))]
-    for part, (features, labels) in (("train", train), ("test", test)):
-        for place, (row, label) in enumerate(zip(features, labels, strict=True)):
-            site = place // (100 if part == "test" else each)  # both classes in either part
-            right = 1 - label if site < share * silos else label
-            cells = [f"s{site}", part, "ab"[right], *(f"{float(v):.4f}" for v in np.clip(row, -6, 6))]
-            lines.append(",".join(cells))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.csv"
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-def federation_of(path: str, silos: int, each: int) -> dict[str, Any]:
-    columns = {f"x{j}": {"range": [-6.0, 6.0]} for j in range(20)}
-    table = {
-        "public": True, "target": "label", "classes": ["a", "b"], "site": "site", "split": "split",
-        "sites": [f"s{i}" for i in range(silos)], "test_share": 0.5, "columns": columns,
-    }  # fmt: skip
-    rows = each + 100
-    return {
-        "name": "worth",
-        "data": {"name": path, "partition": "site", "table": table},
-        "model": {"name": "softmax-regression", "feature_norm": 4.0},
-        "federation": {"silos": silos, "rounds": 10, "epochs": 10, "batch": rows},
-        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 5.0},
-        "privacy": {"relation": "zero-out", "epsilon": 1.0, "delta": 1e-5},
-        "run": {"evaluations": 1},
-    }
+    assert fit_personal_model(objective, many, good, 0, kappa, read).judged == "spared"
 
 
 @pytest.mark.slow
 def test_a_federation_that_loses_is_told_and_personal_models_limit_it(tmp_path: Path) -> None:
     """Golden 4: labels flipped in half of the silos; with and without noise joining loses, personal does not."""
-    tree = federation_of(flipped("half", 6, 20, 0.5), 6, 20)
-    path = written(tmp_path, tree)
-    found = study_joining(JoiningRequest(path, (), ("untrusted",), (1.0, 30.0), 2, with_personal=True))
-    assert found.mean_over_silos("untrusted").mean() < -0.15
-    assert found.mean_over_silos("untrusted", "personal").mean() > -0.05
-    words = describe_break_even(
-        found.find_break_even("untrusted"), np.array([1.0, 30.0]), -0.2, found.splits[0].pooled
-    )
+    path = flipped_scenario(tmp_path, "half", 6, 20, 0.5)
+    result = joining(path, (1.0, 30.0), 2, with_personal=True)
+    assert result.mean_over_silos("untrusted").mean() < -0.15
+    assert result.mean_over_silos("untrusted", "personal").mean() > -0.05
+    break_even, grid = result.find_break_even("untrusted"), np.array([1.0, 30.0])
+    words = describe_break_even(break_even, grid, -0.2, result.splits[0].pooled)
     assert words == "never, even without noise"
-    few = study_joining(
-        JoiningRequest(
-            written(tmp_path, federation_of(flipped("few", 6, 20, 0.17), 6, 20)), (), ("untrusted",), (30.0,), 1
-        )
-    )
+    few = joining(flipped_scenario(tmp_path, "few", 6, 20, 0.17), (30.0,), 1)
     gains = few.splits[0].gains["untrusted"][0].mean(axis=0)
     names = few.splits[0].names
     assert gains[names.index("s0")] < gains.mean() - 0.3 < gains.mean()
-
-
-def written(folder: Path, tree: dict[str, Any]) -> Path:
-    lines: list[str] = []
-
-    def table(prefix: str, keys: dict[str, Any]) -> None:
-        if prefix:
-            lines.append(f"[{prefix}]")
-        lines.extend(f'"{k}" = {json.dumps(v)}' for k, v in keys.items() if not isinstance(v, dict))
-        for key, value in keys.items():
-            if isinstance(value, dict):
-                table(f"{prefix}.{key}" if prefix else key, value)
-
-    table("", tree)
-    path = folder / f"{len(list(folder.glob('*.toml')))}.toml"
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 @pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path, federation_of(flipped("stopped", 3, 20, 0.0), 3, 20))
-    question = JoiningRequest(path, (), ("untrusted",), (1.0,), 1)
-    first = study_joining(question)
+    path = flipped_scenario(tmp_path, "stopped", 3, 20)
+    first = joining(path, (1.0,), 1).mean_over_silos("untrusted")
     for kind in ("worth", "alone"):
         assert cache_folder(kind).stat().st_mode & 0o777 == 0o700
         assert all(file.stat().st_mode & 0o777 == 0o600 for file in cache_folder(kind).iterdir())
-    real = joined._train_models
-
-    def nothing_runs(cells: Any) -> Any:
-        raise AssertionError("computed again")
-
-    monkeypatch.setattr(joined, "_train_models", nothing_runs)
-    assert np.array_equal(study_joining(question).mean_over_silos("untrusted"), first.mean_over_silos("untrusted"))
-    monkeypatch.setattr(joined, "_train_models", real)
-    chart = make_gain_chart(first)
+    with monkeypatch.context() as patches:
+        patches.setattr(joined, "_train_models", Mock(side_effect=AssertionError("computed again")))
+        again = joining(path, (1.0,), 1)
+    assert np.array_equal(again.mean_over_silos("untrusted"), first)
+    chart = make_gain_chart(again)
     assert "each silo alone" in draw_svg(chart)
     save_chart(chart, tmp_path / "gain.svg")
-    assert (
-        "each silo alone" in (tmp_path / "gain.svg").read_text() or (tmp_path / "gain.svg").stat().st_size > 5_000
-    )
+    text = (tmp_path / "gain.svg").read_text()
+    assert "each silo alone" in text or len(text) > 5_000
 
 
 @pytest.mark.slow
 def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, federation_of(flipped("damaged", 3, 20, 0.0), 3, 20))
-    question = JoiningRequest(path, (), ("untrusted",), (1.0,), 0)
-    study_joining(question)
+    path = flipped_scenario(tmp_path, "damaged", 3, 20)
+    joining(path, (1.0,), 0)
     (file,) = cache_folder("worth").iterdir()
     sound = json.loads(file.read_text())
-
-    def computed(_: Any) -> Any:
-        raise InterruptedError
-
-    monkeypatch.setattr(joined, "_train_models", computed)
-    study_joining(question)
+    monkeypatch.setattr(joined, "_train_models", Mock(side_effect=InterruptedError))
+    joining(path, (1.0,), 0)
     damages: tuple[dict[str, Any], ...] = (
-        {"gains": {"untrusted": [[0.0]]}},
-        {"gains": {}},
-        {"released": [1.0]},
-        {"alone": math.nan},
-        {"noiseless": [0.0]},
-        {"names": ["a", "b"]},
-        {"tests": [0, 0, 0]},
-        {"tests": [10**400] * 3},
+        *({"gains": {"untrusted": [[0.0]]}}, {"gains": {}}, {"released": [1.0]}, {"alone": math.nan}),
+        *({"noiseless": [0.0]}, {"names": ["a", "b"]}, {"tests": [0, 0, 0]}, {"tests": [10**400] * 3}),
     )
     for damage in damages:
         file.write_text(json.dumps({**sound, **damage}))
         with pytest.raises(InterruptedError):
-            study_joining(question)
+            joining(path, (1.0,), 0)
     for epsilon in (math.nan, math.inf, 0.0):
         with pytest.raises(InputError, match="rising numbers above 0"):
-            study_joining(JoiningRequest(path, (), ("untrusted",), (epsilon,), 0))
+            joining(path, (epsilon,), 0)
 
 
 @pytest.mark.parametrize(("splits", "seeds"), [(10**8, 2), (0, 10**8)])
 def test_a_study_of_years_is_refused_at_once(tmp_path: Path, splits: int, seeds: int) -> None:
-    path = written(tmp_path, federation_of(flipped("said", 2, 20, 0.0), 2, 20))
+    path = flipped_scenario(tmp_path, "said", 2, 20)
     with pytest.raises(InputError, match="at most 1,000"):
-        study_joining(JoiningRequest(path, (), ("untrusted",), (1.0,), splits, seeds))
+        joining(path, (1.0,), splits, seeds)
 
 
 @pytest.mark.slow
 def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
-    path = written(tmp_path, federation_of(flipped("said", 8, 20, 0.0), 8, 20))
-    words = ["worth", str(path), "--splits", "2", "--epsilon", "0.1", "--epsilon", "30", "--trust", "untrusted"]
-    text = CliRunner().invoke(app, words).stdout
+    path = flipped_scenario(tmp_path, "said", 8, 20)
+    words = ["worth", path, "--splits", "2", "--epsilon", "0.1", "--epsilon", "30", "--trust", "untrusted"]
+    text = invoke(*words).stdout
     assert "each silo alone, nothing released" in text
     assert "Joining pays" in text
-    tree = json.loads(CliRunner().invoke(app, [*words, "--json", "--personal"]).stdout)
+    tree = json.loads(invoke(*words, "--json", "--personal").stdout)
     assert tree["splits"] == 2
     assert tree["trusts"]["untrusted"]["gains"][0]["mean"] < tree["trusts"]["untrusted"]["gains"][1]["mean"]
     assert len(tree["trusts"]["untrusted"]["personal"]) == 2
@@ -363,7 +286,7 @@ def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
-    cell = cell_on(added("poisoned", 2, 40, 1.0), 2, 40)
+    cell = added_cell("poisoned")
     known = compute_references(cell)
     key = cache_key(cell)
     assert key is not None
@@ -373,15 +296,8 @@ def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
         file.write_text(json.dumps({**tree, **lie}))
         assert compute_references(cell) == known
     silo = tree["silos"][0]
-    lies: tuple[dict[str, Any], ...] = (
-        {"score": 7.0},
-        {"train": 10**400},
-        {"name": [1]},
-        {"test": 2.5},
-        {"any_learner": 7},
-        {"silo": -1},
-    )
-    for wrong in lies:
+    lies = {"score": 7.0, "train": 10**400, "name": [1], "test": 2.5, "any_learner": 7, "silo": -1}
+    for wrong in ({key: value} for key, value in lies.items()):
         file.write_text(json.dumps({**tree, "silos": [{**silo, **wrong}, *tree["silos"][1:]]}))
         assert read_references(key) is None, wrong
     for text in ("[" * 200_000, '{"a":' * 100_000, "", json.dumps({**tree, "of": float("inf")})):
@@ -399,11 +315,11 @@ def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
 
 @pytest.mark.slow
 def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: Path) -> None:
-    tree = cell_on(added("rowed", 3, 40, 1.0), 3, 40).canonical_data()
+    tree = added_cell("rowed", 3, 40, 1.0).canonical_data()
     fedpriv.run({**tree, "sweep": {"privacy.mu": [0.5, 8.0], "seeds": 2}}, out=tmp_path / "run")
     results = read_claims(tmp_path / "run")
     assert "nothing released" not in render_tables(results, "markdown")
-    done = CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--alone"])
+    done = invoke("worth", tmp_path / "run", "--alone")
     assert done.exit_code == 0, done.output
     text = render_tables(results, "markdown")
     mean = np.mean([compute_references(resolve_cell({**tree, "seed": seed}, "x")).mean_score for seed in (0, 1)])
@@ -420,26 +336,26 @@ def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: 
 @pytest.mark.slow
 def test_the_row_of_each_silo_alone_has_its_name_where_nothing_is_swept(tmp_path: Path) -> None:
     """It had none in the table, page and terminal of a run of one point, as `data inspect` writes it."""
-    tree = cell_on(added("single", 3, 40, 1.0), 3, 40).canonical_data()
+    tree = added_cell("single", 3, 40, 1.0).canonical_data()
     fedpriv.run(tree, out=tmp_path / "run")
-    assert CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--alone"]).exit_code == 0
+    assert invoke("worth", tmp_path / "run", "--alone").exit_code == 0
     lines = render_tables(read_claims(tmp_path / "run"), "markdown").splitlines()
     assert [line for line in lines if line.startswith("| released ")]
     assert [line for line in lines if line.startswith("| each silo alone, nothing released ")]
-    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
+    shown = invoke("show", tmp_path / "run")
     assert "each silo alone, nothing released" in shown.output
 
 
 @pytest.mark.parametrize("wrong", [np.full(42, np.nan), np.zeros(7)])
 def test_a_model_of_another_scenario_or_without_numbers_is_refused(wrong: np.ndarray[Any, Any]) -> None:
-    cell = cell_on(added("refused-model", 2, 40, 1.0), 2, 40)
+    cell = added_cell("refused-model")
     known = compute_references(cell)
     with pytest.raises(InputError, match="a model of shape"):
         evaluate_gains(cell, known, wrong)
 
 
 def test_a_silo_of_one_record_has_a_reference() -> None:
-    one = compute_references(cell_on(added("single", 4, 1, 1.0), 4, 1, federation={"rounds": 1, "batch": 1}))
+    one = compute_references(added_cell("single", 4, 1, 1.0, federation={"rounds": 1, "batch": 1}))
     assert all(silo.train == 1 for silo in one.silos)
 
 
@@ -451,12 +367,12 @@ def test_a_silo_of_one_record_has_a_reference() -> None:
     ],
 )
 def test_splits_that_mean_nothing_are_refused(keys: dict[str, Any], said: str) -> None:
-    tree = cell_on(added("unsplit", 2, 40, 1.0), 2, 40).canonical_data()
+    tree = added_cell("unsplit").canonical_data()
     with pytest.raises(InputError, match=said):
         resolve_cell({**tree, "data": {**tree["data"], **keys}}, "test")
 
 
 @pytest.mark.parametrize("written", [{"privacy": [1]}, {"algorithm": "sgd"}, {"data": {"name": "/dev/zero"}}, {}])
 def test_a_scenario_that_somebody_wrote_has_no_row(written: dict[str, Any]) -> None:
-    compute_references(cell_on(added("filled", 2, 40, 1.0), 2, 40))
+    compute_references(added_cell("filled"))
     assert find_references([written]) == {}

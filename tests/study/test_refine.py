@@ -4,17 +4,25 @@ import json
 import socket
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
-from typer.testing import CliRunner
+from click.testing import Result
 
 import fedpriv
 from fedpriv.addons.worth import local_models as fits
-from fedpriv.addons.worth.worth import find_linear_objective, load_silo_records
-from fedpriv.cli.app import app
-from tests.study.test_worth import added, cell_on, own_cache, two_classes
+from tests.study.builders import (
+    added,
+    added_cell,
+    bytes_below,
+    cell_on,
+    first_silo,
+    invoke,
+    own_cache,
+    thread_counts,
+    two_classes,
+)
 
 __all__ = ["own_cache"]
 
@@ -23,13 +31,8 @@ def silo_at(folder: Path, each: int = 60) -> tuple[Path, Path, Path]:
     """(policy, scenario, released model) of a silo with training and test records."""
     folder.mkdir(exist_ok=True)
     train, test = two_classes(1, each, 1.0, 200)
-    np.savez(
-        folder / "shard-0.npz",
-        features=train[0],
-        labels=train[1],
-        test_features=test[0],
-        test_labels=test[1],
-    )
+    tests = {"test_features": test[0], "test_labels": test[1]}
+    np.savez(folder / "shard-0.npz", features=train[0], labels=train[1], **tests)
     policy = folder / "silo-0.toml"
     policy.write_text(
         'silo = 0\nclasses = 2\nshard = "shard-0.npz"\nledger = "ledger-0.sqlite"\nsocket = "0.sock"\n[allow]\n'
@@ -41,10 +44,8 @@ def silo_at(folder: Path, each: int = 60) -> tuple[Path, Path, Path]:
     tree = cell_on(added("refined", 1, each, 1.0), 1, each).canonical_data()
     lines = [f'name = "worth"\nseed = {tree["seed"]}']
     for name in ("data", "model", "federation", "algorithm", "privacy"):
-        lines.append(f"[{name}]")
-        lines += [
-            f"{key} = {json.dumps(value)}" for key, value in tree[name].items() if not isinstance(value, dict)
-        ]
+        keys = {key: value for key, value in tree[name].items() if not isinstance(value, dict)}
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
     scenario.write_text("\n".join(lines) + "\n")
     model = folder / "model.npy"
     released = np.zeros((2, 21))
@@ -53,21 +54,17 @@ def silo_at(folder: Path, each: int = 60) -> tuple[Path, Path, Path]:
     return policy, scenario, model
 
 
-def invoked(policy: Path, scenario: Path, *words: str) -> Any:
-    return CliRunner().invoke(app, ["silo", "refine", str(policy), "--scenario", str(scenario), *words])
+def refine(policy: Path, scenario: Path, *words: object) -> Result:
+    return invoke("silo", "refine", policy, "--scenario", scenario, *words)
 
 
 def test_it_opens_no_socket_and_writes_for_its_owner_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, scenario, model = silo_at(tmp_path / "silo")
-    before = {path: path.read_bytes() for path in (tmp_path / "silo").iterdir()}
-
-    def none(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a socket was opened")
-
-    monkeypatch.setattr(socket, "socket", none)
-    done = invoked(policy, scenario, "--model", str(model), "--out", str(tmp_path / "refined"))
+    before = bytes_below(tmp_path / "silo")
+    monkeypatch.setattr(socket, "socket", Mock(side_effect=AssertionError("a socket was opened")))
+    done = refine(policy, scenario, "--model", model, "--out", tmp_path / "refined")
     assert done.exit_code == 0, done.output
     assert "this silo alone, nothing released" in done.output
     assert "keep it to yourself" in done.output
@@ -75,7 +72,7 @@ def test_it_opens_no_socket_and_writes_for_its_owner_alone(
     assert written.stat().st_mode & 0o777 == 0o600
     assert written.parent.stat().st_mode & 0o777 == 0o700
     assert np.load(written).shape == (42,)
-    assert before == {path: path.read_bytes() for path in (tmp_path / "silo").iterdir()}
+    assert bytes_below(tmp_path / "silo") == before
 
 
 @pytest.mark.slow
@@ -84,17 +81,14 @@ def test_lambda_is_chosen_on_records_that_the_guard_never_held(tmp_path: Path) -
     (features, labels), _ = two_classes(1, 30, 1.0, 10, seed=7)
     np.savez(tmp_path / "more.npz", features=features, labels=labels)
     (tmp_path / "more.npz").chmod(0o600)
-    assert (
-        "has not read"
-        in invoked(policy, scenario, "--model", str(model), "--held-out", str(tmp_path / "more.npz")).output
-    )
-    assert "folds of records that the release has read" in invoked(policy, scenario, "--model", str(model)).output
+    assert "has not read" in refine(policy, scenario, "--model", model, "--held-out", tmp_path / "more.npz").output
+    assert "folds of records that the release has read" in refine(policy, scenario, "--model", model).output
 
 
 @pytest.mark.slow
 def test_the_learning_curve_needs_no_release(tmp_path: Path) -> None:
     policy, scenario, _ = silo_at(tmp_path)
-    text = invoked(policy, scenario, "--alone").output
+    text = refine(policy, scenario, "--alone").output
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["15", "30", "60"]
 
 
@@ -102,32 +96,33 @@ def test_the_learning_curve_needs_no_release(tmp_path: Path) -> None:
 def test_what_cannot_be_refined_is_told_in_one_line(tmp_path: Path) -> None:
     policy, scenario, model = silo_at(tmp_path)
 
-    def told(*words: str) -> str:
-        done = invoked(policy, scenario, *words)
+    def say(*words: object) -> str:
+        done = refine(policy, scenario, *words)
         assert done.exit_code != 0
         return f"{done.output}{done.exception}"
 
-    assert "give one" in told()
-    np.save(tmp_path / "other.npy", np.zeros(7))
-    assert "not a model of this scenario" in told("--model", str(tmp_path / "other.npy"))
-    np.save(tmp_path / "nan.npy", np.full(42, np.nan))
-    assert "not finite" in told("--model", str(tmp_path / "nan.npy"))
-    np.save(tmp_path / "far.npy", np.full(42, -1e308))
-    assert "its run diverged" in told("--model", str(tmp_path / "far.npy"))
-    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
-    assert "not a released model" in told("--model", str(tmp_path / "objects.npy"))
+    assert "give one" in say()
+    released: Any
+    for name, released, line in (
+        ("other", np.zeros(7), "not a model of this scenario"),
+        ("nan", np.full(42, np.nan), "not finite"),
+        ("far", np.full(42, -1e308), "its run diverged"),
+        ("objects", np.array([{}]), "not a released model"),
+    ):
+        np.save(tmp_path / f"{name}.npy", released, allow_pickle=True)
+        assert line in say("--model", tmp_path / f"{name}.npy")
     (tmp_path / "open").mkdir(mode=0o755)
-    assert "others may read it" in told("--model", str(model), "--out", str(tmp_path / "open"))
+    assert "others may read it" in say("--model", model, "--out", tmp_path / "open")
     (tmp_path / "shard-0.npz").chmod(0o644)
-    assert "shard-0.npz" in told("--model", str(model))
+    assert "shard-0.npz" in say("--model", model)
 
 
 @pytest.mark.every(6)
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize("size", [1e30, 1e160, 1e308, np.inf, np.nan])
 def test_a_server_that_picks_every_float_does_not_pick_the_personal_model(size: float) -> None:
-    cell = cell_on(added("hostile", 2, 60, 1.0), 2, 60)
-    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
+    cell = added_cell("hostile", 2, 60, 1.0)
+    objective, held = first_silo(cell)
     _, kappa = fits.fit_local_model(objective, held, cell.seed)
     hostile = np.where(np.arange(objective.dimension) % 2, -size, size)
     mine = fits.fit_personal_model(objective, held, hostile, cell.seed, kappa)
@@ -138,7 +133,7 @@ def test_a_server_that_picks_every_float_does_not_pick_the_personal_model(size: 
 @pytest.mark.slow
 def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) -> None:
     """A run's folder and its messages have no byte of a silo's own model, before and after the silos looked."""
-    cell = cell_on(added("wired", 2, 40, 1.0), 2, 40)
+    cell = added_cell("wired")
     sent: list[bytes] = []
     real = socket.socket.send
 
@@ -150,17 +145,15 @@ def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) 
         patch.setattr(socket.socket, "send", watched)
         patch.setattr(socket.socket, "sendall", watched)
         fedpriv.run(cell.canonical_data(), out=tmp_path / "run", engine="inprocess")
-        before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-        done = CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--personal"])
+        before = bytes_below(tmp_path / "run")
+        done = invoke("worth", tmp_path / "run", "--personal")
         assert done.exit_code == 0, done.output
-    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    after = bytes_below(tmp_path / "run")
     assert before == after
-    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
-    own, _ = fits.fit_local_model(objective, held, cell.seed)
+    objective, held = first_silo(cell)
+    own, kappa = fits.fit_local_model(objective, held, cell.seed)
     released = np.load(next((tmp_path / "run").rglob("*.npy"))).astype(np.float64)
-    mine = fits.fit_personal_model(
-        objective, held, released, cell.seed, fits.fit_local_model(objective, held, cell.seed)[1]
-    ).point
+    mine = fits.fit_personal_model(objective, held, released, cell.seed, kappa).point
     for secret in (own, mine):
         for kind in (np.float32, np.float64):
             piece = secret.astype(kind)[:2].tobytes()
@@ -171,15 +164,10 @@ def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_refining_computes_in_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: set[int] = set()
-    real, before = fits.minimize, torch.get_num_threads()
-    monkeypatch.setattr(fits, "minimize", lambda *a, **k: (seen.add(torch.get_num_threads()), real(*a, **k))[1])
     policy, scenario, model = silo_at(tmp_path / "home")
-    torch.set_num_threads(2)
-    try:
-        assert invoked(policy, scenario, "--model", str(model)).exit_code == 0
-        assert invoked(policy, scenario, "--alone").exit_code == 0
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-    assert seen == {1}
+
+    def refine_twice() -> None:
+        assert refine(policy, scenario, "--model", model).exit_code == 0
+        assert refine(policy, scenario, "--alone").exit_code == 0
+
+    assert thread_counts(monkeypatch, refine_twice) == {1}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from fedpriv.claims.outcome import make_outcome
 from fedpriv.core.errors import InputError
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task, partition_records
-from fedpriv.scenario.load import load_scenario, resolve_cell
+from fedpriv.scenario.load import Scenario, load_scenario, resolve_cell
 from tests.cli.command import fedpriv, refusal
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv
@@ -68,17 +69,25 @@ PROBLEM = [
 Refused = Callable[..., str]
 
 
+def plain(folder: Path, *changes: str) -> Scenario:
+    """`plain.toml`, which this function writes."""
+    (folder / "plain.toml").write_text(SCENARIO)
+    return load_scenario(folder / "plain.toml", changes)
+
+
+def choose(scenario: Scenario, row: TuningRow, settings: Any, held_out: HeldOut, *fixed: str) -> None:
+    """Choose settings privately, with two trials on average."""
+    count, draw = NegativeBinomialRunCount(2.0, 0.0), np.random.default_rng(1)
+    tune_privately(scenario, [(row, settings)], held_out, list(fixed), count, draw)
+
+
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
     """The one line that `fedpriv tune plain.toml WORDS` ends with; nothing was run and nothing written."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.toml").write_text(SCENARIO)
-
-    def runs(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a trial was run")
-
-    monkeypatch.setattr(search, "run_sweep", runs)
-    monkeypatch.setattr(search, "make_engine", runs)
+    plain(tmp_path)
+    for name in ("run_sweep", "make_engine"):
+        monkeypatch.setattr(search, name, Mock(side_effect=AssertionError("a trial was run")))
 
     def command(*words: str) -> str:
         line = refusal(["tune", "plain.toml", *words])
@@ -160,49 +169,29 @@ def test_a_private_choice_is_divided_by_no_count_that_cells_decide(
     """Guarantee: a held-out record moves a score by 1 in the number that is charged for."""
     table = table_tree(write_csv(tmp_path / "t.csv", rows()), **changes)
     cell = resolve_cell({**table, "federation": {"silos": 2, "rounds": 2, "batches": [2, 2]}}, "test")
-    scenario = load_scenario(_written(tmp_path))
     with pytest.raises(InputError, match=rf"--private: by table\..*{key}.* the number of held-out records"):
-        tune_privately(
-            scenario, [(TuningRow({}, cell, {}), [{}])], HeldOut(5, 40, ((5,),)), [],
-            NegativeBinomialRunCount(2.0, 0.0),
-            np.random.default_rng(1),
-        )  # fmt: skip
-
-
-def _written(folder: Path) -> Path:
-    (folder / "plain.toml").write_text(SCENARIO)
-    return folder / "plain.toml"
+        choose(plain(tmp_path), TuningRow({}, cell, {}), [{}], HeldOut(5, 40, ((5,),)))
 
 
 def test_a_private_choice_refuses_another_promise_whoever_made_the_grid(tmp_path: Path) -> None:
     """Guarantee: every trial has the relation, the target and the trust that the price is for."""
-    (tmp_path / "plain.toml").write_text(SCENARIO)
-    scenario = load_scenario(tmp_path / "plain.toml")
+    scenario = plain(tmp_path)
     cell = scenario.points[0].cell
-    for key, value in (("privacy.relation", "replace-one"), ("algorithm.trust", "untrusted")):
-        row = TuningRow({"algorithm.name": "dp-sgd"}, cell, {key: [value]})
-        with pytest.raises(InputError, match=f"--private: {key} = '{value}' while tuning"):
-            tune_privately(
-                scenario, [(row, list_settings(row.grid))], hold_out(cell, 100), [],
-                NegativeBinomialRunCount(2.0, 0.0), np.random.default_rng(1),
-            )  # fmt: skip
-    row = TuningRow({"algorithm.name": "dp-sgd"}, cell, {"algorithm.step": [1.0]})
-    with pytest.raises(InputError, match=r"--private: data\.validation = 50 while tuning"):
-        tune_privately(
-            scenario, [(row, list_settings(row.grid))], hold_out(cell, 100), ["data.validation=50"],
-            NegativeBinomialRunCount(2.0, 0.0), np.random.default_rng(1),
-        )  # fmt: skip
+    for key, value, *fixed in (
+        ("privacy.relation", "replace-one"),
+        ("algorithm.trust", "untrusted"),
+        ("data.validation", 50, "data.validation=50"),
+    ):
+        row = TuningRow({"algorithm.name": "dp-sgd"}, cell, {"algorithm.step": [1.0]} if fixed else {key: [value]})
+        with pytest.raises(InputError, match=f"--private: {key} = {value!r} while tuning"):
+            choose(scenario, row, list_settings(row.grid), hold_out(cell, 100), *fixed)
 
 
 def test_a_private_choice_of_a_regression_is_refused_before_a_run(tmp_path: Path) -> None:
-    (tmp_path / "plain.toml").write_text(SCENARIO)
-    scenario = load_scenario(tmp_path / "plain.toml", ["model.name=linear-regression"])
+    scenario = plain(tmp_path, "model.name=linear-regression")
     row = TuningRow({}, scenario.points[0].cell, {})
     with pytest.raises(InputError, match="which a regression does not have"):
-        tune_privately(
-            scenario, [(row, [{}])], HeldOut(100, 6000, ((100,),)), [], NegativeBinomialRunCount(2.0, 0.0),
-            np.random.default_rng(1),
-        )  # fmt: skip
+        choose(scenario, row, [{}], HeldOut(100, 6000, ((100,),)))
 
 
 @pytest.mark.parametrize(
@@ -237,9 +226,8 @@ def test_a_setting_that_cannot_run_is_named_once(refused: Refused) -> None:
     line = refused("--grid", "algorithm.step=[1,-2]")
     assert line == "fedpriv: while tuning: algorithm.step = -2: expected a number above 0\n"
     line = refused("--grid", "algorithm.step=[1]", "--grid", "algorithm.stop=[3]")
-    assert line.startswith(
-        "fedpriv: while tuning, algorithm.step = 1, algorithm.stop = 3: algorithm.stop: unknown key"
-    )
+    setting = "algorithm.step = 1, algorithm.stop = 3"
+    assert line.startswith(f"fedpriv: while tuning, {setting}: algorithm.stop: unknown key")
 
 
 @pytest.mark.slow
@@ -249,9 +237,8 @@ def test_held_out_records_are_counted_as_runs_with_the_choice_read_them(
 ) -> None:
     """The sentence is of the tuned scenario, on all its seeds, and not of the scenario as it was."""
     monkeypatch.chdir(tmp_path)
-    Path("plain.toml").write_text(
-        SCENARIO.replace("rounds = 20", "rounds = 20\nbatch = 7") + "[sweep]\nseeds = 2\n"
-    )
+    swept = SCENARIO.replace("rounds = 20", "rounds = 20\nbatch = 7") + "[sweep]\nseeds = 2\n"
+    Path("plain.toml").write_text(swept)
     value = 50 if key == "federation.batch" else 4
     words = ["--grid", f"{key}=[{value}]", "--grid", "algorithm.step=[0.5]", "--out", "out"]
     done = fedpriv("tune", "plain.toml", *words, cwd=tmp_path)
@@ -261,25 +248,20 @@ def test_held_out_records_are_counted_as_runs_with_the_choice_read_them(
     runs = [[int((order >= 5400).sum()) for order in partition_records(point.cell)] for point in points]
     assert len(runs) == 2
     reads = sorted({sum(run) for run in runs})
-    each = sorted({count for run in runs for count in run})
+    counts = sorted({count for run in runs for count in run})
     read = f"{reads[0]}" if len(reads) == 1 else f"{reads[0]} to {reads[-1]}"
-    sentence = (
-        f"in a run of the tuned scenario {read} of them belong to its silos, {each[0]} to {each[-1]} to each of 5"
-    )
+    spread = f"{counts[0]} to {counts[-1]} to each of 5"
+    sentence = f"in a run of the tuned scenario {read} of them belong to its silos, {spread}"
     assert sentence in said
     assert sentence in json.loads(Path("out/tuning.json").read_text())["held_out"]["words"]
 
 
 def test_trials_of_larger_batches_have_fewer_rounds(tmp_path: Path) -> None:
     """What is left of the records is shared out by the setting's own batch."""
-    (tmp_path / "plain.toml").write_text(SCENARIO)
-    cell = load_scenario(tmp_path / "plain.toml").points[0].cell
+    cell = plain(tmp_path).points[0].cell
     held_out = hold_out(cell, 600)
-    rounds = {
-        batch: make_trial(cell, {"federation.batch": batch}, held_out, [], 1).federation.rounds
-        for batch in (54, 60)
-    }
-    assert rounds == {54: 20, 60: 18}
+    for batch, rounds in ((54, 20), (60, 18)):
+        assert make_trial(cell, {"federation.batch": batch}, held_out, [], 1).federation.rounds == rounds
 
 
 @pytest.mark.parametrize(("times", "refused_"), [(1.0, False), (0.999, True), (0.5, True)])

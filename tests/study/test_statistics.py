@@ -29,16 +29,18 @@ from fedpriv.engines.table import make_engine
 from tests.data.tables import SCHEMA, rows, write_csv
 from tests.silo.test_statistics import FILLED, TABLES
 
+COLUMNS = {"time": {"range": [0.0, 10.0]}, "event": {"values": ["no", "yes"]}}
 SCHEMA_OF_TIMES = TableSchema.model_validate(
-    {
-        "public": True,
-        "target": "outcome",
-        "classes": ["well", "ill"],
-        "columns": {"time": {"range": [0.0, 10.0]}, "event": {"values": ["no", "yes"]}},
-    }
+    {"public": True, "target": "outcome", "classes": ["well", "ill"], "columns": COLUMNS}
 )
-QUICK = 300
-FULL = 2000
+QUICK, FULL = 300, 2000
+coverage = pytest.mark.parametrize(
+    ("federations", "count", "mu"),
+    [
+        (QUICK, 300, 1.0),
+        *(pytest.param(FULL, n, mu, marks=pytest.mark.slow) for n in (300, 3000) for mu in (1.0, 3.0)),
+    ],
+)
 
 
 def released(table: Cells, codes: NDArray[np.int64], mu: float, draw: np.random.Generator) -> tuple[Any, float]:
@@ -57,22 +59,22 @@ def within(share: float, wanted: float, trials: int) -> bool:
     return abs(share - wanted) <= 4.5 * math.sqrt(wanted * (1.0 - wanted) / trials)
 
 
-def told(of: str, shares: Mapping[str, float]) -> None:
+def print_coverage(title: str, shares: Mapping[str, float]) -> None:
     """Print how often intervals covered, for docs/statistics.md: `pytest -rP -m slow -k cover` shows it."""
-    print(f"{of}: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items()))
+    print(f"{title}: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items()))
 
 
 def one(
     kind: str, raw: NDArray[np.float64], edges: list[float], mu: float, draw: np.random.Generator
 ) -> TableResult:
     of = ("time", "event") if kind == "survival" else ("time",)
-    asked = TableRequest(of=of, kind=kind, edges={"time": tuple(edges)})  # type: ignore[arg-type]
+    request = TableRequest(of=of, kind=kind, edges={"time": tuple(edges)})  # type: ignore[arg-type]
     place = [SCHEMA_OF_TIMES.raw_columns.index(name) for name in of]
     axes: list[dict[str, Any]] = [{"column": place[0], "edges": edges}]
     axes += [{"column": place[1], "words": 2}] if kind == "survival" else []
     form = {"counts": "counts", "quantiles": "prefix", "survival": "survival"}[kind]
     table = Cells.model_validate({"axes": axes, "form": form})
-    return read_table(asked, table, SCHEMA_OF_TIMES, *released(table, table.codes(raw), mu, draw))
+    return read_table(request, table, SCHEMA_OF_TIMES, *released(table, table.codes(raw), mu, draw))
 
 
 def cells_of(times: NDArray[np.float64], events: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
@@ -81,13 +83,7 @@ def cells_of(times: NDArray[np.float64], events: NDArray[np.float64] | None = No
     return np.stack([nothing if events is None else events, times, nothing], axis=1)
 
 
-@pytest.mark.parametrize(
-    ("federations", "count", "mu"),
-    [
-        (QUICK, 300, 1.0),
-        *(pytest.param(FULL, n, mu, marks=pytest.mark.slow) for n in (300, 3000) for mu in (1.0, 3.0)),
-    ],
-)
+@coverage
 def test_intervals_of_counts_and_quantiles_cover(federations: int, count: int, mu: float) -> None:
     draw, edges = np.random.default_rng(11), np.linspace(0.0, 10.0, 17).tolist()
     counts, quantiles = list[bool](), {"these records": list[bool](), "the population": list[bool]()}
@@ -107,20 +103,14 @@ def test_intervals_of_counts_and_quantiles_cover(federations: int, count: int, m
             of_all = upper[int(np.flatnonzero(np.array([*edges, np.inf]) >= population)[0])]
             wanted = own_edge if estimate.covers == "these records" else of_all
             quantiles[estimate.covers].append(estimate.low <= wanted <= estimate.high)
-    shares = {name: float(np.mean(each)) for name, each in {"counts": counts, **quantiles}.items()}
-    told(f"{count} records, mu {mu:g}", shares)
+    shares = {name: float(np.mean(hit)) for name, hit in {"counts": counts, **quantiles}.items()}
+    print_coverage(f"{count} records, mu {mu:g}", shares)
     assert within(shares["counts"], 0.95, len(counts))
     for covered in quantiles.values():
         assert np.mean(covered) >= 0.95 - 4.5 * math.sqrt(0.05 * 0.95 / len(covered))
 
 
-@pytest.mark.parametrize(
-    ("federations", "count", "mu"),
-    [
-        (QUICK, 300, 1.0),
-        *(pytest.param(FULL, n, mu, marks=pytest.mark.slow) for n in (300, 3000) for mu in (1.0, 3.0)),
-    ],
-)
+@coverage
 def test_intervals_of_raw_sums_up_to_an_edge_cover(federations: int, count: int, mu: float) -> None:
     """The band of a quantiles' curve times the noisy total that it was divided by, where no end was cut off."""
     draw, edges = np.random.default_rng(16), np.linspace(0.0, 10.0, 17).tolist()
@@ -135,18 +125,12 @@ def test_intervals_of_raw_sums_up_to_an_edge_cover(federations: int, count: int,
         for true, low, high in zip(below.tolist(), curve.low, curve.high, strict=True):
             if low > 0.0 and high < 1.0:
                 hits.append(low <= true <= high)
-    told(f"{count} records, mu {mu:g}", {"sums": float(np.mean(hits))})
+    print_coverage(f"{count} records, mu {mu:g}", {"sums": float(np.mean(hits))})
     assert len(hits) > 3 * federations
     assert within(float(np.mean(hits)), 0.95, len(hits) // len(edges))  # sums of one federation share noise
 
 
-@pytest.mark.parametrize(
-    ("federations", "count", "mu"),
-    [
-        (QUICK, 300, 1.0),
-        *(pytest.param(FULL, n, mu, marks=pytest.mark.slow) for n in (300, 3000) for mu in (1.0, 3.0)),
-    ],
-)
+@coverage
 def test_intervals_of_survival_cover_the_population(federations: int, count: int, mu: float) -> None:
     draw, edges = np.random.default_rng(12), np.linspace(0.0, 10.0, 21).tolist()
     hits: dict[float, list[bool]] = {}
@@ -157,7 +141,7 @@ def test_intervals_of_survival_cover_the_population(federations: int, count: int
         for at, low, high in list(zip(curve.at, curve.low, curve.high, strict=True))[1:]:
             hits.setdefault(at, []).append(low <= math.exp(-at / 6.0) <= high)
     shares = [(np.mean(each), len(each)) for each in hits.values() if len(each) > federations / 2]
-    told(f"{count} records, mu {mu:g}", {"survival": float(np.mean([share for share, _ in shares]))})
+    print_coverage(f"{count} records, mu {mu:g}", {"survival": float(np.mean([share for share, _ in shares]))})
     assert len(shares) >= 10
     assert all(share >= 0.92 - 4.5 * math.sqrt(0.92 * 0.08 / trials) for share, trials in shares)
     assert 0.92 <= float(np.mean([share for share, _ in shares])) <= 0.99
@@ -173,12 +157,12 @@ def test_intervals_of_means_and_deviations_cover(federations: int) -> None:
         sums = np.array([np.nansum(x), np.nansum(2.0 * x**2 - 1.0), PRESENT_MOMENT * 500])
         std = table.extent[1] / 1.0
         released_sums = sums + std * draw.normal(size=3)
-        asked = TableRequest(of=("time",), kind="means")
+        request = TableRequest(of=("time",), kind="means")
         true = {"values": 500.0, "mean": float(times.mean()), "deviation": float(times.std())}
-        for estimate in read_table(asked, table, SCHEMA_OF_TIMES, released_sums, std).estimates:
+        for estimate in read_table(request, table, SCHEMA_OF_TIMES, released_sums, std).estimates:
             wanted = true[estimate.of[0]] if estimate.covers == "these records" else 3.98635
             hits.setdefault((estimate.of[0], estimate.covers), []).append(estimate.low <= wanted <= estimate.high)
-    told("500 records, mu 1", {" ".join(name): float(np.mean(each)) for name, each in hits.items()})
+    print_coverage("500 records, mu 1", {" ".join(name): float(np.mean(hit)) for name, hit in hits.items()})
     assert len(hits) == 4
     for covered in hits.values():
         assert abs(float(np.mean(covered)) - 0.95) <= 0.01 + 4.5 * math.sqrt(0.05 * 0.95 / federations)
@@ -234,16 +218,20 @@ def tree_of(path: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def values_of(asked: Statistics, engine: str = "vectorized") -> list[TableResult]:
-    (outcome,) = make_engine(engine)([asked.cell], RunObserver())
-    return asked.read_tables(outcome.cell_outcome.model)
+def statistics_of(tree: Mapping[str, Any]) -> Statistics:
+    return Statistics.from_plan(read_plan(tree))
+
+
+def values_of(statistics: Statistics, engine: str = "vectorized") -> list[TableResult]:
+    (outcome,) = make_engine(engine)([statistics.cell], RunObserver())
+    return statistics.read_tables(outcome.cell_outcome.model)
 
 
 def test_sites_are_counted_like_any_column(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", rows(600))
     privacy = {"relation": "replace-one", "mu": 50.0}
-    asked = Statistics.from_plan(read_plan(tree_of(path, table=[{"of": ["hospital"]}], privacy=privacy)))
-    (table,) = values_of(asked)
+    statistics = statistics_of(tree_of(path, table=[{"of": ["hospital"]}], privacy=privacy))
+    (table,) = values_of(statistics)
     train = [row for row in rows(600) if row["part"] == "train"]
     for estimate in table.estimates:
         assert estimate.value == pytest.approx(sum(row["hospital"] == estimate.of[0] for row in train), abs=1.0)
@@ -252,31 +240,33 @@ def test_sites_are_counted_like_any_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_engines_release_the_same_tables_near_the_truth(tmp_path: Path, trust: str) -> None:
     path = write_csv(tmp_path / "t.csv", rows(600))
-    asked = Statistics.from_plan(read_plan(tree_of(path, trust=trust)))
-    assert asked.cell.batch_sizes == (360, 240)
+    statistics = statistics_of(tree_of(path, trust=trust))
+    assert statistics.cell.batch_sizes == (360, 240)
     train = [row for row in rows(600) if row["part"] == "train"]
-    first, second = values_of(asked), values_of(asked, "inprocess")
+    first, second = values_of(statistics), values_of(statistics, "inprocess")
     for one_table, other in zip(first, second, strict=True):
-        for mine, theirs in zip(one_table.estimates, other.estimates, strict=True):
-            assert mine.value == pytest.approx(theirs.value, abs=1e-6)
+        values, others = ([estimate.value for estimate in table.estimates] for table in (one_table, other))
+        assert values == pytest.approx(others, abs=1e-6)
     for estimate in first[1].estimates:
         true = sum((row["sex"], row["outcome"]) == estimate.of for row in train)
         assert abs(estimate.value - true) <= 4.5 * estimate.standard_error
-    assert asked.noise_stds(trust) == asked.noise_stds()
-    assert asked.noise_stds("untrusted")[0] == pytest.approx(math.sqrt(2) * asked.noise_stds("trusted")[0])
+    assert statistics.noise_stds(trust) == statistics.noise_stds()
+    assert statistics.noise_stds("untrusted")[0] == pytest.approx(
+        math.sqrt(2) * statistics.noise_stds("trusted")[0]
+    )
 
 
 def test_integers_of_a_simulation_are_those_tables(tmp_path: Path) -> None:
     """In process, with the arithmetic and the noise of a deployment under the test key."""
     path = write_csv(tmp_path / "t.csv", rows(600))
-    asked = Statistics.from_plan(read_plan(tree_of(path, trust="secure-aggregation")))
-    run = asked.cell.run.model_copy(update={"arithmetic": "integers"})
-    (outcome,) = make_engine("inprocess")([asked.cell.model_copy(update={"run": run})], RunObserver())
+    statistics = statistics_of(tree_of(path, trust="secure-aggregation"))
+    run = statistics.cell.run.model_copy(update={"arithmetic": "integers"})
+    (outcome,) = make_engine("inprocess")([statistics.cell.model_copy(update={"run": run})], RunObserver())
     stream = outcome.cell_outcome.releases[0]
     assert stream.integer_release is not None
     assert stream.mu <= 1.0
     train = [row for row in rows(600) if row["part"] == "train"]
-    for estimate in asked.read_tables(outcome.cell_outcome.model, for_release=True)[1].estimates:
+    for estimate in statistics.read_tables(outcome.cell_outcome.model, for_release=True)[1].estimates:
         true = sum((row["sex"], row["outcome"]) == estimate.of for row in train)
         assert abs(estimate.value - true) <= 4.5 * estimate.standard_error
 
@@ -287,14 +277,14 @@ def test_persons_count_once_however_many_rows_they_have(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", listed)
     privacy = {"relation": "replace-one", "mu": 50.0, "unit": "user", "records": 8}
     tree = tree_of(path, privacy=privacy, data={"name": str(path), "table": {**FILLED, "person": "patient"}})
-    asked = Statistics.from_plan(read_plan({**tree, "trust": "trusted"}))
+    statistics = statistics_of({**tree, "trust": "trusted"})
     persons = {row["patient"] for row in listed}
-    assert asked.unit_count == len(persons)
+    assert statistics.unit_count == len(persons)
     shares: dict[str, list[bool]] = {}
     for row in listed:
         if row["part"] == "train":
             shares.setdefault(row["patient"], []).append(row["sex"] == "m")
-    found = {estimate.of: estimate.value for estimate in values_of(asked)[1].estimates}
+    found = {estimate.of: estimate.value for estimate in values_of(statistics)[1].estimates}
     male = found["m", "well"] + found["m", "ill"]
     assert male == pytest.approx(sum(float(np.mean(own)) for own in shares.values()), abs=1.0)
 
@@ -318,7 +308,7 @@ def test_plans_that_are_none_are_refused_in_one_line(
 ) -> None:
     path = write_csv(tmp_path / "t.csv", rows())
     with pytest.raises(InputError, match=words) as refused:
-        Statistics.from_plan(read_plan(tree_of(path, **changes)))
+        statistics_of(tree_of(path, **changes))
     assert "\n" not in str(refused.value)
 
 
@@ -326,12 +316,12 @@ def test_rows_that_are_dropped_are_not_counted_as_if_nobody_lacked_a_value(tmp_p
     path = write_csv(tmp_path / "t.csv", rows())
     data = {"name": str(path), "table": {**SCHEMA, "missing": "drop"}}
     with pytest.raises(InputError, match="to be counted as missing"):
-        Statistics.from_plan(read_plan(tree_of(path, data=data)))
+        statistics_of(tree_of(path, data=data))
 
 
 def test_a_table_that_puts_no_row_aside_has_statistics_and_no_model(tmp_path: Path) -> None:
     schema = {key: value for key, value in FILLED.items() if key != "split"} | {"test_share": 0.0}
     path = write_csv(tmp_path / "t.csv", rows())
-    asked = Statistics.from_plan(read_plan(tree_of(path, data={"name": str(path), "table": schema})))
-    assert asked.unit_count == 60
-    assert len(values_of(asked)) == 3
+    statistics = statistics_of(tree_of(path, data={"name": str(path), "table": schema}))
+    assert statistics.unit_count == 60
+    assert len(values_of(statistics)) == 3

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.addons.worth import local_models as fits
@@ -17,62 +16,29 @@ from fedpriv.addons.worth import worth
 from fedpriv.addons.worth.local_models import PENALTIES, LinearHazards, SiloRecords, assign_folds
 from fedpriv.addons.worth.references import MAX_REFERENCE_SILOS, LocalModelScores, References, deviation_over_silos
 from fedpriv.addons.worth.worth import compute_references, evaluate_gains, find_linear_objective, load_silo_records
-from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import read_claims
 from tests.loss.test_survival import tree_of as hazards
+from tests.study.builders import (
+    added_cell,
+    bytes_below,
+    cell_on,
+    first_silo,
+    invoke,
+    own_cache,
+    thread_counts,
+    two_classes,
+)
 
-DIMENSION = 20
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / "cache" / "data"))
-    return tmp_path / "cache" / "alone"
-
-
-def two_classes(silos: int, each: int, distance: float, tests: int, seed: int = 0) -> tuple[Any, Any]:
-    """Records of N(±m, I) with |m| = `distance`, as many of both classes, and tests."""
-    draw = np.random.default_rng(seed)
-
-    def part(count: int) -> tuple[Any, Any]:
-        labels = np.arange(count) % 2
-        records = draw.standard_normal((count, DIMENSION))
-        records[:, 0] += distance * (2.0 * labels - 1.0)
-        return records, labels.astype(np.int64)
-
-    return part(silos * each), part(tests)
-
-
-def cell_on(name: str, silos: int, each: int, **sections: Any) -> Cell:
-    tree: dict[str, Any] = {
-        "name": "worth",
-        "seed": 3,
-        "data": {"name": name},
-        "federation": {"silos": silos, "rounds": 5, "batch": each // 5 or 1},
-        "model": {"name": "softmax-regression", "feature_norm": 8.0},
-        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.5},
-        "privacy": {"relation": "zero-out", "mu": 1.0},
-        "run": {"dtype": "float64", "evaluations": 1},
-    }
-    for section, keys in sections.items():
-        tree[section] = {**tree[section], **keys} if isinstance(keys, dict) else keys
-    return resolve_cell(tree, "test")
-
-
-def added(name: str, silos: int, each: int, distance: float, tests: int = 2_000) -> str:
-    train, test = two_classes(silos, each, distance, tests)
-    fedpriv.add_data(name, lambda: (train, test), classes=2)
-    return name
+__all__ = ["own_cache"]
 
 
 @pytest.mark.slow
 def test_a_federation_of_small_silos_gains_what_pooling_gives() -> None:
     """|m| = .75, 15 records a silo: ten such federations gain 14 to 18 points by pooling."""
-    cell = cell_on(added("worth-gains", 40, 15, 0.75), 40, 15)
+    cell = added_cell("worth-gains", 40, 15, 0.75)
     known = compute_references(cell)
     pooled = evaluate_gains(cell, known, worth.fit_pooled_model(cell))
     assert known.of == 40
@@ -82,12 +48,11 @@ def test_a_federation_of_small_silos_gains_what_pooling_gives() -> None:
 
 
 def test_alone_is_the_minimum_of_the_penalised_mean_loss() -> None:
-    cell = cell_on(added("worth-minimum", 2, 40, 1.0), 2, 40)
-    objective = find_linear_objective(cell)
-    held = load_silo_records(cell)[1][0]
+    cell = added_cell("worth-minimum")
+    objective, held = first_silo(cell)
     penalty = fits.make_penalties(objective, held.train, 0.1)
-    found = torch.tensor(fits.fit_model(objective, held.train, penalty, np.zeros(objective.dimension), 1e-6))
-    point = found.requires_grad_()
+    model = fits.fit_model(objective, held.train, penalty, np.zeros(objective.dimension), 1e-6)
+    point = torch.tensor(model).requires_grad_()
     loss = objective.losses(point, held.train).mean() + (torch.from_numpy(penalty) * point.square()).sum() / 2.0
     (gradient,) = torch.autograd.grad(loss, point)
     assert float(gradient.abs().max()) < 1e-6
@@ -101,23 +66,20 @@ def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercept
     train, test = two_classes(8, 40, 1.5, 1_000)
     sites = np.repeat(np.arange(8), 40)
     labels = np.where(sites % 2 == 1, 1 - train[1], train[1])
-    objective = find_linear_objective(cell_on(added("worth-flipped", 8, 40, 1.5), 8, 40))
-    model = load_silo_records(cell_on("worth-flipped", 8, 40))[1][0]
+    objective, model = first_silo(added_cell("worth-flipped", 8, 40, 1.5))
     scores, united = [], []
-    features = np.concatenate([train[0] / 8.0, np.ones((320, 1))], axis=1)
-    tests = np.concatenate([test[0] / 8.0, np.ones((1_000, 1))], axis=1)
-    pooled = Records(torch.from_numpy(features), torch.from_numpy(labels))
+    features, tests = (
+        torch.from_numpy(np.concatenate([records / 8.0, np.ones((len(records), 1))], axis=1))
+        for records in (train[0], test[0])
+    )
+    pooled = Records(features, torch.from_numpy(labels))
     x, _ = fits.fit_local_model(objective, SiloRecords(-1, "pooled", pooled, np.arange(320), model.test), 0)
     for silo in range(8):
         own = sites == silo
         right = 1 - test[1] if silo % 2 else test[1]
-        held = SiloRecords(
-            silo,
-            f"silo {silo}",
-            Records(torch.from_numpy(features[own]), torch.from_numpy(labels[own])),
-            np.arange(40),
-            Records(torch.from_numpy(tests), torch.from_numpy(right)),
-        )
+        read = Records(features[own], torch.from_numpy(labels[own]))
+        tested = Records(tests, torch.from_numpy(right))
+        held = SiloRecords(silo, f"silo {silo}", read, np.arange(40), tested)
         scores.append(fits.score_model(objective, fits.fit_local_model(objective, held, 0)[0], held.test))
         united.append(fits.score_model(objective, fits.recalibrate(objective, held, x), held.test))
     assert np.mean(scores) > 0.8
@@ -126,20 +88,16 @@ def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercept
 
 def test_skewed_labels_are_judged_on_the_silos_own_shares() -> None:
     """On the common test set a silo of one class alone would be at one half."""
-    cell = cell_on(
-        added("worth-skewed", 4, 50, 1.0), 4, 50, data={"partition": "shards", "shards": 1, "name": "worth-skewed"}
-    )
+    cell = added_cell("worth-skewed", 4, 50, data={"partition": "shards", "shards": 1})
     known = compute_references(cell)
     assert known.mean_score > 0.95
-    assert all(silo.penalty == PENALTIES[0] for silo in known.silos if silo.majority == 1.0)
-    assert [silo.constant for silo in known.silos if silo.majority == 1.0] == [1.0] * sum(
-        silo.majority == 1.0 for silo in known.silos
-    )
+    for silo in (silo for silo in known.silos if silo.majority == 1.0):
+        assert (silo.penalty, silo.constant) == (PENALTIES[0], 1.0)
 
 
 def test_recalibration_fits_intercepts_and_one_scale_and_nothing_else() -> None:
-    cell = cell_on(added("worth-intercepts", 2, 40, 1.0), 2, 40)
-    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
+    cell = added_cell("worth-intercepts")
+    objective, held = first_silo(cell)
     released = 1e-4 * fits.fit_local_model(objective, held, 0)[0]
     own, weights = fits.recalibrate(objective, held, released).reshape(2, -1), released.reshape(2, -1)
     scale = own[0, 0] / weights[0, 0]
@@ -151,9 +109,8 @@ def test_recalibration_fits_intercepts_and_one_scale_and_nothing_else() -> None:
 def test_folds_keep_units_whole_and_share_classes_out() -> None:
     units = np.repeat(np.arange(30), 3)
     labels = torch.from_numpy(np.repeat(np.arange(30) % 2, 3))
-    held = SiloRecords(
-        0, "silo 0", Records(torch.zeros(90, 2), labels), units, Records(torch.zeros(1, 2), labels[:1])
-    )
+    read, tested = Records(torch.zeros(90, 2), labels), Records(torch.zeros(1, 2), labels[:1])
+    held = SiloRecords(0, "silo 0", read, units, tested)
     folds = assign_folds(held, seed=5)
     assert all(len(set(folds[units == unit])) == 1 for unit in range(30))
     for fold in range(5):
@@ -164,7 +121,7 @@ def test_folds_keep_units_whole_and_share_classes_out() -> None:
 
 @pytest.mark.slow
 def test_a_model_gains_nothing_over_itself_and_references_come_from_the_cache(own_cache: Path) -> None:
-    cell = cell_on(added("worth-cached", 1, 40, 1.0), 1, 40)
+    cell = added_cell("worth-cached", 1, 40, 1.0)
     known = compute_references(cell)
     (file,) = own_cache.iterdir()
     x, _ = fits.fit_local_model(find_linear_objective(cell), load_silo_records(cell)[1][0], cell.seed)
@@ -179,7 +136,7 @@ def test_a_model_gains_nothing_over_itself_and_references_come_from_the_cache(ow
 
 @pytest.mark.slow
 def test_other_records_or_another_model_are_another_reference(own_cache: Path) -> None:
-    compute_references(cell_on(added("worth-first", 2, 40, 1.0), 2, 40))
+    compute_references(added_cell("worth-first"))
     compute_references(cell_on("worth-first", 2, 40, model={"feature_norm": 4.0}))
     compute_references(cell_on("worth-first", 2, 40, seed=4))
     assert len(list(own_cache.iterdir())) == 3
@@ -193,34 +150,31 @@ def test_other_records_or_another_model_are_another_reference(own_cache: Path) -
             {
                 "privacy": {"unit": "client", "records": 2},
                 "algorithm": {"trust": "trusted"},
-                "federation": {"silos": 1, "clients": 20, "cohort": 4, "rounds": 5, "batch": None},
+                "federation": {"silos": 1, "clients": 20, "cohort": 4, "rounds": 5},
             },
             "a client alone has too few records",
         ),
     ],
 )
 def test_what_has_no_reference_is_refused_in_one_line(sections: dict[str, Any], said: str) -> None:
-    sections = {name: {k: v for k, v in keys.items() if v is not None} for name, keys in sections.items()}
-    tree = cell_on(added("worth-refused", 4, 40, 1.0), 4, 40).canonical_data()
+    tree = added_cell("worth-refused", 4).canonical_data()
     for name, keys in sections.items():
-        kept = {} if name in ("federation", "model") else tree[name]
-        tree[name] = {**kept, **keys}
+        tree[name] = keys if name in ("federation", "model") else {**tree[name], **keys}
     with pytest.raises(InputError, match=said):
         compute_references(resolve_cell(tree, "test"))
 
 
 @pytest.mark.slow
 def test_the_command_compares_a_run_with_each_silo_alone(tmp_path: Path) -> None:
-    added("worth-run", 3, 40, 1.0)
-    tree = cell_on("worth-run", 3, 40).canonical_data()
+    tree = added_cell("worth-run", 3).canonical_data()
     results = fedpriv.run({**tree, "sweep": {"privacy.mu": [0.05, 8.0], "seeds": 2}}, out=tmp_path / "run")
     assert len(results) == 4
-    done = CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--json"])
+    done = invoke("worth", tmp_path / "run", "--json")
     rows = json.loads(done.stdout)["rows"]
     assert [row["point"]["privacy.mu"] for row in rows] == [0.05, 8.0]
     assert rows[0]["gain"] < rows[1]["gain"]
     assert rows[0]["standard_error"] > 0.0
-    text = CliRunner().invoke(app, ["worth", str(tmp_path / "run")]).stdout
+    text = invoke("worth", tmp_path / "run").stdout
     (line,) = [line for line in text.splitlines() if "each silo alone, nothing released" in line]
     alone = [np.mean([silo["score"] for silo in known["silos"]]) for known in rows[0]["references"]]
     assert f"{100.0 * np.mean(alone):.1f}" in line
@@ -231,11 +185,10 @@ def test_the_command_compares_a_run_with_each_silo_alone(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_reference_is_no_part_of_the_run_folder(tmp_path: Path) -> None:
     """Nothing that was computed from a silo's records lands where a run is published."""
-    added("worth-folder", 3, 40, 1.0)
-    fedpriv.run(cell_on("worth-folder", 3, 40).canonical_data(), out=tmp_path / "run")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    CliRunner().invoke(app, ["worth", str(tmp_path / "run")])
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    fedpriv.run(added_cell("worth-folder", 3).canonical_data(), out=tmp_path / "run")
+    before = bytes_below(tmp_path / "run")
+    invoke("worth", tmp_path / "run")
+    assert before == bytes_below(tmp_path / "run")
 
 
 def test_spread_is_over_silos() -> None:
@@ -250,38 +203,29 @@ def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two threads of torch on a busy machine took 7 minutes where one takes 5 s."""
-    seen: set[int] = set()
-    value = type(find_linear_objective(cell_on(added("threads", 2, 40, 1.0), 2, 40))).evaluate
-
-    def watched(self: Any, *given: Any) -> Any:
-        seen.add(torch.get_num_threads())
-        return value(self, *given)
-
-    tree = cell_on("threads", 2, 40).canonical_data()
+    cell, evaluations = added_cell("threads"), list[int]()
+    tree = cell.canonical_data()
     fedpriv.run({**tree, "sweep": {"privacy.mu": [0.5, 8.0], "seeds": 1}}, out=tmp_path / "run")
-    before = torch.get_num_threads()
-    monkeypatch.setattr(type(find_linear_objective(resolve_cell(tree, "x"))), "evaluate", watched)
-    real = fits.minimize
-    monkeypatch.setattr(fits, "minimize", lambda *a, **k: (seen.add(torch.get_num_threads()), real(*a, **k))[1])
-    torch.set_num_threads(2)
-    try:
+    kind = type(find_linear_objective(cell))
+    real = kind.evaluate
+
+    def evaluate(self: Any, *arguments: Any) -> Any:
+        evaluations.append(torch.get_num_threads())
+        return real(self, *arguments)
+
+    def compare() -> None:
         worth.compare_run(tmp_path / "run", read_claims(tmp_path / "run"), with_personal=True)
-        worth.evaluate_gains(
-            cell_on("threads", 2, 40),
-            compute_references(cell_on("threads", 2, 40)),
-            worth.fit_pooled_model(cell_on("threads", 2, 40)),
-        )
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-    assert seen == {1}
+        worth.evaluate_gains(cell, compute_references(cell), worth.fit_pooled_model(cell))
+
+    monkeypatch.setattr(kind, "evaluate", evaluate)
+    assert thread_counts(monkeypatch, compare) | set(evaluations) == {1}
 
 
 @pytest.mark.slow
 def test_hazards_are_fitted_alone_by_their_losses(tmp_path: Path) -> None:
     """Age moves the hazard: each of two clinics beats constant hazards, and the likelihood is what is compared."""
     cell = resolve_cell(hazards(tmp_path), "test")
-    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
+    objective, held = first_silo(cell)
     point, kappa = fits.fit_local_model(objective, held, cell.seed)
     assert kappa < PENALTIES[0]
     losses = objective.losses(torch.from_numpy(point), held.test)
@@ -301,11 +245,8 @@ def test_hazards_are_fitted_alone_by_their_losses(tmp_path: Path) -> None:
 def test_constant_hazards_are_those_of_the_table_of_deaths(tmp_path: Path) -> None:
     objective = find_linear_objective(resolve_cell(hazards(tmp_path), "test"))
     assert isinstance(objective, LinearHazards)
-    bins, survived, died = (
-        objective.bins,
-        torch.tensor([objective.bins] * 7),
-        torch.tensor([objective.bins + 1] * 3),
-    )
+    bins = objective.bins
+    survived, died = torch.tensor([bins] * 7), torch.tensor([bins + 1] * 3)
     log_odds = torch.tensor([math.log(3.5 / 7.5), *[math.log(0.5 / 7.5)] * (bins - 1)], dtype=torch.float64)
     wanted = float(torch.nn.functional.softplus(log_odds).sum())
     assert objective.constant_loss(torch.cat([survived, died]), survived[:2]) == pytest.approx(wanted)
@@ -322,6 +263,6 @@ def test_the_command_says_what_joining_does_to_a_likelihood(tmp_path: Path) -> N
     tree = hazards(tmp_path, privacy={"mu": None, "epsilon": 3.0, "delta": 1e-5})
     del tree["privacy"]["mu"], tree["seed"]
     results = fedpriv.run(tree, out=tmp_path / "run")
-    text = CliRunner().invoke(app, ["worth", str(results.folder)]).stdout
+    text = invoke("worth", results.folder).stdout
     assert "-loss" in text
     assert re.search(r"each silo alone, nothing released +-\d\.\d{4}", text)

@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from fedpriv.accounting.renyi import mu_of_zcdp
 from fedpriv.addons.worth import local_models as fits
 from fedpriv.addons.worth import references as kept
 from fedpriv.addons.worth.break_even import describe_break_even, estimate_break_even, estimate_gain
-from fedpriv.addons.worth.joining import JoiningRequest, study_joining
 from fedpriv.addons.worth.worth import (
     GainEvaluator,
     compute_references,
@@ -29,10 +29,10 @@ from fedpriv.core.files import find_scenario_file
 from fedpriv.data.fetch import default_data_root
 from fedpriv.loss.objective import Records
 from fedpriv.scenario.load import load_scenario, resolve_cell
-from tests.study.test_break_even import federation_of, flipped, written
-from tests.study.test_worth import own_cache
+from tests.study.builders import DIMENSION, federation_of, flipped, joining, own_cache, written
 
-DIMENSION, TRAIN = 20, 20
+__all__ = ["own_cache"]
+TRAIN = 20
 COUNTS = (5, 10, 20, 50, 100)
 WORLDS = 12
 UNTRUSTED = (4.7, 2.5, 1.6, 1.1, 0.65)
@@ -62,7 +62,7 @@ def test_mnist_in_a_hundred_silos(own_alone: Path) -> None:
     )
     objective = find_linear_objective(cell)
     held = load_silo_records(cell, 8)[1]
-    scores = [fits.score_model(objective, fits.fit_local_model(objective, each, 0)[0], each.test) for each in held]
+    scores = [fits.score_model(objective, fits.fit_local_model(objective, silo, 0)[0], silo.test) for silo in held]
     assert 100.0 * float(np.mean(scores)) == pytest.approx(86.0, abs=0.4)
 
 
@@ -132,7 +132,7 @@ def test_the_break_even_falls_with_the_number_of_silos_and_with_masks() -> None:
     six have 4.4 for 5 silos.
     """
     grid = np.array([0.1, 0.3, 1.0, 3.0, 10.0, 30.0])
-    found: dict[tuple[str, int], float] = {}
+    break_evens: dict[tuple[str, int], float] = {}
     for silos in COUNTS:
         for trust in ("untrusted", "secure-aggregation"):
             gains = np.zeros((len(grid), WORLDS, 1))
@@ -140,20 +140,18 @@ def test_the_break_even_falls_with_the_number_of_silos_and_with_masks() -> None:
                 tree = world(f"gains-{silos}-{seed}", silos, TRAIN, 1.0, seed)
                 tree["algorithm"]["trust"] = trust
                 bench: GainEvaluator | None = None
-                results = fedpriv.run(
-                    {**{k: v for k, v in tree.items() if k != "seed"},
-                     "sweep": {"privacy.epsilon": grid.tolist(), "seeds": [seed]}},
-                    out=own_folder(silos, trust, seed),
-                )  # fmt: skip
+                swept = {"sweep": {"privacy.epsilon": grid.tolist(), "seeds": [seed]}}
+                unseeded = {key: value for key, value in tree.items() if key != "seed"}
+                results = fedpriv.run({**unseeded, **swept}, out=own_folder(silos, trust, seed))
                 for place, result in enumerate(results):
                     if bench is None:
                         cell = resolve_cell(tree, "test")
                         bench = make_evaluator(cell, compute_references(cell))
                     gains[place, seed, 0] = bench.evaluate(result.model().astype(np.float64)).gain
-            found[trust, silos] = estimate_break_even(grid, gains, 0.0, monotone=True).epsilon
-    untrusted = [found["untrusted", silos] for silos in COUNTS]
+            break_evens[trust, silos] = estimate_break_even(grid, gains, 0.0, monotone=True).epsilon
+    untrusted = [break_evens["untrusted", silos] for silos in COUNTS]
     assert untrusted == sorted(untrusted, reverse=True)
-    masked = [found["secure-aggregation", silos] for silos in COUNTS]
+    masked = [break_evens["secure-aggregation", silos] for silos in COUNTS]
     for value, known in zip([*untrusted, *masked], map(exactly, (*UNTRUSTED, *MASKED)), strict=True):
         assert abs(math.log(max(value, grid[0]) / max(known, grid[0]))) < math.log(1.5)
     assert all(less < more for less, more in zip(masked, untrusted, strict=True))
@@ -180,9 +178,9 @@ def test_coverage_over_redrawn_federations() -> None:
         for _ in range(20):
             order = draw.permuted(records, axis=1)
             values.append((order[:, :20].mean() + draw.normal(0.0, 0.05, 2)).tolist())
-        told = estimate_gain(np.array(values), 0.5)
-        assert told.error is not None
-        hit += abs(told.mean) <= 1.96 * told.error
+        gain = estimate_gain(np.array(values), 0.5)
+        assert gain.error is not None
+        hit += abs(gain.mean) <= 1.96 * gain.error
     assert hit / 600 >= 0.88
 
 
@@ -197,13 +195,12 @@ def test_labels_flipped_in_half_of_the_silos_lose_at_every_epsilon(tmp_path: Pat
     grid, released, own = (0.3, 3.0, 30.0), [], []
     for seed in range(2):
         path = written(tmp_path, federation_of(flipped(f"half-{seed}", 20, 20, 0.5, 1.0, seed), 20, 20))
-        found = study_joining(JoiningRequest(path, (), ("untrusted",), grid, 0, with_personal=True))
-        split = found.published
+        result = joining(path, grid, 0, with_personal=True)
+        split = result.published
         released.append([*split.gains["untrusted"].mean(axis=(1, 2)), split.noiseless.mean(), split.pooled])
         own.append(split.personal["untrusted"].mean(axis=1))
-        words = describe_break_even(
-            found.find_break_even("untrusted"), np.array(grid), float(split.noiseless.mean()), split.pooled
-        )
+        break_even, noiseless = result.find_break_even("untrusted"), float(split.noiseless.mean())
+        words = describe_break_even(break_even, np.array(grid), noiseless, split.pooled)
         assert words == "never, even without noise"
     assert 100.0 * np.mean(released, axis=0) == pytest.approx(-24.5, abs=3.0)
     assert 100.0 * float(np.mean(own)) > -1.5
@@ -231,17 +228,19 @@ def test_labels_flipped_in_a_fifth_gain_for_most_and_cost_the_others(tmp_path: P
 @pytest.mark.usefixtures("own_cache")
 def test_coverage_over_redrawn_federations_of_models() -> None:
     """Golden 6: 6 silos of 60 records drawn anew, models on splits of them, noise; plain errors cover far less."""
-    fedpriv.add_data("covered", lambda: normal(2, 60, 1.0, 0), classes=2)
-    objective = find_linear_objective(
-        resolve_cell({**world("covered", 2, 60, 1.0, 0), "data": {"name": "covered"}}, "x")
-    )
+    objective = find_linear_objective(resolve_cell(world("covered", 2, 60, 1.0, 0), "x"))
     worlds, splits, train, start = 40, 10, 40, np.zeros(objective.dimension)
-    ratio, told, plain = 20 / 40, [], []
+    estimates, plain = [], []
 
-    def fitted(records: Records) -> Any:
-        return fits.fit_model(
-            objective, records, fits.make_penalties(objective, records, 0.1), start, fits.ROUGH_TOLERANCE
-        )
+    def fit(records: Records) -> Any:
+        penalties = fits.make_penalties(objective, records, 0.1)
+        return fits.fit_model(objective, records, penalties, start, fits.ROUGH_TOLERANCE)
+
+    def mean_score(models: Sequence[Any], tests: Sequence[Records]) -> Any:
+        return np.mean([fits.score_model(objective, *scored) for scored in zip(models, tests, strict=True)])
+
+    def select(rows: Any) -> Records:
+        return Records(torch.from_numpy(features[rows]), torch.from_numpy(labels[rows]))
 
     for number in range(worlds):
         draw = np.random.default_rng(number)
@@ -250,28 +249,15 @@ def test_coverage_over_redrawn_federations_of_models() -> None:
         gains = np.zeros((splits, 2))
         for split in range(splits):
             order = np.stack([60 * silo + draw.permutation(60) for silo in range(6)])
-            parts = [
-                [
-                    Records(torch.from_numpy(features[rows]), torch.from_numpy(labels[rows]))
-                    for rows in (o[:train], o[train:])
-                ]
-                for o in order
-            ]
-            whole = Records(*(torch.cat([getattr(part[0], name) for part in parts]) for name in Records._fields))
-            united = fitted(whole)
-            alone = np.mean([fits.score_model(objective, fitted(part[0]), part[1]) for part in parts])
+            read, tests = ([select(rows) for rows in half] for half in (order[:, :train], order[:, train:]))
+            united, alone = fit(select(order[:, :train].ravel())), mean_score([fit(part) for part in read], tests)
             for seed in range(2):
                 noisy = united + 0.3 * draw.standard_normal(len(united))
-                gains[split, seed] = (
-                    np.mean([fits.score_model(objective, noisy, part[1]) for part in parts]) - alone
-                )
-        told.append(estimate_gain(gains, ratio))
+                gains[split, seed] = mean_score([noisy] * 6, tests) - alone
+        estimates.append(estimate_gain(gains, 20 / 40))
         plain.append(gains.mean(axis=1).std(ddof=1) / math.sqrt(splits))
-    means = np.array([each.mean for each in told])
-    errors = np.array([each.error for each in told])
+    means = np.array([estimate.mean for estimate in estimates])
+    errors = np.array([estimate.error for estimate in estimates])
     truth = means.mean()
     assert (abs(means - truth) <= 1.96 * errors).mean() >= 0.85
     assert (abs(means - truth) <= 1.96 * np.array(plain)).mean() < 0.8
-
-
-__all__ = ["own_cache"]

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.addons.worth import local_models as fits
 from fedpriv.addons.worth.break_even import describe_break_even, estimate_break_even, format_error
 from fedpriv.addons.worth.command import WorthRequest, _describe_budgets, _describe_gains, _fill_cache
-from fedpriv.addons.worth.joining import JoiningRequest, JoiningResult, SplitGains, study_joining
+from fedpriv.addons.worth.joining import JoiningRequest, JoiningResult, SplitGains
 from fedpriv.addons.worth.joining_command import make_gain_chart, print_joining
 from fedpriv.addons.worth.worth import (
     Gains,
@@ -21,26 +20,33 @@ from fedpriv.addons.worth.worth import (
     compare_run,
     compute_references,
     evaluate_gains,
-    find_linear_objective,
     fit_pooled_model,
     load_silo_records,
     make_evaluator,
 )
-from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.charts import Chart
 from fedpriv.study.results import read_claims
-from tests.study.test_break_even import federation_of, flipped, written
-from tests.study.test_worth import added, cell_on, own_cache
+from tests.study.builders import (
+    added_cell,
+    cell_on,
+    first_silo,
+    flipped_scenario,
+    invoke,
+    joining,
+    own_cache,
+    written,
+)
 
+__all__ = ["own_cache"]
 GRID = np.array([0.1, 1.0, 30.0])
 
 
 def row_of(*gains: float, mu: float = 1.0) -> PointGains:
-    found = tuple(Gains((0.5,), (0.5,), (gain,), (0.5,)) for gain in gains)
-    return PointGains({"privacy.mu": mu}, tuple(range(len(gains))), (), found, {})
+    of_seeds = tuple(Gains((0.5,), (0.5,), (gain,), (0.5,)) for gain in gains)
+    return PointGains({"privacy.mu": mu}, tuple(range(len(gains))), (), of_seeds, {})
 
 
 def test_joining_is_not_told_apart_only_where_the_interval_covers_zero() -> None:
@@ -52,16 +58,13 @@ def test_joining_is_not_told_apart_only_where_the_interval_covers_zero() -> None
         row_of(0.3, mu=4.0),
         row_of(0.1, 0.1, mu=5.0),
     ]
-    said = _describe_gains(rows)
-    assert said[0] == "On these records joining gains: privacy.mu = 8.0.\n"
-    assert said[1] == "On these records joining loses: privacy.mu = 0.1.\n"
-    assert "not told apart from staying alone: privacy.mu = 1.0; privacy.mu = 2.0" in said[2]
-    assert said[3].startswith(
-        "On these records there is one seed, so no standard error and no verdict: privacy.mu"
-    )
-    assert (
-        "every seed has the same gain, so there is no standard error and no verdict: privacy.mu = 5.0" in said[4]
-    )
+    lines = _describe_gains(rows)
+    assert lines[0] == "On these records joining gains: privacy.mu = 8.0.\n"
+    assert lines[1] == "On these records joining loses: privacy.mu = 0.1.\n"
+    assert "not told apart from staying alone: privacy.mu = 1.0; privacy.mu = 2.0" in lines[2]
+    verdict = "no standard error and no verdict: privacy.mu"
+    assert lines[3].startswith(f"On these records there is one seed, so {verdict}")
+    assert f"every seed has the same gain, so there is {verdict} = 5.0" in lines[4]
     for row in rows[:4]:
         assert row.interval is not None
         covers = row.interval[0] <= 0.0 <= row.interval[1]
@@ -104,21 +107,8 @@ def result_of(gains: float, metric: str, splits: int = 0) -> JoiningResult:
     """A study of two ε: every silo of three has these gains at the first, and half of them at the second."""
     by_trust = {"untrusted": np.array([1.0, 0.5])[:, None, None] * np.full((2, 2, 3), gains)}
     means = {trust: values.mean(axis=2) for trust, values in by_trust.items()}
-    split = SplitGains(
-        -0.5,
-        -0.5,
-        means,
-        means,
-        by_trust,
-        {},
-        "",
-        np.array([0.1, 0.1]),
-        0.1,
-        0.1,
-        0.5,
-        np.array([9] * 3),
-        tuple("abc"),
-    )
+    silos, errors = (np.array([9] * 3), tuple("abc")), np.array([0.1, 0.1])
+    split = SplitGains(-0.5, -0.5, means, means, by_trust, {}, "", errors, 0.1, 0.1, 0.5, *silos)
     request = JoiningRequest(Path("x"), (), ("untrusted",), (0.1, 30.0), splits)
     return JoiningResult(request, "x", 1e-5, 3, metric, 20, ("untrusted",), False, split, (split,) * splits, {})
 
@@ -136,7 +126,7 @@ def test_joining_only_may_pay_above_a_grid_on_which_it_loses(capsys: pytest.Capt
 
 def test_the_scores_of_each_model_are_printed_where_two_have_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON had one entry a seed, so that of two models only one was there."""
-    cells = [cell_on(added("two-models", 2, 20, 1.0), 2, 20, model={"feature_norm": norm}) for norm in (4.0, 8.0)]
+    cells = [added_cell("two-models", 2, 20, 1.0, model={"feature_norm": norm}) for norm in (4.0, 8.0)]
     _fill_cache(cells, WorthRequest(only_local=True, as_json=True))
     assert [entry["seed"] for entry in json.loads(capsys.readouterr().out)["alone"]] == [3, 3]
 
@@ -144,7 +134,7 @@ def test_the_scores_of_each_model_are_printed_where_two_have_one_seed(capsys: py
 @pytest.mark.parametrize("content", [None, b"no array"])
 def test_a_model_that_is_gone_or_damaged_is_named(tmp_path: Path, content: bytes | None) -> None:
     """It was a traceback."""
-    tree = cell_on(added("no-model", 2, 20, 1.0), 2, 20).canonical_data()
+    tree = added_cell("no-model", 2, 20, 1.0).canonical_data()
     fedpriv.run(tree, out=tmp_path / "run")
     (model,) = (tmp_path / "run").rglob("*.npy")
     model.unlink() if content is None else model.write_bytes(content)
@@ -154,7 +144,7 @@ def test_a_model_that_is_gone_or_damaged_is_named(tmp_path: Path, content: bytes
 
 def test_noise_seeds_are_not_ignored_without_another_option_of_the_grid(tmp_path: Path) -> None:
     (tmp_path / "results.json").touch()
-    done = CliRunner().invoke(app, ["worth", str(tmp_path), "--seeds", "3"])
+    done = invoke("worth", str(tmp_path), "--seeds", "3")
     assert "--seeds" in str(done.exception)
     assert "run a scenario anew" in str(done.exception)
 
@@ -165,49 +155,44 @@ def tips(chart: Chart) -> str:
 
 @pytest.mark.slow
 def test_budgets_of_their_own_are_named_silo_by_silo(tmp_path: Path) -> None:
-    path = written(tmp_path, federation_of(flipped("budgets", 3, 20, 0.0), 3, 20))
+    path = flipped_scenario(tmp_path, "budgets")
     shares = "privacy.shares=[[1.0, 0.5, 0.02]]"
-    words = ["worth", str(path), "--epsilon", "1", "--trust", "untrusted", "--splits", "0"]
-    said = CliRunner().invoke(app, [*words, "--set", shares]).output
+    words = ["worth", path, "--epsilon", "1", "--trust", "untrusted", "--splits", "0"]
+    said = invoke(*words, "--set", shares).output
     assert "ε is the whole budget, of which each silo's records spend a share: s0 1, s1 0.5, s2 0.02." in said
-    assert "of which each silo's" not in CliRunner().invoke(app, words).output
+    assert "of which each silo's" not in invoke(*words).output
     fedpriv.run(path, set={"privacy.shares": [[1.0, 0.5, 0.02]], "seeds": 2}, out=tmp_path / "run")
-    said = CliRunner().invoke(app, ["worth", str(tmp_path / "run")]).output
+    said = invoke("worth", tmp_path / "run").output
     assert said.count("of which each silo's records spend a share: s0 1, s1 0.5, s2 0.02.\n") == 1
-    rows = json.loads(CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--json"]).stdout)["rows"]
+    rows = json.loads(invoke("worth", tmp_path / "run", "--json").stdout)["rows"]
     assert [row["shares"] for row in rows] == [{"s0": 1.0, "s1": 0.5, "s2": 0.02}]
 
 
 @pytest.mark.slow
 def test_budgets_are_named_of_all_silos_where_sixteen_are_drawn(tmp_path: Path) -> None:
-    path = written(tmp_path, federation_of(flipped("many-budgets", 18, 10, 0.0), 18, 10))
+    path = flipped_scenario(tmp_path, "many-budgets", 18, 10)
     shares = f"privacy.shares=[[{', '.join(['1.0'] * 17)}, 0.25]]"
-    words = ["worth", str(path), "--epsilon", "1", "--trust", "untrusted", "--splits", "0", "--set", shares]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    assert "s16 1, s17 0.25." in done.output
+    words = ["worth", path, "--epsilon", "1", "--trust", "untrusted", "--splits", "0", "--set", shares]
+    assert "s16 1, s17 0.25." in invoke(*words).output
 
 
 @pytest.mark.slow
 def test_one_split_or_one_seed_says_that_there_is_no_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = written(tmp_path, federation_of(flipped("worded", 3, 20, 0.0), 3, 20))
-    words = ["worth", str(path), "--epsilon", "1", "--trust", "untrusted"]
-    text = CliRunner().invoke(app, [*words, "--splits", "0"]).stdout
+    path = flipped_scenario(tmp_path, "worded")
+    words = ["worth", path, "--epsilon", "1", "--trust", "untrusted"]
+    text = invoke(*words, "--splits", "0").stdout
     (row,) = [line for line in text.splitlines() if line.startswith("untrusted")]
     assert "none" in row
     assert "2 noise seeds: no standard error" in text
     assert "one split: no interval" in text
-    print_joining(
-        study_joining(JoiningRequest(path, (), ("untrusted",), (1.0,), 0, seeds=1)), as_json=False, plot=None
-    )
+    print_joining(joining(path, (1.0,), 0, seeds=1), as_json=False, plot=None)
     text = capsys.readouterr().out
     (row,) = [line for line in text.splitlines() if line.startswith("untrusted")]
     assert "one seed" in row
     assert "1 noise seed: no standard error" in text
-    one = study_joining(JoiningRequest(path, (), ("untrusted",), (1.0,), 1))
-    chart = make_gain_chart(one)
+    chart = make_gain_chart(joining(path, (1.0,), 1))
     assert "one split, no standard error" in chart.note
     assert "no standard error" in tips(chart)
     assert "± 0.0" not in tips(chart)
@@ -224,25 +209,22 @@ def test_a_fit_along_the_records_directions_ends_at_the_same_model(
     truth = features @ draw.standard_normal(20)
     labels: Any = (truth > 0).astype(np.int64) if kind == "classes" else np.tanh(truth)
     parts = (features[:120], labels[:120]), (features[120:], labels[120:])
-    fedpriv.add_data(f"along-{kind}", lambda: parts, **({"classes": 2} if kind == "classes" else {"classes": 0}))
+    fedpriv.add_data(f"along-{kind}", lambda: parts, classes=2 if kind == "classes" else 0)
     model = {"name": "softmax-regression" if kind == "classes" else "linear-regression", "feature_norm": 8.0}
     cell = cell_on(f"along-{kind}", 1, 120, model=model)
-    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
+    objective, held = first_silo(cell)
     pull = fits.Pull(0.1, np.full(objective.dimension, 0.2))
     start = np.zeros(objective.dimension)
 
-    def found() -> list[Any]:
+    def fit_all() -> list[Any]:
         penalty = fits.make_penalties(objective, held.train, 0.01)
-        exact = [fits.fit_model(objective, held.train, penalty, start, 1e-8, each) for each in (None, pull)]
-        return [
-            *exact,
-            fits.fit_model(objective, held.train, penalty, exact[0], 1e-4),
-            fits.fit_local_model(objective, held, 0)[1],
-        ]
+        exact = [fits.fit_model(objective, held.train, penalty, start, 1e-8, to) for to in (None, pull)]
+        rough = fits.fit_model(objective, held.train, penalty, exact[0], 1e-4)
+        return [*exact, rough, fits.fit_local_model(objective, held, 0)[1]]
 
-    plain = found()
+    plain = fit_all()
     monkeypatch.setattr(fits, "_MIN_BASIS_RECORDS", 0)
-    along = found()
+    along = fit_all()
     for one, other in zip(plain[:2], along[:2], strict=True):
         assert not np.array_equal(one, other)
         assert one == pytest.approx(other, abs=1e-4)
@@ -334,19 +316,15 @@ def test_a_split_of_persons_keeps_all_records_of_a_person_on_one_side(tmp_path: 
             assert all(len(set(folds[silo.units == unit])) == 1 for unit in set(silo.units.tolist()))
         sides.append([tuple(sorted(silo.test.features[:, 0].tolist())) for silo in held])
     assert sides[0] != sides[1]
-    found = study_joining(JoiningRequest(written(tmp_path, tree), (), ("untrusted",), (8.0,), None))
-    assert len(found.splits) == 2
-    assert all(split.tests.sum() % 3 == 0 for split in found.splits)
-
-
-__all__ = ["own_cache"]
+    splits = joining(written(tmp_path, tree), (8.0,), None).splits
+    assert len(splits) == 2
+    assert all(split.tests.sum() % 3 == 0 for split in splits)
 
 
 def test_one_units_records_are_never_held_out_from_themselves(own_cache: Path) -> None:
     """One unit's records cannot be held out from themselves: the silo stays alone."""
-    cell = cell_on(added("few-units", 3, 10, 1.0), 3, 10)
-    held = load_silo_records(cell)[1]
-    one = dataclasses.replace(held[0], units=np.zeros(len(held[0].train.labels), np.int64))
-    objective = find_linear_objective(cell)
+    cell = added_cell("few-units", 3, 10, 1.0)
+    objective, held = first_silo(cell)
+    one = dataclasses.replace(held, units=np.zeros(len(held.train.labels), np.int64))
     released = np.ones(objective.dimension)
     assert fits.fit_personal_model(objective, one, released, 0, 1.0).pull_weight == 0.0
