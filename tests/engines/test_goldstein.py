@@ -90,33 +90,27 @@ def test_gradient_evaluations_are_counted() -> None:
 
 
 @pytest.mark.parametrize("oracle", ["first-order", "zeroth-order"])
-def test_anchors_take_directions_of_their_own_number_at_the_same_price(small_cell: MakeCell, oracle: str) -> None:
+def test_anchors_take_directions_of_their_own_number_at_the_same_price(oracle: str) -> None:
     """m directions at 3 anchors, J = 2 at both points of 8 differences; the clip and so the noise stay."""
     plans, models = {}, []
     for m in (None, 1, 5):
-        cell = small_cell(federation=ALL_RECORDS, algorithm={**ERM, "oracle": oracle}, privacy=MU)
-        if m is not None:
-            cell = small_cell(
-                federation=ALL_RECORDS, algorithm={**ERM, "oracle": oracle, "anchor_directions": m}, privacy=MU
-            )
-        plan = plans[m] = make_plan(cell, load_task(cell).objective)
+        row = {**ERM, "oracle": oracle} | ({} if m is None else {"anchor_directions": m})
+        cell = goldstein_cell(row, federation=ALL_RECORDS)
+        plan = plans[m] = plan_cell(cell)
         values = 1 if oracle == "first-order" else 2
         at_anchor = m or (1 if oracle == "first-order" else 2)
         assert count_gradient_evaluations(plan, 11) == 15 * values * (3 * at_anchor + 8 * 2 * 2)
         assert plan.noise.sources == plans[None].noise.sources
         assert [plan.estimator.round(t).clip for t in (1, 2)] == [5.0, 1.0]
-        (vectorized,), _ = run("vectorized", cell)
-        (inprocess,), _ = run("inprocess", cell)
-        np.testing.assert_allclose(
-            vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-12
-        )
-        models.append(vectorized.cell_outcome.model)
+        vectorized, inprocess = run_cell("vectorized", cell), run_cell("inprocess", cell)
+        np.testing.assert_allclose(vectorized.model, inprocess.model, rtol=1e-9, atol=1e-12)
+        models.append(vectorized.model)
     assert not np.array_equal(models[0], models[2])
 
 
-def test_a_single_pass_has_no_directions_of_anchors(small_cell: MakeCell) -> None:
-    with pytest.raises(InputError, match="anchor_directions"):
-        small_cell(federation=ONE_PASS, algorithm={**SINGLE, "anchor_directions": 4}, privacy=MU)
+def test_a_single_pass_has_no_directions_of_anchors() -> None:
+    with refusal("anchor_directions"):
+        goldstein_cell({**SINGLE, "anchor_directions": 4}, federation=ONE_PASS)
 
 
 @pytest.mark.parametrize(

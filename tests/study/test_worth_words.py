@@ -149,6 +149,65 @@ def test_noise_seeds_are_not_ignored_without_another_option_of_the_grid(tmp_path
     assert "run a scenario anew" in str(done.exception)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pooled", "--splits", "2"], "--pooled: a grid has the pooled model in its table; leave it out"),
+        (["--any-learner", "--epsilon", "1"], "--any-learner: is not compared in a grid; leave it out"),
+        (
+            ["--alone", "--plot", "gain.svg"],
+            "--alone: fits local models alone, without a grid; leave out --splits",
+        ),
+        (["--alone", "--pooled"], "--alone: fits local models alone; leave out --pooled and --personal"),
+        (["--alone", "--personal"], "--alone: fits local models alone; leave out --pooled and --personal"),
+        (["--personal"], "--personal: a personal model starts from a released one; give a run's folder"),
+    ],
+)
+def test_options_without_effect_on_a_scenario_are_refused_with_the_remedy(
+    options: list[str], message: str
+) -> None:
+    """They were ignored, all but the last."""
+    done = CliRunner().invoke(app, ["worth", "heart-hospitals", *options])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith(message)
+    assert "\n" not in str(done.exception)
+
+
+def test_pooled_is_refused_for_the_folder_of_a_run(tmp_path: Path) -> None:
+    """It was ignored."""
+    (tmp_path / "results.json").touch()
+    for options, message in (
+        (["--pooled"], "--pooled: fits the records of a scenario; give that, not a run's folder"),
+        (["--set", "seeds=2"], "--set: a run is compared as it ran"),
+    ):
+        done = CliRunner().invoke(app, ["worth", str(tmp_path), *options])
+        assert isinstance(done.exception, InputError)
+        assert str(done.exception).startswith(message)
+
+
+def test_a_grid_of_one_noise_seed_is_refused(tmp_path: Path) -> None:
+    """Noise that all splits share is in no spread then."""
+    path = written(tmp_path, federation_of(flipped("seeded", 2, 20, 0.0), 2, 20))
+    with pytest.raises(InputError, match="--seeds 1: at least 2, and at most 1,000"):
+        study_joining(JoiningRequest(path, (), ("untrusted",), (1.0,), 2, seeds=1))
+
+
+def test_the_table_has_an_interval_by_both_parts_of_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two splits 0.2 apart and two seeds 0.1 apart: ± √(0.1² + 0.1² + 0.05²), and 12.7 times that for 95 %."""
+    result = result_of(0.0, "accuracy", 2)
+    first, second = result.splits
+    gains = np.array([[0.0, 0.1], [0.2, 0.3]])  # (splits, seeds)
+    parts = (
+        dataclasses.replace(split, gains={"untrusted": np.ones((2, 1, 3)) * values[None, :, None]})
+        for split, values in zip((first, second), gains, strict=True)
+    )
+    print_joining(dataclasses.replace(result, splits=tuple(parts)), as_json=False, plot=None)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "+15.0 15.0 -175.6 to +205.6" in text
+    assert "noise seeds, the same in each split" in text
+    assert "Student's t of that part is 12.7 in the 95 % interval" in text
+
+
 def tips(chart: Chart) -> str:
     return " ".join(mark.tooltip for panel in chart.panels for series in panel.series for mark in series.marks)
 
@@ -187,11 +246,6 @@ def test_one_split_or_one_seed_says_that_there_is_no_standard_error(
     assert "none" in row
     assert "2 noise seeds: no standard error" in text
     assert "one split: no interval" in text
-    print_joining(joining(path, (1.0,), 0, seeds=1), as_json=False, plot=None)
-    text = capsys.readouterr().out
-    (row,) = [line for line in text.splitlines() if line.startswith("untrusted")]
-    assert "one seed" in row
-    assert "1 noise seed: no standard error" in text
     chart = make_gain_chart(joining(path, (1.0,), 1))
     assert "one split, no standard error" in chart.note
     assert "no standard error" in tips(chart)

@@ -40,9 +40,9 @@ class WorthRequest:
     """Options of a comparison with local models."""
 
     with_pooled: bool = False
-    """Whether to fit a model to the records of all silos, too, if a scenario is given without a grid."""
+    """Whether to fit a model to the records of all silos, too, for a scenario without a grid."""
     with_any_learner: bool = False
-    """Whether to try learners of scikit-learn on each silo's records, too, if there is no grid."""
+    """Whether to try learners of scikit-learn on each silo's records, too, without a grid."""
     only_local: bool = False
     """Whether to fit only the local models, so that reports find their scores in the cache."""
     with_personal: bool = False
@@ -72,8 +72,10 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
             or options do not fit together, such as overrides for a run's folder.
         RunError: The claims of a run's folder differ from its releases, after its gains were printed.
     """
-    if (path_or_run / "results.json").exists():
-        _print_run_folder(path_or_run, overrides, request)
+    is_run = (path_or_run / "results.json").exists()
+    _check_options(overrides, request, is_run=is_run)
+    if is_run:
+        _print_run_folder(path_or_run, request)
         return
     path = find_scenario_file(path_or_run)
     if request.only_local:
@@ -88,10 +90,6 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
         )
         print_joining(study_joining(joining_request, _report_progress), as_json=request.as_json, plot=plot)
         return
-    if request.with_personal:
-        raise InputError(
-            "--personal: a personal model starts from a released one; give a run's folder, or --splits"
-        )
     cell = load_scenario(path, list(overrides)).points[0].cell
     references = compute_references(
         cell, with_any_learner=request.with_any_learner, report_progress=_report_progress
@@ -112,19 +110,41 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
     print_text("".join(_notes(references)))
 
 
-def _print_run_folder(folder: Path, overrides: Sequence[str], request: WorthRequest) -> None:
+_GRID_OPTIONS = "--splits, --seeds, --trust, --epsilon, --plot"
+
+
+def _check_options(overrides: Sequence[str], request: WorthRequest, *, is_run: bool) -> None:
+    """Refuse options that would have no effect, with the remedy.
+
+    Raises:
+        InputError: One of the options would have no effect.
+    """
+    has_grid, only_local = request.grid is not None, request.only_local
+    refusals = {
+        "--set: a run is compared as it ran; give the scenario for another one": is_run and bool(overrides),
+        f"{_GRID_OPTIONS}: run a scenario anew; give that, not a run's folder": is_run and has_grid,
+        f"--alone: fits local models alone, without a grid; leave out {_GRID_OPTIONS}": only_local and has_grid,
+        "--alone: fits local models alone; leave out --pooled and --personal": only_local
+        and (request.with_pooled or request.with_personal),
+        "--pooled: fits the records of a scenario; give that, not a run's folder": is_run and request.with_pooled,
+        "--pooled: a grid has the pooled model in its table; leave it out": has_grid and request.with_pooled,
+        f"--any-learner: is not compared in a grid; leave it out, or {_GRID_OPTIONS}": has_grid
+        and request.with_any_learner,
+        "--personal: a personal model starts from a released one; give a run's folder, or --splits": not is_run
+        and not has_grid
+        and request.with_personal,
+    }
+    if reasons := [reason for reason, is_refused in refusals.items() if is_refused]:
+        raise InputError(reasons[0])
+
+
+def _print_run_folder(folder: Path, request: WorthRequest) -> None:
     """Print the gains of a run's models, or fill the cache with the run's local models.
 
     Raises:
-        InputError: Options are for a scenario, or the run cannot be compared.
+        InputError: The run cannot be compared.
         RunError: The run's claims differ from its releases, after the gains were printed.
     """
-    if overrides:
-        raise InputError("--set: a run is compared as it ran; give the scenario for another one")
-    if request.grid is not None:
-        raise InputError(
-            "--splits, --seeds, --trust, --epsilon, --plot: run a scenario anew; give that, not a run's folder"
-        )
     results = read_claims(folder)
     if request.only_local:
         cells = [resolve_cell(dict(record["scenario"]), str(folder / "results.json")) for record in results.cells]

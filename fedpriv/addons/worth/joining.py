@@ -52,6 +52,7 @@ _SPARED_SHARE = 0.2
 _MAX_SPLITS = 1000
 """Most splits, and most seeds of each.  A split is a grid of runs and takes seconds to minutes."""
 _MIN_SEEDS = 2
+"""Fewest seeds of each split, without which no part of a spread is known to be due to noise."""
 _TRUST_KEY, _EPSILON_KEY = "algorithm.trust", "privacy.epsilon"
 ProgressCallback = Callable[[str], None]
 
@@ -199,8 +200,8 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
     grid = request.epsilons
     if not grid or not all(0.0 < e < math.inf for e in grid) or list(grid) != sorted(set(grid)):
         raise InputError(f"--epsilon: expected rising numbers above 0, found {', '.join(map(str, grid))}")
-    if request.seeds > _MAX_SPLITS:
-        raise InputError(f"--seeds {request.seeds}: at most {_MAX_SPLITS:,}")
+    if not _MIN_SEEDS <= request.seeds <= _MAX_SPLITS:
+        raise InputError(f"--seeds {request.seeds}: at least {_MIN_SEEDS}, and at most {_MAX_SPLITS:,}")
     trusts = _choose_trusts(request)
     first = _load_grid(request, trusts[0], None, None)
     settings = [key for key in first.axes if key not in (_TRUST_KEY, _EPSILON_KEY)]
@@ -257,7 +258,8 @@ def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: f
     """Load the grid of one trust setting: the scenario at each ε of the request, for each seed.
 
     The request has the number of seeds, which are the scenario's first ones.  If the scenario lists fewer, the
-    numbers after its largest seed follow.  The seeds do not depend on the split.
+    numbers after its largest seed follow.  The seeds do not depend on the split, and `estimate_gain` accounts for
+    noise that splits share.
 
     Args:
         request: Scenario, its overrides, and the grid.
@@ -598,10 +600,13 @@ def _restore_split(
     fields |= {"noiseless": np.array(tree["noiseless"], np.float64), "tests": np.array(tree["tests"], np.int64)}
     figures = [fields[name] for name in ("alone", "balanced", "pooled", "own_intercept", "ratio", "noiseless")]
     figures += [values for name in _BY_TRUST for values in fields[name].values()]
-    if not all(np.isfinite(values).all() for values in figures):
-        raise ValueError("figures")
-    if not silos[0] or fields["noiseless"].shape != shape[1:] or fields["tests"].shape != silos:
-        raise ValueError("shapes")
-    if fields["tests"].min() < 1 or not all(isinstance(text, str) for text in (*names, *texts)):
-        raise ValueError("counts or names")
+    if not (
+        all(np.isfinite(values).all() for values in figures)
+        and silos[0]
+        and fields["noiseless"].shape == shape[1:]
+        and fields["tests"].shape == silos
+        and fields["tests"].min() >= 1
+        and all(isinstance(text, str) for text in (*names, *texts))
+    ):
+        raise ValueError("figures, shapes, counts or names")
     return SplitGains(**{**fields, "names": names})

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from fedpriv.addons.worth.break_even import (
     chance_gain_rate,
@@ -69,11 +70,13 @@ def print_joining(result: JoiningResult, *, as_json: bool, plot: Path | None) ->
 
 
 def _format_gains(values: np.ndarray[Any, Any], result: JoiningResult) -> list[str]:
-    """Format the mean, standard error and standard deviation over noise seeds of gains, (splits, seeds)."""
+    """Format the mean, errors and deviation over noise seeds of gains, (splits, seeds)."""
     (scale, digits), estimate = scale_of(result.metric), estimate_gain(values, result.test_train_ratio)
+    interval = estimate.interval if estimate.interval and estimate.error else ()
     return [
         f"{scale * estimate.mean:+.{digits}f}",
         format_error(estimate.error and scale * estimate.error, digits),
+        " to ".join(f"{scale * end:+.{digits}f}" for end in interval) or "none",
         "one seed" if estimate.noise is None else f"{scale * estimate.noise:.{digits}f}",
     ]
 
@@ -98,6 +101,7 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
         "recalibrated",
         "gain over alone",
         "s.e.",
+        "95 % interval",
         "s.d. over noise",
         "better off",
     ]
@@ -107,10 +111,10 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
     for name, figure in (("pooled, no noise", "pooled"), ("pooled, own intercept", "own_intercept")):
         gains = np.array([[getattr(split, figure)] for split in result.averaged_splits()])
         mean = text(float(local_score + gains.mean()))
-        rows.append([name, "", mean, "", *_format_gains(gains, result)[:2], *[""] * (len(head) - 6)])
+        rows.append([name, "", mean, "", *_format_gains(gains, result)[:3], *[""] * (len(head) - 7)])
     noiseless_gains = np.array([split.noiseless for split in result.averaged_splits()])
     rows.append(
-        ["no noise, same rounds", "", "", "", *_format_gains(noiseless_gains, result), *[""] * (len(head) - 7)]
+        ["no noise, same rounds", "", "", "", *_format_gains(noiseless_gains, result), *[""] * (len(head) - 8)]
     )
     for trust in result.trusts:
         gains = result.mean_over_silos(trust)
@@ -159,7 +163,7 @@ _DISAGREEMENT_RATE = 0.1
 def _describe_break_evens(result: JoiningResult) -> list[str]:
     """Describe the break-even of each trust setting, the ε from which joining pays, in a sentence each.
 
-    Joining "may pay" if the largest ε of the grid loses on average, or in a twentieth of the resamples.
+    Joining "may pay" if the largest ε of the grid loses on average, or in a twentieth of the drawn curves.
     """
     sentences = []
     suffix = "" if len(result.splits) > 1 else " (one split: no interval)"
@@ -181,26 +185,22 @@ def _notes(result: JoiningResult) -> list[str]:
     """Return the notes below the table, which say how its figures were computed."""
     splits, seeds = len(result.splits), result.request.seeds
     notes = [
-        f"{format_count(splits, 'split')} of the records and {format_count(seeds, 'noise seed')} in each; "
-        "the s.e. has Nadeau & Bengio's correction for the records that splits share "
-        f"(test over training records: {result.test_train_ratio:.2f}), and none for noise seeds, which they share "
-        "as well. The interval is the 5th to 95th percentile over splits drawn again. "
-        "No mean contains the published split."
+        f"{format_count(splits, 'split')} of the records and {format_count(seeds, 'noise seed')}, the same in "
+        "each split. The s.e. has a part for splits, with Nadeau & Bengio's correction for the records that they "
+        f"share (test over training records: {result.test_train_ratio:.2f}), and a part for seeds, which more "
+        f"splits do not make smaller. Student's t of that part is {float(stdtrit(seeds - 1, 0.975)):.3g} in the "
+        "95 % interval: more --seeds narrow it. The range of ε is of 90 %, by both parts. No mean contains the "
+        "published split."
         if splits
         else f"The published split alone, {format_count(seeds, 'noise seed')}: no standard error. "
-        "--splits n draws others."
-    ]
-    if splits == 1:
-        notes.append("One split has no standard error and no interval: --splits n draws more.")
-    if splits > 1 and seeds == 1:
-        notes.append("One noise seed: the spread by noise cannot be told apart from the spread by splits.")
-    notes.append(
+        "--splits n draws others.",
+        *(["One split has no standard error and no interval: --splits n draws more."] * (splits == 1)),
         "Settings were chosen in each split, on a fifth of its training records, among those of this ε and of "
         "smaller ones: the fitted line never falls. The choice reads records, and no ε accounts for it."
         if result.monotone
         else "The settings are the scenario's, not chosen in each split: the line may fall, and if they were "
-        "chosen on the published split they have seen test records of the others."
-    )
+        "chosen on the published split they have seen test records of the others.",
+    ]
     if result.request.with_personal:
         method = (
             "a fifth of the records, which the release did not read"

@@ -224,17 +224,16 @@ def _parse_references(tree: Mapping[str, Any]) -> References:
     ):
         raise ValueError("no references")
     for silo in references.silos:
-        shares = [silo.score, silo.constant, silo.balanced, silo.majority]
-        if silo.any_learner is not None:
-            shares.append(silo.any_learner)
-        if not all(type(value) in (int, float) and abs(value) <= _MAX_VALUE for value in (*shares, silo.penalty)):
-            raise ValueError("no scores")
-        if references.metric == "accuracy" and not all(0.0 <= share <= 1.0 for share in shares):
-            raise ValueError("no accuracies")
-        if min(_check_count(silo.silo), _check_count(silo.train), _check_count(silo.test) - 1) < 0:
-            raise ValueError("no counts")
-        if not isinstance(silo.name, str) or not isinstance(silo.learner, str):
-            raise ValueError("no names")
+        any_learner = silo.score if silo.any_learner is None else silo.any_learner
+        shares = (silo.score, silo.constant, silo.balanced, silo.majority, any_learner)
+        if not (
+            all(type(value) in (int, float) and abs(value) <= _MAX_VALUE for value in (*shares, silo.penalty))
+            and (references.metric == "-loss" or all(0.0 <= share <= 1.0 for share in shares))
+            and min(_check_count(silo.silo), _check_count(silo.train), _check_count(silo.test) - 1) >= 0
+            and isinstance(silo.name, str)
+            and isinstance(silo.learner, str)
+        ):
+            raise ValueError("no scores, counts or names")
     return references
 
 
