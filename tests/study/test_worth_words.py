@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.addons.worth import local_models as fits
@@ -24,6 +25,7 @@ from fedpriv.addons.worth.worth import (
     load_silo_records,
     make_evaluator,
 )
+from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.scenario.load import resolve_cell
@@ -187,9 +189,9 @@ def test_pooled_is_refused_for_the_folder_of_a_run(tmp_path: Path) -> None:
 
 def test_a_grid_of_one_noise_seed_is_refused(tmp_path: Path) -> None:
     """Noise that all splits share is in no spread then."""
-    path = written(tmp_path, federation_of(flipped("seeded", 2, 20, 0.0), 2, 20))
+    path = flipped_scenario(tmp_path, "seeded", 2)
     with pytest.raises(InputError, match="--seeds 1: at least 2, and at most 1,000"):
-        study_joining(JoiningRequest(path, (), ("untrusted",), (1.0,), 2, seeds=1))
+        joining(path, (1.0,), 2, seeds=1)
 
 
 def test_the_table_has_an_interval_by_both_parts_of_the_error(capsys: pytest.CaptureFixture[str]) -> None:
