@@ -47,7 +47,7 @@ def test_init_writes_what_advise_says(tmp_path: Path) -> None:
 
 def test_own_data_as_it_stands_is_what_advise_says_of_the_synthetic_records() -> None:
     cell = load_scenario(find_scenario_file(Path("own-data")), []).points[0].cell
-    facts = {"silos": 5, "records": 1200, "features": 784, "classes": 10, "epsilon": 4.0, "feature_norm": 5.0}
+    facts: Any = {"silos": 5, "records": 1200, "features": 784, "classes": 10, "epsilon": 4.0, "feature_norm": 5.0}
     says = fedpriv.advise(**facts, trust="trusted").tree
     algorithm = cell.canonical_data()["algorithm"]
     assert [algorithm.get(key) for key in KEYS] == [says["algorithm"][key] for key in KEYS]

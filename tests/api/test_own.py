@@ -41,7 +41,8 @@ def network() -> nn.Sequential:
 def run(out: Path, tree: dict[str, Any] = TREE, **changes: Any) -> Any:
     """A run on these records and this network, but for the arguments that are given."""
     train, test = records()
-    return fedpriv.run(tree, out=out, **{"train": train, "test": test, "model": network(), **changes})
+    arguments: dict[str, Any] = {"train": train, "test": test, "model": network(), **changes}
+    return fedpriv.run(tree, out=out, **arguments)
 
 
 class Branched(nn.Module):

@@ -34,8 +34,8 @@ def parts_of(records: Any, labels: NDArray[Any]) -> dict[str, Any]:
 
 def run(out: Path, records: Any, labels: NDArray[Any], model: nn.Module | None, **more: Any) -> Any:
     """The cell of a run on these records."""
-    arguments = {"scenario": TREE, **parts_of(records, labels), "model": model, "out": out, "set": FAST, **more}
-    (cell,) = fedpriv.run(arguments.pop("scenario"), **arguments)
+    arguments: dict[str, Any] = {"model": model, "out": out, "set": FAST, **parts_of(records, labels), **more}
+    (cell,) = fedpriv.run(arguments.pop("scenario", TREE), **arguments)
     return cell
 
 

@@ -186,9 +186,9 @@ def test_the_theorems_of_dp_mu2_fl_stand_beside_its_run(
     tmp_path: Path, relation: str, trust: str, index: int, name: str
 ) -> None:
     """5.2 and 6.2 are explicit: the run with the paper's parameters has exactly their noise, clip and step."""
-    changes = ("clip = 4.0\nbeta = 20.0\nradius = 3.0", "diameter = 0.1"), ("samples = 6000\n", "")
-    changes += ("accelerated-dp-srgd", "dp-mu2-fl"), ('"zero-out"', f'"{relation}"'), ('"trusted"', f'"{trust}"')
-    (point,) = points_of(write(tmp_path, *changes))
+    row = ("accelerated-dp-srgd", "dp-mu2-fl"), ("clip = 4.0\nbeta = 20.0\nradius = 3.0", "diameter = 0.1")
+    words = ("samples = 6000\n", ""), ('"zero-out"', f'"{relation}"'), ('"trusted"', f'"{trust}"')
+    (point,) = points_of(write(tmp_path, *row, *words))
     theorem = point["theorems"][index]
     assert theorem["theorem"].startswith(f"Theorem {name} ({trust}")
     assert theorem["refusal"] is None

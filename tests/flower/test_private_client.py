@@ -426,12 +426,13 @@ def test_guards_answer_every_row_under_every_trust(
 def test_what_a_guard_does_not_allow_ends_the_run_before_round_1(tmp_path: Path) -> None:
     torch.manual_seed(0)
     with guards(tmp_path, 2):
-        for module, change, reason in (
+        changes: list[tuple[nn.Module, dict[str, Any], str]] = [
             (Net(), {"mu": 3.0}, r"silo \d.*mu = 3.*budget is 2"),
             (Net(), {"trust": "trusted"}, "silo 0 refuses: the scenario has this silo release its sums"),
             (network(), {}, "the app's model has 2 arrays, the guard's has 4"),
             (Net(), {"seed": 1}, "a guard draws noise of its own: leave `seed` out of the strategy"),
-        ):
+        ]
+        for module, change, reason in changes:
             with pytest.raises(RunError, match=reason):
                 through_guards(tmp_path, DPSGD(**{**SGD, **change}), module)
         assert [ledger_of(tmp_path, silo) for silo in (0, 1)] == [[], []]

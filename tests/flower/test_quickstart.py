@@ -138,8 +138,10 @@ def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Pa
             key = node_key_folder(home, silo)
             words = supernode_process.supernode_command(link.address, silo, socket, key, "--apps")
             with (site / "log").open("wb") as log:
-                keys = {"cwd": site, "env": flower_environment(site), "stdout": log, "stderr": subprocess.STDOUT}
-                nodes.append(subprocess.Popen(words, **keys))
+                process = subprocess.Popen(
+                    words, cwd=site, env=flower_environment(site), stdout=log, stderr=subprocess.STDOUT
+                )
+                nodes.append(process)
         run = submitted(link, tmp_path)
         deadline = time.monotonic() + 300
         while not (status := link.control.run_status(run)).is_over and time.monotonic() < deadline:

@@ -69,7 +69,7 @@ def scenario_model(
         "algorithm": {"name": row, "trust": trust, **settings}, "privacy": PRIVACY,
         "run": {"dtype": dtype, "evaluations": 1},
     }  # fmt: skip
-    records = {"train": (images, labels), "test": (images[:20], labels[:20])}
+    records: dict[str, Any] = {"train": (images, labels), "test": (images[:20], labels[:20])}
     results = fedpriv.run(tree, **records, model=module, engine="inprocess", out=tmp_path, progress=False)
     return results.cells[0].model()
 
@@ -258,8 +258,9 @@ def test_what_cannot_be_private_is_refused_in_one_line_before_anything_is_sent(
     def train(message: Message, context: Context) -> Message:
         raise AssertionError("a client was called")
 
+    arguments: dict[str, Any] = {"initial_arrays": arrays_of(network()), **start}
     with pytest.raises(InputError, match=line) as raised:
-        DPMu2FL(**row_with(**keywords)).start(grid_of(train), **{"initial_arrays": arrays_of(network()), **start})
+        DPMu2FL(**row_with(**keywords)).start(grid_of(train), **arguments)
     assert "\n" not in str(raised.value)
 
 

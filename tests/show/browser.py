@@ -83,7 +83,7 @@ async def _look(
             await ask(f"{domain}.enable")
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await ask("Emulation.setEmulatedMedia", media="print" if printed else "", features=[scheme])
-        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        screen: dict[str, Any] = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         await ask("Emulation.setDeviceMetricsOverride", **screen)
         await ask("Page.navigate", until="Page.loadEventFired", url=address)
         for question in questions:

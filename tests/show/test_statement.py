@@ -34,7 +34,7 @@ def zero_out(algorithm: dict[str, Any]) -> Cell:
     return cell_of(algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
 
 
-def statement_of(cell: Cell, noise: str = "simulation", count: int = 1) -> Statement:
+def statement_of(cell: Cell, noise: Any = "simulation", count: int = 1) -> Statement:
     """What is said of `count` runs of a cell, with noise of a simulation or of a release."""
     record = privacy_data(cell, streams_of(cell), noise)
     (statement,) = make_statements(results_of_records(*[record] * count))
