@@ -21,7 +21,7 @@ def require(value: Value | None) -> Value:
 
 def lags(rounds: int) -> Floats:
     """|s - t| of every two rounds."""
-    return np.abs(np.subtract.outer(np.arange(float(rounds)), np.arange(float(rounds))))
+    return np.asarray(np.abs(np.subtract.outer(np.arange(float(rounds)), np.arange(float(rounds)))))
 
 
 def chain_of(decay: float, rounds: int, first: float = 1.0) -> CovarianceChain:

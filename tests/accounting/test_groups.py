@@ -120,7 +120,7 @@ def test_no_vectors_of_a_group_are_told_apart_better_than_opposite_ones() -> Non
             chance = math.prod(rate if joined else 1.0 - rate for joined in joins)
             for law, (at_x, at_y) in zip(laws, np.array(joins) @ vectors, strict=True):
                 law += chance * np.exp(-((x - at_x) ** 2 + (y - at_y) ** 2) / (2.0 * z**2)) / (2.0 * np.pi * z**2)
-        found = hockey_stick(*laws, epsilon) * cell
+        found = hockey_stick(laws[0], laws[1], epsilon) * cell
         bound = float(SampledGroupRound(z, rate, size, "replaced").deltas(np.array([epsilon]))[0])
         assert found <= bound + 1e-4  # of the quadrature, and of what lies beyond it
         closest = max(closest, found / bound)

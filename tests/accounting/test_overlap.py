@@ -106,8 +106,8 @@ def test_no_increments_of_two_rounds_do_better_however_they_follow_the_first_rel
     rules = [constant, -constant, 0.5 * constant, np.sign(first), np.where(first > 1.0, 1.0, -1.0), np.tanh(first)]
     for epsilon in (0.0, 0.7, 3.0):
         for rule in rules:
-            for pair in ((released(1.0, rule), law), (law, released(1.0, rule))):
-                assert hockey_stick(*pair, epsilon) <= delta_at(run.curve, epsilon) + 1e-7
+            for one, other in ((released(1.0, rule), law), (law, released(1.0, rule))):
+                assert hockey_stick(one, other, epsilon) <= delta_at(run.curve, epsilon) + 1e-7
         for rule, other in [(constant, -constant), (np.sign(first), -np.sign(first)), (constant, np.sign(first))]:
             found = hockey_stick(released(1.0, rule), released(-1.0, other), epsilon)
             assert found <= delta_at(replaced.curve, epsilon) + 1e-7

@@ -13,7 +13,6 @@ from fedpriv.accounting.allocation import AllocatedGaussian, calibrate
 from fedpriv.accounting.budget import (
     ApproximateGDP,
     LifetimeBudget,
-    charge_across_silos,
     find_capacity,
     min_mu,
     overflow_slack,
@@ -69,7 +68,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: ApproximateGDP(-1.0, 0.0), "mu"),
     (lambda: ApproximateGDP(1.0, 1.0), "slack"),
     (lambda: ApproximateGDP(1.0, -0.1), "slack"),
-    (lambda: charge_across_silos([], 0), "1 silo or more"),
     (lambda: price_at_distance(ApproximateGDP(0.25), distance=0), "distance"),
     (lambda: LifetimeBudget(0.0, 0.0), "mu"),
     (lambda: LifetimeBudget(math.inf, 0.0), "mu"),

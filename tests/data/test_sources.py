@@ -114,11 +114,11 @@ def package(files: dict[str, bytes] = FILES, name: str = "data.tar.xz") -> bytes
             member.size = len(compressed)
             archive.addfile(member, io.BytesIO(compressed))
     members = (("debian-binary", b"2.0\n"), ("control.tar.xz", b"odd"), (name, packed.getvalue()))
-    archive = b"!<arch>\n"
+    deb = b"!<arch>\n"
     for member_name, content in members:
-        archive += f"{member_name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
-        archive += content + b"\n" * (len(content) % 2)
-    return archive
+        deb += f"{member_name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
+        deb += content + b"\n" * (len(content) % 2)
+    return deb
 
 
 def test_the_files_are_read_out_of_the_archive() -> None:

@@ -23,7 +23,7 @@ CLIPS = (1.0, 2.0, 0.5, 1.0, 3.0, 1.0, 0.2, 2.5)
 def dense(workload: Workload) -> Matrix:
     """C = diag(1/d) A."""
     rounds = workload.rounds
-    return workload_matrix(rounds, workload.decay) / np.array(SIZES[:rounds])[:, None]
+    return np.asarray(workload_matrix(rounds, workload.decay) / np.array(SIZES[:rounds])[:, None])
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.6, 1.0])

@@ -71,7 +71,7 @@ def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: i
 def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
-    most, gap, period = (data.draw(numbers) for numbers in (st.integers(1, 4), st.integers(1, 14), PERIODS))
+    most, gap, period = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)), data.draw(PERIODS)
     mechanism = data.draw(mechanisms(decay, period))
     workload = separated(rounds, most, gap, decay, period, data.draw(clip_norms(rounds)))
     found = mechanism.certified(workload)
@@ -180,13 +180,18 @@ def test_clipping_the_first_leaf_tighter_is_free(rounds: int, gain: float) -> No
     assert 1 - tighter / plain == pytest.approx(gain, abs=0.006)
 
 
+def pattern_of(workload: Workload) -> MinSeparation:
+    assert isinstance(workload.schedule, MinSeparation)
+    return workload.schedule
+
+
 @given(data=st.data(), rounds=st.integers(1, 14))
 @settings(deadline=None)
 def test_the_heaviest_pattern_is_the_heaviest(data: st.DataObject, rounds: int) -> None:
     weights = np.array(data.draw(st.lists(st.floats(0.0, 9.0), min_size=rounds, max_size=rounds)))
     workload = separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 16)))
     best = max(sum(weights[list(chosen)]) for chosen in patterns(workload))
-    assert heaviest_pattern(weights, workload.schedule) == pytest.approx(best)
+    assert heaviest_pattern(weights, pattern_of(workload)) == pytest.approx(best)
 
 
 @given(rounds=st.integers(1, 10_000_000), decay=decays)
@@ -238,14 +243,14 @@ def test_the_search_finds_the_worst_pattern(data: st.DataObject, rounds: int, pe
     c = sum(value * np.eye(rounds, k=-lag) for lag, value in enumerate(series))
     c = np.where(np.equal.outer(block, block), c, 0.0)
     moved = max(float(np.linalg.norm(c[:, chosen] @ clips[list(chosen)])) for chosen in patterns(workload))
-    found = sensitivity_from_rows(toeplitz_inner(series, rounds, period), workload, workload.schedule)
+    found = sensitivity_from_rows(toeplitz_inner(series, rounds, period), workload, pattern_of(workload))
     assert found.exact
     assert found.value == pytest.approx(moved, rel=1e-12)
 
 
 def test_it_is_exact_where_columns_do_not_overlap() -> None:
     workload = separated(7, 3, 2, clips=[1.0, 3.0, 1.0, 2.0, 0.5, 4.0, 1.0])
-    found = sensitivity_from_rows(toeplitz_inner(np.array([1.0]), 7), workload, workload.schedule)
+    found = sensitivity_from_rows(toeplitz_inner(np.array([1.0]), 7), workload, pattern_of(workload))
     assert found.value == pytest.approx(np.sqrt(9 + 4 + 16))
 
 

@@ -161,7 +161,7 @@ def test_delta_above_one_over_n_and_too_rough_a_loss_break_conditions() -> None:
 
 @pytest.mark.parametrize("key", ["epsilon", "delta", "lipschitz", "smoothness", "radius"])
 def test_what_means_nothing_is_refused(key: str) -> None:
-    changed, radius = (MNIST, 0.0) if key == "radius" else (problem_of(**{key: 0.0}), RADIUS)
+    changed, radius = (MNIST, 0.0) if key == "radius" else (problem_of(**{key: 0.0}), RADIUS)  # type: ignore[arg-type]
     for theorem in (realizable_parameters, non_realizable_parameters):
         with pytest.raises(InputError, match=key):
             theorem(changed, radius)
