@@ -391,7 +391,7 @@ class AnchoredSquareRoot(Mechanism):
 
     name: ClassVar[str] = "anchored"
     words: ClassVar[str] = (
-        "separate Gaussian noise on every anchor, and correlated noise on the changes between anchors"
+        "Gaussian noise of each anchor's own, and correlated noise on the changes between anchors"
     )
 
     period: int
