@@ -273,7 +273,7 @@ def test_a_ledger_charges_replace_one_and_the_largest_clip() -> None:
     assert other.epsilon_of(1e-5) > 1.3 * stream.guarantee.epsilon_of(1e-5)
     changing = dataclasses.replace(stream, clips=(1.0, 2.0) * 4).guarantee
     assert changing == dataclasses.replace(stream, clips=(2.0,) * 8).guarantee
-    with refusal("'shuffled' is none of fixed, poisson, allocation, balanced, available, phases"):
+    with refusal("'shuffled' is none of fixed, poisson, allocation, balanced, available, fresh, phases"):
         stream_from_data({**stream_to_data(stream), "participation": {"name": "shuffled"}})
 
 
