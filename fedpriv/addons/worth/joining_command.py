@@ -189,8 +189,8 @@ def _notes(result: JoiningResult) -> list[str]:
         "each split. The s.e. has a part for splits, with Nadeau & Bengio's correction for the records that they "
         f"share (test over training records: {result.test_train_ratio:.2f}), and a part for seeds, which more "
         f"splits do not make smaller. Student's t of that part is {float(t_quantile(seeds - 1, 0.975)):.3g} in "
-        "the 95 % interval: more --seeds narrow it. The range of ε is of 90 %, by both parts. No mean contains the "
-        "published split."
+        "the 95 % interval: more --seeds narrow it. The range of ε is of 90 %, by both parts. No mean contains "
+        "the published split."
         if splits
         else f"The published split alone, {format_count(seeds, 'noise seed')}: no standard error. "
         "--splits n draws others.",
