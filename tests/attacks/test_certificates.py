@@ -157,7 +157,9 @@ FIXED: dict[str, Case] = {
     "point": both(record(point={"privacy.rho": 0.1}), "record.point: privacy.rho is 0.1"),
     "point beside the scenario": both(record(point={"title.epsilon": 0.1}), "record.point: title.epsilon is"),
     "clients": both(record(clients=10**6), "record.clients is 1000000"),
-    "a key that no record has": both(record(epsilon_of_board=0.1), "record.epsilon_of_board is none"),
+    "a key that no record has": both(
+        record(epsilon_of_board=0.1), "record.epsilon_of_board is a key that no certificate has"
+    ),
     "a number as a truth value": both(record(unread=False), "record.unread is False"),
     "std": both(noise(4.0), "record: std gives mu = 1, and the scenario asks for 4"),
     "std on the safe side, by 1e-7": both(noise(1.0 / (1.0 + 1e-7)), "record: std gives mu"),
@@ -210,7 +212,7 @@ FIXED: dict[str, Case] = {
     "digest": Case(record(scenario_sha256="0" * 64), f"{RUN}, the one that is certified, and record", None),
     "title": both(record(scenario__title="Another"), "run.title is '', and the scenario's is 'Another'"),
     "a key in other letters": Case(
-        with_digest(record(scenario__federation__epochs=1.0)), "cannot be planned", "record"
+        with_digest(record(scenario__federation__epochs=1.0)), "epochs = 1.0: expected a whole number", "record"
     ),
     "title in both places": Case(with_digest(record(scenario__label={"a": 1})), RUN, None),
 }
