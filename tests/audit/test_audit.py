@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +11,47 @@ import pytest
 import torch
 
 from fedpriv.addons.audit.audit import audit
-from fedpriv.addons.audit.canaries import CanaryLayout, make_audit_cell, rows_by_round
+from fedpriv.addons.audit.canaries import CanaryLayout, make_audit_cell, make_canary_objective, rows_by_round
 from fedpriv.addons.audit.statistics import bound_at_threshold, canary_weight_and_std, mu_lower_bound
 from fedpriv.cli import main
+from fedpriv.core.errors import InputError
+from fedpriv.plan.plan import make_plan
+from fedpriv.scenario.schema import Cell
 from tests.audit import planted
-from tests.audit.builders import TRUSTS, audit_canaries, fixed_keys, plan_release
+from tests.audit.planted import noise_times
 from tests.conftest import small_tree
-from tests.engines.builders import refusal, small_cell
 from tests.parts import in_parts
 
-__all__ = ["fixed_keys"]
+MakeCell = Callable[..., Cell]
+TRUSTS = ["untrusted", "trusted", "secure-aggregation"]
 FAMILIES = ["integers", "driven canaries", "hostile queries"]
+
+
+@pytest.fixture(autouse=True)
+def _fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.fixed_keys(monkeypatch)
 
 
 @pytest.mark.every(6)
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize(("relation", "dtype"), [("replace-one", "float32"), ("zero-out", "float64")])
-def test_healthy_code_stands_and_the_bound_is_tight(trust: str, relation: str, dtype: str) -> None:
+def test_healthy_code_stands_and_the_bound_is_tight(
+    small_cell: MakeCell, trust: str, relation: str, dtype: str
+) -> None:
     """At least half of the claim; for new keys a false refutation has probability at most 1 %."""
     keys = {"algorithm__trust": trust, "privacy__relation": relation, "run__dtype": dtype}
-    outcome = audit_canaries(small_cell(federation__rounds=6, **keys), 4096)
+    outcome = audit(small_cell(federation__rounds=6, **keys), trials=4096, families=("canaries",))
     assert outcome.stands
     assert 0.5 <= outcome.mu <= 1.0
     assert outcome.epsilon <= outcome.claimed_epsilon
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_several_passes_stand_and_a_canary_is_in_each(trust: str) -> None:
+def test_several_passes_stand_and_a_canary_is_in_each(small_cell: MakeCell, trust: str) -> None:
     algorithm = {"name": "dp-sgd", "trust": trust, "clip": 1.0, "step": 0.5}
     target = {"privacy__rho": None, "privacy__mu": 1.0}
     cell = small_cell(algorithm=algorithm, federation__rounds=6, federation__epochs=3, **target)
-    outcome = audit_canaries(cell, 4096)
+    outcome = audit(cell, trials=4096, families=("canaries",))
     assert outcome.stands
     assert outcome.rounds == 6
     assert outcome.mu >= 0.5
@@ -49,9 +60,9 @@ def test_several_passes_stand_and_a_canary_is_in_each(trust: str) -> None:
 @pytest.mark.every(6)
 @pytest.mark.parametrize("mechanism", ["tree", "banded"])
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_mechanisms_with_state_stand(trust: str, mechanism: str) -> None:
+def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism: str) -> None:
     cell = small_cell(algorithm__trust=trust, algorithm__mechanism=mechanism, federation__rounds=6)
-    outcome = audit_canaries(cell, 4096)
+    outcome = audit(cell, trials=4096, families=("canaries",))
     assert outcome.stands
     assert outcome.mu >= 0.3
 
@@ -63,42 +74,44 @@ def test_mechanisms_with_state_stand(trust: str, mechanism: str) -> None:
         long=[*((trust, "integers", "float64") for trust in TRUSTS), ("trusted", "integers", "float32")],
     ),
 )
-def test_integers_and_hostile_queries_tell_nothing(trust: str, family: str, dtype: str) -> None:
+def test_integers_and_hostile_queries_tell_nothing(
+    small_cell: MakeCell, trust: str, family: str, dtype: str
+) -> None:
     """For new keys a false refutation has probability at most 0.2 %."""
     outcome = audit(small_cell(algorithm__trust=trust, run__dtype=dtype), trials=2048, families=(family,))
     assert outcome.stands, outcome
 
 
-def test_one_silo_alone_is_audited() -> None:
+def test_one_silo_alone_is_audited(small_cell: MakeCell) -> None:
     cell = small_cell(federation__silos=1, federation__rounds=6)
-    assert audit_canaries(cell).stands
+    assert audit(cell, trials=2048, families=("canaries",)).stands
 
 
-def test_progress_goes_up_to_the_whole() -> None:
-    shares: list[float] = []
+def test_progress_goes_up_to_the_whole(small_cell: MakeCell) -> None:
+    heard: list[float] = []
     cell = small_cell(federation__rounds=2, algorithm__trust="trusted")
-    audit(cell, trials=2048, progress=shares.append, families=("canaries", "hostile queries"))
-    assert shares == sorted(shares)
-    assert shares[-1] <= 1.0
-    assert len(shares) >= 2
+    audit(cell, trials=2048, progress=heard.append, families=("canaries", "hostile queries"))
+    assert heard == sorted(heard)
+    assert heard[-1] <= 1.0
+    assert len(heard) >= 2
 
 
 @pytest.mark.parametrize(("rounds", "per_run"), [(1, 256), (2, 512), (6, 1024)])
-def test_an_outcome_counts_the_canaries_that_there_were(rounds: int, per_run: int) -> None:
+def test_an_outcome_counts_the_canaries_that_there_were(small_cell: MakeCell, rounds: int, per_run: int) -> None:
     """A batch has room for 256 canaries: a run of one round was said to have 1,024."""
-    outcome = audit_canaries(small_cell(federation__rounds=rounds))
+    outcome = audit(small_cell(federation__rounds=rounds), trials=2048, families=("canaries",))
     assert outcome.trials == 2 * per_run
 
 
-def test_torch_has_its_threads_back() -> None:
+def test_torch_has_its_threads_back(small_cell: MakeCell) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    audit_canaries(small_cell(federation__rounds=2))
+    audit(small_cell(federation__rounds=2), trials=2048, families=("canaries",))
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
 
 
-def test_a_canary_weighs_less_in_a_round_of_several_batches() -> None:
+def test_a_canary_weighs_less_in_a_round_of_several_batches(small_cell: MakeCell) -> None:
     """An anchor of 3 batches of 3 is a mean of 9 records, and the round after it one of 3."""
     algorithm = {
         "name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": 3, "smoothing": 0.1,
@@ -106,11 +119,11 @@ def test_a_canary_weighs_less_in_a_round_of_several_batches() -> None:
     }  # fmt: skip
     small = make_audit_cell(small_cell(algorithm=algorithm, privacy__rho=None, privacy__mu=1.0), 1.0, 6, 2, 3)
     assert [len(rows) for rows in rows_by_round(small)] == [9, 3, 3, 9, 3, 3]
-    plan = plan_release(small, 4)
+    plan = make_plan(small, make_canary_objective(small, 4), for_release=True)
     assert [canary_weight_and_std(plan, t)[0] for t in (1, 2)] == pytest.approx([4.0 / 9.0, 2.0 / 3.0])
 
 
-def test_canaries_lie_where_a_single_pass_reads_them() -> None:
+def test_canaries_lie_where_a_single_pass_reads_them(small_cell: MakeCell) -> None:
     """Batch p is rows p·B to (p+1)·B of the order, and is read in round p + 1: written out, not asked."""
     small = make_audit_cell(small_cell(), 1.0, 4, 2, 3)
     passes = rows_by_round(small)
@@ -156,18 +169,15 @@ def test_perfect_separation_and_none_are_finite() -> None:
     assert bound_at_threshold(0.5, present.astype(float), present, 0.01) > 4.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "reason"),
-    [
-        ({"privacy__mode": "none", "privacy__rho": None}, {}, "claims nothing"),
-        ({}, {"trials": 10}, "trials = 10"),
-        ({}, {"claimed_mu": 1e-300}, "a mu in"),
-        ({}, {"seed": -1}, "seed = -1"),
-    ],
-)
-def test_what_cannot_be_audited_is_refused(changes: dict[str, Any], options: dict[str, Any], reason: str) -> None:
-    with refusal(reason):
-        audit(small_cell(**changes), **options)
+def test_what_cannot_be_audited_is_refused(small_cell: MakeCell) -> None:
+    with pytest.raises(InputError, match="claims nothing"):
+        audit(small_cell(privacy__mode="none", privacy__rho=None))
+    with pytest.raises(InputError, match="trials = 10"):
+        audit(small_cell(), trials=10)
+    with pytest.raises(InputError, match="a mu in"):
+        audit(small_cell(), claimed_mu=1e-300)
+    with pytest.raises(InputError, match="seed = -1"):
+        audit(small_cell(), seed=-1)
 
 
 def write_scenario(folder: Path, **overrides: Any) -> Path:
@@ -188,19 +198,19 @@ def test_exit_codes_of_the_command(
     monkeypatch.setattr("sys.argv", ["fedpriv", "audit", str(path), "--trials", "2048", "--json"])
     with pytest.raises(SystemExit) as stands:
         main()
-    printed = capsys.readouterr()
+    said = capsys.readouterr()
     assert stands.value.code == 0
-    outcome = json.loads(printed.out)
-    assert outcome["stands"] is True
-    assert set(outcome["families"]) == {"canaries", "driven canaries", "rollback", "integers", "hostile queries"}
-    assert 0.6 < outcome["sees"]["canaries"] < 0.65
-    assert printed.err.startswith("fedpriv: auditing")
-    planted.noise_times(0.25)(monkeypatch)
+    found = json.loads(said.out)
+    assert found["stands"] is True
+    assert set(found["families"]) == {"canaries", "driven canaries", "rollback", "integers", "hostile queries"}
+    assert 0.6 < found["sees"]["canaries"] < 0.65
+    assert said.err.startswith("fedpriv: auditing")
+    noise_times(0.25)(monkeypatch)
     monkeypatch.setattr("sys.argv", ["fedpriv", "audit", str(path), "--trials", "2048"])
     with pytest.raises(SystemExit) as refuted:
         main()
     assert refuted.value.code == 3
-    printed = capsys.readouterr()
-    assert "THE CLAIM IS REFUTED" in printed.out
-    assert "with 2,048 trials this audit would see σ × 0.63 (canaries)" in printed.out
-    assert "the claim μ = 1 is refuted" in printed.err
+    said = capsys.readouterr()
+    assert "THE CLAIM IS REFUTED" in said.out
+    assert "with 1,536 trials this audit would see σ × 0.63 (canaries)" in said.out  # two runs of 256 a round
+    assert "the claim μ = 1 is refuted" in said.err

@@ -18,7 +18,6 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.cli.command import fedpriv as command
 from tests.data.tables import rows, write_csv
-from tests.papers.test_newton import tree_of
 from tests.silo.test_statistics import TABLES, plan
 
 COUNTS: list[dict[str, Any]] = [{"of": ["sex", "outcome"]}]
@@ -39,14 +38,16 @@ def test_sums_of_real_guards_are_as_far_apart_as_is_charged(
     """Guarantee of `apart`: √2 clips for plain counts, measured on the integers that leave two guards."""
     small, of = planned(plan(tmp_path, "trusted", tables, relation=relation).cell)
     pair = find_furthest_pair(small, of, seed=0)
-    sums, unit = [], of.required_exact_plan.lattice.unit
+    sums = []
     with torch.inference_mode():
         for world in (0, 1):
             silo, *others = _open_world(tmp_path / f"{world}", small, pair, world)
             silo.select_plan(0)
-            sums.append(silo.answer("run", 1, of.objective.initial()).double() * unit)
-            for opened in (silo, *others):
-                opened.close()
+            sums.append(
+                silo.answer("run", 1, of.objective.initial()).double() * of.required_exact_plan.lattice.unit
+            )
+            for each in (silo, *others):
+                each.close()
     distance = float((sums[0] - sums[1]).norm())
     charged = {"replace-one": of.increment_diameter, "zero-out": 1.0}[relation]
     assert charged * 0.95 <= distance <= charged
@@ -101,5 +102,7 @@ def test_what_its_canaries_cannot_stand_for_is_one_line(tmp_path: Path) -> None:
     persons = cell.privacy.model_copy(update={"unit": "user", "records": 2})
     with pytest.raises(InputError, match="canaries of statistics are records"):
         audit(cell.model_copy(update={"privacy": persons}))
+    from tests.papers.test_newton import tree_of
+
     with pytest.raises(InputError, match="canaries are gradients, and its records answer with more"):
         audit(resolve_cell(tree_of(tmp_path), "test"))

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.addons.audit import families
-from fedpriv.addons.audit.audit import audit
+from fedpriv.addons.audit import families, secret
+from fedpriv.addons.audit.audit import Audit, audit
 from fedpriv.addons.audit.families import detectable_noise_share, make_run_parts
 from fedpriv.addons.audit.statistics import bound_at_threshold, separation
 from fedpriv.addons.audit.transcripts import Trials
+from fedpriv.core.random import derive_key
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.rounds import integers
 from fedpriv.scenario.load import resolve_cell
@@ -24,12 +25,19 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.sections import RunBudget
 from fedpriv.show.statement import describe_power
 from tests.audit import planted
-from tests.audit.builders import TRUSTS, audit_canaries, fixed_keys, secret_cell
-from tests.engines.builders import small_cell
+from tests.audit.test_secret import cell_of as secret_cell
 from tests.plan.test_first_step import GIVEN, cell_of
 
-__all__ = ["fixed_keys"]
+MakeCell = Callable[..., Cell]
+TRUSTS = ["untrusted", "trusted", "secure-aggregation"]
 EVALUATED = {"records": 20, "mu": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def _fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.fixed_keys(monkeypatch)
+    drawn = iter(range(10**9))
+    monkeypatch.setattr(secret, "system_key", lambda: derive_key(b"company", str(next(drawn))))
 
 
 def scaled_cell(folder: Path, share: float = 0.9, trust: str = "untrusted", **scale: Any) -> Cell:
@@ -37,10 +45,14 @@ def scaled_cell(folder: Path, share: float = 0.9, trust: str = "untrusted", **sc
     return cell_of(folder, {"share": share, **scale}, algorithm={"trust": trust}, run={"dtype": "float32"})
 
 
-def evaluated_cell() -> Cell:
+def evaluated_cell(small_cell: MakeCell) -> Cell:
     keys = {"privacy__rho": None, "privacy__mu": 2.0, "evaluation": EVALUATED}
     algorithm = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.5}
     return small_cell(algorithm=algorithm, federation__rounds=4, run__dtype="float32", **keys)
+
+
+def canaries(cell: Cell, trials: int = 2048) -> Audit:
+    return audit(cell, trials=trials, families=("canaries",))
 
 
 @pytest.mark.slow
@@ -53,11 +65,11 @@ def test_less_noise_is_refuted_whatever_a_first_step_takes(
     The rounds claim 0.316 then.  Where means are given there is no step to be audited, and the rounds are.
     """
     cell = scaled_cell(tmp_path, **({name: GIVEN[name] for name in ("means", "deviations")} if given else {}))
-    outcome = audit_canaries(cell)
+    outcome = canaries(cell)
     assert outcome.stands, outcome
     assert outcome.claims["canaries"] == pytest.approx(0.1**0.5)
     planted.noise_times(0.4)(monkeypatch)
-    outcome = audit_canaries(cell, 4096)
+    outcome = canaries(cell, 4096)
     assert not outcome.stands
     assert outcome.families["canaries"] > outcome.claims["canaries"]
     assert ("canaries, first step" in outcome.claims) is not given
@@ -66,7 +78,7 @@ def test_less_noise_is_refuted_whatever_a_first_step_takes(
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_healthy_run_of_two_steps_stands_and_its_whole_is_tight(tmp_path: Path, trust: str) -> None:
     """The composed claim is the one asked for; at least half of it is shown."""
-    outcome = audit_canaries(scaled_cell(tmp_path, 0.5, trust), 4096)
+    outcome = canaries(scaled_cell(tmp_path, 0.5, trust), 4096)
     assert outcome.stands, outcome
     assert outcome.claims["canaries, all parts"] == 1.0
     for family in ("canaries", "canaries, first step"):
@@ -90,22 +102,24 @@ def test_a_first_step_with_less_noise_is_refuted_by_its_own_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     less_noise_where(monkeypatch, 0.4, lambda cell: cell.federation.total_rounds == 1)
-    outcome = audit_canaries(scaled_cell(tmp_path, 0.5))
+    outcome = canaries(scaled_cell(tmp_path, 0.5))
     assert not outcome.stands
     assert outcome.families["canaries"] <= outcome.claims["canaries"]
     assert "of the first step" in outcome.statistic
 
 
 @pytest.mark.slow
-def test_evaluations_with_less_noise_are_refuted_by_their_own_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_with_less_noise_are_refuted_by_their_own_claim(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of them together: they read the same test records in every round."""
-    cell = evaluated_cell()
-    outcome = audit_canaries(cell)
+    cell = evaluated_cell(small_cell)
+    outcome = canaries(cell)
     assert outcome.stands, outcome
     assert outcome.claims["canaries, all parts"] == pytest.approx(2.0**0.5)
     assert outcome.families["canaries, evaluations"] >= 0.4
     less_noise_where(monkeypatch, 0.4, lambda cell: cell.federation.epochs > 1)
-    outcome = audit_canaries(cell)
+    outcome = canaries(cell)
     assert not outcome.stands
     assert "of the evaluations" in outcome.statistic
     assert outcome.families["canaries"] <= outcome.claims["canaries"]
@@ -117,13 +131,13 @@ def test_steps_that_promise_too_much_together_are_refuted(tmp_path: Path, monkey
     monkeypatch.setattr(
         "fedpriv.scenario.schema.split_budget", lambda promise, share=0.0: RunBudget(promise, promise)
     )
-    outcome = audit_canaries(scaled_cell(tmp_path, 0.5), 4096)
+    outcome = canaries(scaled_cell(tmp_path, 0.5), 4096)
     assert not outcome.stands
     assert outcome.statistic == "rounds and first step together"
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_a_machine_that_is_put_back_draws_other_noise(trust: str) -> None:
+def test_a_machine_that_is_put_back_draws_other_noise(small_cell: MakeCell, trust: str) -> None:
     """Guarantee: what is released before and after a rollback differs by noise that nobody knows."""
     cell = small_cell(algorithm__trust=trust, federation__rounds=3, run__dtype="float32")
     assert audit(cell, trials=2048, families=("rollback",)).stands
@@ -131,7 +145,7 @@ def test_a_machine_that_is_put_back_draws_other_noise(trust: str) -> None:
 
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_noise_keyed_without_queries_and_sums_is_refuted_by_a_rollback_alone(
-    monkeypatch: pytest.MonkeyPatch, trust: str
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
 ) -> None:
     """Guarantee: a machine that is put back draws other noise for another query.
 
@@ -150,7 +164,7 @@ def test_noise_keyed_without_queries_and_sums_is_refuted_by_a_rollback_alone(
 
 
 def test_noise_of_a_round_that_hashes_its_own_query_alone_is_refuted_later(
-    monkeypatch: pytest.MonkeyPatch,
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Put back, asked another query and then the old ones again: without a chain the later noise repeats."""
     honest, start = integers.round_noise, b"\0" * 32
@@ -190,7 +204,9 @@ def test_no_loss_of_noise_is_seen_where_no_number_of_wrong_guesses_refutes() -> 
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_worlds_of_the_best_test_lie_as_far_apart_as_is_claimed(trust: str, relation: str) -> None:
+def test_worlds_of_the_best_test_lie_as_far_apart_as_is_claimed(
+    small_cell: MakeCell, trust: str, relation: str
+) -> None:
     cell = small_cell(algorithm__trust=trust, privacy__relation=relation, federation__rounds=6)
     for mu in (0.5, 2.0):
         part = make_run_parts(cell, mu, 2, 0)["rounds"]
@@ -207,7 +223,7 @@ def test_evaluations_beside_secret_rounds_are_audited_against_their_own_claim(
     assert outcome.stands, outcome
     assert outcome.claims["canaries, evaluations"] == 1.0
     assert outcome.sees.keys() == {"canaries, evaluations"}
-    less_noise_where(monkeypatch, 0.4, lambda cell: cell.federation.epochs > 1)
+    less_noise_where(monkeypatch, 0.4, lambda each: each.federation.epochs > 1)
     outcome = audit(cell, trials=2048)
     assert not outcome.stands
     assert "of the evaluations" in outcome.statistic
@@ -223,12 +239,12 @@ def test_no_share_of_the_noise_is_named_where_rounds_are_secret() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_noise_of_the_size_that_it_names_is_refuted_at_full_strength(
-    monkeypatch: pytest.MonkeyPatch, trust: str
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
 ) -> None:
     """16,384 trials: σ × 0.83 by its own power calculation."""
     cell = small_cell(algorithm__trust=trust, federation__rounds=6, run__dtype="float32")
-    outcome = audit_canaries(cell, 16_384)
+    outcome = canaries(cell, 16_384)
     assert outcome.stands
     assert 0.83 <= outcome.sees["canaries"] < 0.85
     planted.noise_times(outcome.sees["canaries"] - 0.03)(monkeypatch)
-    assert not audit_canaries(cell, 16_384).stands
+    assert not canaries(cell, 16_384).stands

@@ -5,6 +5,7 @@ be missed with a probability below 1 in 1,000 (5.2 standard errors to be seen, 8
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,27 @@ from fedpriv.addons.audit import attacks
 from fedpriv.addons.audit import families as auditing
 from fedpriv.addons.audit.audit import Audit, audit
 from fedpriv.addons.audit.families import AuditRefutedError
+from fedpriv.scenario.schema import Cell
 from tests.audit import planted
-from tests.audit.builders import TRUSTS, audit_canaries, fixed_keys
 from tests.audit.planted import Plant
-from tests.engines.builders import small_cell
 from tests.parts import in_parts, in_turn
 
-__all__ = ["fixed_keys"]
+MakeCell = Callable[..., Cell]
+TRUSTS = ["untrusted", "trusted", "secure-aggregation"]
+
+
+@pytest.fixture(autouse=True)
+def _fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.fixed_keys(monkeypatch)
 
 
 def refutes(
-    trust: str, trials: int = 2048, family: str = "canaries", dtype: str = "float32", **overrides: Any
+    small_cell: MakeCell,
+    trust: str,
+    trials: int = 2048,
+    family: str = "canaries",
+    dtype: str = "float32",
+    **overrides: Any,
 ) -> Audit:
     cell = small_cell(algorithm__trust=trust, federation__rounds=6, run__dtype=dtype, **overrides)
     outcome = audit(cell, trials=trials, families=(family,))
@@ -40,69 +51,87 @@ def refutes(
         [(0.5, 2048, "untrusted")],
     ),
 )
-def test_less_noise(monkeypatch: pytest.MonkeyPatch, trust: str, share: float, trials: int) -> None:
+def test_less_noise(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, share: float, trials: int
+) -> None:
     planted.noise_times(share)(monkeypatch)
-    assert "whole transcript" in refutes(trust, trials).statistic
+    assert "whole transcript" in refutes(small_cell, trust, trials).statistic
 
 
-PLANTS = [
-    *in_parts([(trust, planted.no_clip) for trust in TRUSTS], [("trusted", planted.no_clip)]),
-    *in_parts([(trust, planted.one_round_without) for trust in TRUSTS], [("trusted", planted.one_round_without)]),
-    ("untrusted", planted.same_noise_at_two_silos),  # who sees both messages; their difference has no noise
-    ("trusted", planted.noise_times(1.0 / 3.0)),  # divided by the silos twice
-]
-
-
-@pytest.mark.parametrize(("trust", "plant"), PLANTS)
-def test_a_clip_or_noise_that_is_missing(monkeypatch: pytest.MonkeyPatch, trust: str, plant: Plant) -> None:
-    plant(monkeypatch)
-    refutes(trust)
+@pytest.mark.parametrize("trust", in_parts(TRUSTS, ["trusted"]))
+def test_a_missing_clip(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+    planted.no_clip(monkeypatch)
+    refutes(small_cell, trust)
 
 
 @pytest.mark.parametrize("trust", in_parts(TRUSTS, ["secure-aggregation"]))
-def test_a_record_in_two_rounds(monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+def test_a_record_in_two_rounds(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
     planted.read_twice(monkeypatch)
     with pytest.raises(AuditRefutedError, match="round 2 reads records 0 to 255, not 256 to 511"):
         audit(small_cell(algorithm__trust=trust, federation__rounds=6), trials=2048)
     monkeypatch.setattr(auditing, "why_misread", lambda *_: None)  # and by what it leaks
-    refutes(trust)
+    refutes(small_cell, trust)
 
 
 @pytest.mark.parametrize(
-    ("trust", "first"), in_parts(itertools.product(TRUSTS, [3, 1]), [("untrusted", 1), ("secure-aggregation", 3)])
+    ("trust", "first"),
+    in_parts(itertools.product(TRUSTS, [3, 1]), [("untrusted", 1), ("secure-aggregation", 3)]),
 )
-def test_the_same_noise_twice(monkeypatch: pytest.MonkeyPatch, trust: str, first: int) -> None:
+def test_the_same_noise_twice(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, first: int
+) -> None:
     planted.same_noise_twice(first)(monkeypatch)
-    assert f"release 4 minus {first}" in refutes(trust).statistic
+    assert f"release 4 minus {first}" in refutes(small_cell, trust).statistic
 
 
-def test_two_runs_that_share_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("trust", in_parts(TRUSTS, ["trusted"]))
+def test_one_round_without_noise(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+    planted.one_round_without(monkeypatch)
+    refutes(small_cell, trust)
+
+
+def test_the_same_noise_at_two_silos(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An untrusted server sees both messages, and the difference has no noise."""
+    planted.same_noise_at_two_silos(monkeypatch)
+    refutes(small_cell, "untrusted")
+
+
+def test_trusted_noise_divided_by_silos_twice(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.noise_times(1.0 / 3.0)(monkeypatch)
+    refutes(small_cell, "trusted")
+
+
+def test_two_runs_that_share_a_key(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.one_key_for_all_runs(monkeypatch)
-    assert "minus that of another run" in refutes("untrusted").statistic
+    assert "minus that of another run" in refutes(small_cell, "untrusted").statistic
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
-def test_refusals_that_depend_on_records(monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+def test_refusals_that_depend_on_records(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
+) -> None:
     planted.refusals_that_tell(monkeypatch)
-    assert "no finite reply" in refutes(trust, family="hostile queries").statistic
+    assert "no finite reply" in refutes(small_cell, trust, family="hostile queries").statistic
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
-def test_a_clip_that_hostile_queries_undo(monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+def test_a_clip_that_hostile_queries_undo(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
+) -> None:
     """At ordinary queries nothing is seen of it; a trusted server itself checks what silos send."""
     planted.no_check_in_integers(monkeypatch)
     cell = small_cell(algorithm__trust=trust, federation__rounds=6)
-    assert audit_canaries(cell).stands
-    assert "under hostile queries" in refutes(trust, family="driven canaries").statistic
+    assert audit(cell, trials=2048, families=("canaries",)).stands
+    assert "under hostile queries" in refutes(small_cell, trust, family="driven canaries").statistic
 
 
 TRIED = 6
 """Attacks on a bug that is there: each of them is right."""
 
 
-def right(trust: str, dtype: str, test: str) -> int:
+def right(small_cell: MakeCell, trust: str, dtype: str, test: str) -> int:
     """How many of `TRIED` attacks on the bits of integers a test is right in."""
     cell = attacks.integers_cell(small_cell(algorithm__trust=trust, run__dtype=dtype), 1.0)
     with torch.inference_mode():
@@ -112,17 +141,19 @@ def right(trust: str, dtype: str, test: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trust", "dtype"), in_turn(TRUSTS, ["float32", "float64"]))
-def test_a_key_from_the_public_seed(monkeypatch: pytest.MonkeyPatch, trust: str, dtype: str) -> None:
+def test_a_key_from_the_public_seed(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, dtype: str
+) -> None:
     planted.a_key_from_the_seed(monkeypatch)
-    assert right(trust, dtype, "noise of the public seed") == TRIED
+    assert right(small_cell, trust, dtype, "noise of the public seed") == TRIED
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
-def test_noise_on_a_lattice(monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+def test_noise_on_a_lattice(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
     """Radii of 31 bits; the attack is right in 98 of 100, so 5 of 6 are missed with a probability below 1 %."""
     planted.float32_noise(monkeypatch)
-    assert right(trust, "float64", "the lattice of 31-bit radii") >= TRIED - 1
+    assert right(small_cell, trust, "float64", "the lattice of 31-bit radii") >= TRIED - 1
 
 
 ON_INTEGERS = [("secure-aggregation", "float32"), ("trusted", "float64"), ("untrusted", "float64")]
@@ -133,17 +164,18 @@ ON_INTEGERS = [("secure-aggregation", "float32"), ("trusted", "float64"), ("untr
     ("of", "plant"), in_turn(ON_INTEGERS, [planted.coarse_noise, planted.release_that_reads_the_sum])
 )
 def test_bits_that_the_noise_does_not_reach(
-    monkeypatch: pytest.MonkeyPatch, of: tuple[str, str], plant: Plant
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, of: tuple[str, str], plant: Plant
 ) -> None:
     plant(monkeypatch)
-    assert right(*of, "residues modulo 2^16") == TRIED
+    assert right(small_cell, *of, "residues modulo 2^16") == TRIED
 
 
-def test_integers_that_tell_refute_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integers_that_tell_refute_the_claim(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """From attacks to a bound: 32 of 32 right are more than a claim of 1 allows."""
     present = [number % 2 == 0 for number in range(attacks.TRIALS)]
-    fifth = np.arange(len(attacks.INTEGER_TESTS)) == 5
-    scores = [np.where(fifth, 1.0 if there else -1.0, 0.0) for there in present]
+    scores = [
+        np.where(np.arange(len(attacks.INTEGER_TESTS)) == 5, 1.0 if there else -1.0, 0.0) for there in present
+    ]
     bound, test = attacks.bound_integers_attack(list(zip(present, scores, strict=True)), 0.002)
     assert bound > 1.0
     assert test == attacks.INTEGER_TESTS[5]

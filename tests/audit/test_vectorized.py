@@ -4,6 +4,7 @@ A simulation protects nobody; what is shown here is that its figures come of the
 """
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from fedpriv.loss.estimators import Round
 from fedpriv.noise.trust import Noise
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.scenario.schema import Cell
-from tests.engines.builders import Recorder, small_cell
+from tests.engines.test_engines import Recorder
 
+MakeCell = Callable[..., Cell]
 ROUNDS, RUNS = 4, 8
 
 
@@ -55,14 +57,16 @@ def canaries_of(small: Cell, layout: CanaryLayout, folder: Path, seed: int) -> t
     shard = layout.make_shard(present, small.privacy.relation)
     records = layout.row_count * small.federation.silos
     images, labels = np.zeros((records, CANARY_COUNT), np.float32), np.zeros(records, np.int64)
-    sizes = [layout.row_count] * small.federation.silos
-    mine = partition_iid(labels, sizes, seed)[0]  # where the partition puts silo 0's rows
+    mine = partition_iid(labels, [layout.row_count] * small.federation.silos, seed)[
+        0
+    ]  # where the partition puts silo 0's rows
     images[mine], labels[mine] = shard.images, shard.labels
     path = folder / f"{seed}.npz"
     parts = {"train_images": images, "train_labels": labels, "test_images": images[:2], "test_labels": labels[:2]}
     np.savez(path, **parts, classes=2)
-    data = small.data.model_copy(update={"name": str(path)})
-    return small.model_copy(update={"seed": seed, "data": data}), present
+    return small.model_copy(
+        update={"seed": seed, "data": small.data.model_copy(update={"name": str(path)})}
+    ), present
 
 
 def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
@@ -83,16 +87,22 @@ def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
         classes = torch.stack(watcher.seen).double().view(ROUNDS, 2, -1)[..., :-1]
         seen.append(((classes[:, 1] - classes[:, 0]) / 2**0.5).T.numpy()[:count])
         coins.append(present[:count])
-    none = np.empty((RUNS * count, 0))
-    rounds = np.tile(layout.rounds, RUNS)
-    trials = Trials(np.concatenate(seen), none, none, np.concatenate(coins), rounds)
+    n = RUNS * count
+    none = np.empty((n, 0))
+    trials = Trials(
+        np.concatenate(seen),
+        none,
+        none,
+        np.concatenate(coins),
+        np.tile(layout.rounds, RUNS),
+    )
     return find_best_bound(plan, trials, 0.01)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trust", "noise"), [("trusted", "per-silo"), ("trusted", "aggregate")])
 def test_its_releases_have_the_noise_that_is_claimed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, noise: str
+    small_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, noise: str
 ) -> None:
     """The seeds are fixed; for others, a false refutation has probability at most 1 %."""
     cell = small_cell(algorithm__trust=trust, federation__rounds=ROUNDS, run__dtype="float32")
@@ -104,7 +114,7 @@ def test_its_releases_have_the_noise_that_is_claimed(
     assert shown(small, tmp_path, monkeypatch) > 1.0
 
 
-def test_aggregate_noise_has_the_variance_of_the_silos_mean() -> None:
+def test_aggregate_noise_has_the_variance_of_the_silos_mean(small_cell: MakeCell) -> None:
     """52, at `aggregate_noise` itself: the variance of 40,000 values is right within 6 errors (2e-9)."""
     plan = make_plan(small_cell(), make_canary_objective(make_audit_cell(small_cell(), 1.0, 2, 3, 1), 4))
     together = noise_feed.aggregate_noise(plan.noise)
