@@ -324,8 +324,7 @@ def least_noise(
 
     Raises:
         InputError: No multiplier up to a million is enough, ε is not a finite number above 0, or δ is not from
-        1e-10
-            to below 1.
+            1e-10 to below 1.
     """
     check_positive("epsilon", epsilon)
     check_resolvable_delta(delta)
