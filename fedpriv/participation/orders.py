@@ -643,8 +643,8 @@ def _draw_permutations(seed: int, size: int, count: int) -> tuple[NDArray[np.int
 
     A permutation sorts raw 64-bit words of Philox, which are the same in every version of NumPy.
     """
-    words = public_generator(seed, "fresh permutations").bit_generator.random_raw(count * size)
-    permutations = np.argsort(words.reshape(count, size), axis=1, kind="stable").astype(np.int32).ravel()
+    sort_keys = public_generator(seed, "fresh permutations").bit_generator.random_raw(count * size)
+    permutations = np.argsort(sort_keys.reshape(count, size), axis=1, kind="stable").astype(np.int32).ravel()
     permutations.flags.writeable = False
     return permutations, hashlib.sha256(permutations.astype("<i4").tobytes()).hexdigest()
 
