@@ -1,5 +1,10 @@
 """Attacks on the bits of noisy integers, and by hostile queries, beyond the distribution of the noise.
 
+Deployed silos and servers add noise that is integers to sums that are integers, in a common unit.  A *guard* is
+the process of a silo that answers queries.  A *canary* is a planted record.  A *cell* is a run with every key of
+its scenario resolved, and a *plan* is all that is fixed before round 1.  The *trust setting* says whether each
+silo adds noise, or the server, and whether the silos' messages are masked so that the server reads their sum only.
+
 The attacker on integers knows all records but one, and has two worlds: the record is present, or absent.  An
 absent record has the opposite label, and under zero-out features of zeros as well.  Releases are functions of
 y = C s + z: s (T, d) are the integer sums of T rounds, C (T, T) is the matrix of the noise mechanism's strategy,
@@ -102,6 +107,7 @@ def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
         The coin, True if the record is present, and the evidence of each of `INTEGER_TESTS` for presence,
         (tests,), which is the score of the present world minus that of the absent one.
     """
+    # The attacker sees noisy integers: of the server, of all silos together, or of silo 0.
     plan = make_plan(cell, make_canary_objective(cell, _FEATURE_COUNT), for_release=True)
     present = bool(public_generator(seed, "audit integers").random() < 0.5)
     idle = [zero_shard(plan.schedule.batches_per_silo, _FEATURE_COUNT)] * (len(plan.weights) - 1)
@@ -115,6 +121,7 @@ def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
             noisy = collect_masked_sums(plan, silos, zero_queries(plan)).astype(np.float64)
         else:
             noisy = _noisy_integers(plan, plan.required_exact_plan, collect_replies(silos[0], zero_queries(plan)))
+    # A release of the server has the sums of all silos, and a reply of silo 0 has its own alone.
     known_shards = idle if plan.trust.publishes_sums(SERVER) else []
     other_sums = [_silo_sums(cell, plan, shard, silo_id) for silo_id, shard in enumerate(known_shards, start=1)]
     absent_scores, present_scores = (
@@ -166,7 +173,8 @@ def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tenso
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
     """Compute a silo's integer sum of each round, (d,), at queries 0 and without noise, by its own code.
 
-    The plan's trust setting is replaced by a trusted server, to which a silo sends its sum without noise.
+    The plan's trust setting is replaced by a trusted server, to which a silo sends its sum without noise.  No
+    noise is drawn, so that the key may be zeros.
 
     Args:
         cell: Cell of the run.
@@ -207,7 +215,7 @@ def _score_world(
         output, state = strategy.step(state, t, _sum_vectors(round_sums))
         outputs.append(output)
     residual = noisy - np.array(outputs)
-    # Standard deviation of the noise of all parties together, in integer units.
+    # Standard deviation of the noise of all parties whose noise is in y, in integer units.
     noise_size = exact.party_claim(0).sigma * (exact.inputs.party_count**0.5)
     seeded_release = _seeded_release(cell, plan, [silo_sums[0] for silo_sums in sums])
     match_share = float((np.abs(noisy[0] - seeded_release) <= _SAME_VALUE_TOLERANCE * noise_size).mean())
@@ -291,7 +299,8 @@ def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool,
 
     Returns:
         The coin, True for a bright record, and the outcome of each test, (2,): 1 if some reply is missing or not
-        finite, else 0, and 1 if some reply is too long, else 0.
+        finite, else 0, and 1 if some reply is too long, else 0.  A reply is missing if the guard refuses the
+        query.
     """
     objective = make_canary_objective(cell, _HOSTILE_FEATURES)
     plan = make_plan(cell, objective, for_release=True)
@@ -310,7 +319,8 @@ def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool,
 def bound_hostile_attack(trials: Mapping[str, list[tuple[bool, Scores]]], failure: float) -> tuple[float, str]:
     """Return the largest lower bound on μ from the trials of all kinds, and the name of the test.
 
-    Each test guesses a bright record if its outcome is 1.
+    There is a test of missing or not finite replies, and one of too long replies, for each kind of query.  Each
+    test guesses a bright record if its outcome is 1.
 
     Args:
         trials: Coin and outcomes (2,) of each trial, from `attack_with_hostile_queries`, by kind.
@@ -367,10 +377,10 @@ def _ask_reply(silo: RestartableSilo, t: int, query: Tensor, keys: bytes) -> Ten
 
 
 def _excess_length(plan: Plan, reply: Tensor | None) -> float:
-    """Return 1 if the norm of a reply (d,) is above a limit that honest replies do not reach, else 0.
+    """Return 1 if the norm of a reply (d,) is above a limit that is generous to correct code, else 0.
 
-    The limit is the sum of the largest contributions of all T rounds, plus 6 √(d T) standard deviations of the
-    noise.  A missing reply and an encoded message have no length, and give 0.
+    The limit is the sum of the largest contributions of a record to each of all T rounds, plus 6 √(d T) standard
+    deviations of the silo's noise.  A missing reply, None, and a masked message have no length, and give 0.
     """
     if reply is None or plan.masked:
         return 0.0

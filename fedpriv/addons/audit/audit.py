@@ -1,5 +1,9 @@
 """Audit of a cell: lower bounds on μ from the code of a deployment, compared with the claim.
 
+A *cell* is a run with every key of its scenario resolved.  A *canary* is a planted record, present or absent by a
+fair coin.  A *guard* is the process of a silo that has its records and answers queries.  A *family* is a group of
+tests that share one probability of a false refutation.
+
 Guards with their ledgers, and the server with its journal, run on canaries in the scenario's own floating-point
 type.  In a public order, fixed families of tests try to tell the two worlds of a canary apart:
 
@@ -130,8 +134,8 @@ def audit(
         cell: Cell of a scenario.
         claimed_mu: μ of the claim.
         trials: Number of canaries, rounded up to whole runs.  In a public order a run has 1024, a quarter of them
-            in the round where they weigh most, or 256 a round if it has fewer than four rounds.  In secret rounds
-            a run has 512.  Releases of statistics are a sixteenth of this number.
+            in the round where they weigh most, or 256 a round if a pass has fewer than four rounds.  In secret
+            rounds a run has 512.  Releases of statistics are a sixteenth of this number, rounded up.
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
         progress: Function that is called with the finished share of the work.
@@ -300,7 +304,7 @@ def _audit_secret_rounds(
     canary_plan, company_plan = (
         make_plan(item, make_canary_objective(item, 1), for_release=True) for item in (canary_cell, company_cell)
     )
-    # Many canaries in a few runs, and one canary in each of many short runs.
+    # Number of runs with many canaries, and of runs with one canary each.
     runs, company_count = -(-trials // secret.CANARY_COUNT), trials // secret.TRIALS_PER_COMPANY_RUN
     steps = StepCounter(progress, runs + company_count / secret.COMPANY_RUNS_PER_STEP)
     run_trials = [

@@ -1,5 +1,10 @@
 """Worst-case canaries, small cells that hold them, and real guards that answer queries on them.
 
+A *canary* is a planted record, present or absent by a fair coin.  A *cell* is a run with every key of its scenario
+resolved.  A *guard* is the process of a silo that has its records and answers queries within a policy.  It stores
+its replies in a ledger.  A *shard* is the records of a silo.  A *unit* is what the claim protects: a record, all
+records of a person, or those of a client.  An *increment* is a unit's clipped contribution to a round.
+
 Queries are the vector 0, except for hostile queries, those of a second run, and one after a rollback.  Before it
 is clipped, a canary's increment at 0 is far above any usual clip.  The canary's two worlds are as far apart as the
 neighbouring relation allows: opposite increments (replace-one), or presence and absence (zero-out).  An absent
@@ -92,8 +97,8 @@ class GuardedSilo:
     def back_up(self) -> Callable[[], None]:
         """Copy the ledger, its rollback mark and its key, and return a function that restores the copies.
 
-        The ledger is closed for the copy, and also while the copies are restored.  A backup of the machine
-        restores these files together.
+        The ledger is closed for the copy, and also while the copies are restored.  The files are those whose names
+        begin with the ledger's.  A backup of the machine restores them together.
         """
         self._ledger.close()
         contents = {path: path.read_bytes() for path in self._files()}
@@ -186,14 +191,14 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
     """Cut a cell to a small size on a linear model, recalibrated to `mu` by the code under audit.
 
     At most `_RECORDS_PER_PERSON` records of a person or client count.  The partition is "iid", because it does not
-    matter for canaries.
+    matter for canaries.  A clip that follows from constants of the scenario's loss, or is not set, becomes 1.
 
     Args:
         cell: Cell under audit.
         mu: μ of the claim.
         rounds: Number of rounds, of all epochs together.
         silos: Number of silos, without effect on a cell with clients.
-        batch: Number of records of a batch, or of clients of a cohort.
+        batch: Number of units of a silo's batch, or of clients of a cohort.
         epochs: Number of passes over the records, or of turns of every client.
     """
     size = {"rounds": rounds, "silos": silos, "batch": batch, "epochs": epochs}
@@ -226,11 +231,15 @@ def make_canary_objective(cell: Cell, features: int) -> Objective:
 def rows_by_round(cell: Cell) -> list[range]:
     """Return the rows of a silo's order that rounds 1, 2, … read, by the definition of a fixed order.
 
-    Each batch is read once in a pass, one after another.  Every pass has the same order, and so have the turns of
-    cohorts of clients.  A schedule with numbers of batches by round has a single pass.
+    A batch is a number of consecutive rows, and a round reads one batch or several.  Each batch is read once in a
+    pass, one after another.  Every pass has the same order, and so have the turns of cohorts of clients.  A
+    schedule with numbers of batches by round (`batch_counts`) has a single pass.
+
+    Args:
+        cell: Cell whose canaries are planted.
 
     Returns:
-        One range of row indices for each round, for batches of the size of silo 0's.
+        One range of row indices, from 0, for each round, for batches of the size of silo 0's.
 
     Raises:
         InputError: If the scenario has another schedule than a fixed order.
@@ -254,6 +263,8 @@ def rows_by_round(cell: Cell) -> list[range]:
 
 def why_misread(cell: Cell, rows: Sequence[range]) -> str | None:
     """Describe the first round in which the silos' schedule reads other rows, or return None if all agree.
+
+    The schedule is part of the code under audit, and the expected rows are computed without it.
 
     Args:
         cell: Cell whose schedule is checked.
@@ -289,9 +300,9 @@ class CanaryLayout:
 
         Args:
             passes: Rows of the silo's order that rounds 1, 2, … read.
-            heaviest: Round in which a canary weighs most.
+            heaviest: Round in which a canary weighs most, from 1.
             canaries: Number of canaries, of which fewer are made if the other rounds are full.
-            batch: Largest number of canaries of a round.
+            batch: Largest number of canaries of a round, at most its number of rows.
         """
         other_rounds = [
             t
@@ -310,9 +321,10 @@ class CanaryLayout:
     def make_shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
         """Make a shard whose canaries have `FAR_NORM` in their feature, and whose other records are zero.
 
-        Canary i has feature i, so that row `row_indices[i]` of the (rows, n) features is `FAR_NORM` in column i,
-        with label 0.  An absent canary has label 1.  It is zero under zero-out, and under replace-one it keeps
-        its feature, so that its increment is the opposite.
+        `FAR_NORM` is far above usual clips, so that a missing clip shows.  Canary i has feature i,
+        so that row `row_indices[i]` of the (rows, n) features is `FAR_NORM` in column i, with label 0.  An absent
+        canary has label 1.  It is zero under zero-out, and under replace-one it keeps its feature, so that its
+        increment is the opposite.
 
         Args:
             present: (n,), whether each canary is present.
@@ -346,6 +358,10 @@ def unit_records(shard: Shard, cell: Cell) -> Records:
 
     Each row of the shard becomes a unit: a record, a person (`expand_units`), or a client.  A client has the
     largest number of records that count, all equal.
+
+    Args:
+        shard: Rows with one feature for each canary.
+        cell: Small cell of the audit, which has the unit and the model.
     """
     unit = cell.privacy.protected_unit
     if unit.name != CLIENT.name:

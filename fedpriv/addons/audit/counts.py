@@ -1,8 +1,14 @@
 """Audit of statistics, by two records whose increments lie furthest apart.
 
-The increment of a record has a part for each table, a function of the cell that counts the record, (d,) together,
-and a norm of at most 1 clip.  If a record can be replaced, a release of statistics is charged for the largest
-distance of two increments.  For plain counts this distance is √2 clips and not two.
+A plan of statistics has tables of counts.  An axis of a table divides the values of a column into cells, and each
+record is counted in one cell of each table.  A *run* of such a plan is one release of all its tables.  Its
+scenario, with every key resolved, is a `Cell`.  A *guard* is the process of a silo that answers its query and
+charges its ledger.
+
+The increment of a record is its clipped contribution to a release.  It has a part for each table, a function of
+the cell that counts the record, (d,) together, and a norm of at most 1 clip.  If a record can be replaced, a
+release of statistics is charged for the largest distance of two increments.  For plain counts this distance is √2
+clips and not two.
 
 The audit looks for the two raw records whose increments differ most: one world has the first record, the other
 world the second.  Where a record can only be absent, the second world has none.  In each trial a fair coin selects
@@ -45,7 +51,11 @@ _RELEASES_PER_LEDGER = 32
 def make_counts_cell(cell: Cell, mu: float) -> Cell:
     """Cut a plan to two rows in each of at most three silos, recalibrated to `mu` by the code under audit.
 
-    The unit of protection is a record.  The tables of the plan, and so its queries, stay the same.
+    The unit of protection is a record.  The tables of the plan, and so the length d of a release, stay the same.
+
+    Args:
+        cell: Cell of the plan of statistics.
+        mu: μ of the claim.
     """
     schema, silos = _schema(cell), min(cell.federation.silos, _MAX_SILOS)
     table = schema.model_copy(update={"sites": schema.sites[:silos]}) if schema.sites else schema
@@ -86,12 +96,11 @@ class _WorldPair(NamedTuple):
 def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
     """Find the two worlds of the relation that lie furthest apart, among up to 400 candidate records.
 
-    Distance is the l2 distance of increments.  There are fewer candidates, but 8 or more, if increments are long.
-    An axis divides the values of its column into cells of the axis.  In that column the first candidates have the
-    values of `_axis_values` in order, as far as there are enough candidates, and all others have random ones of
-    them.  If two axes divide one column, the later one counts.  Under zero-out the second world is the absence of
-    the record with the longest increment.  If the search misses a pair that is further apart, that costs power
-    only.
+    Distance is the l2 distance of increments, in clips.  There are fewer candidates, but 8 or more, if increments
+    are long.  In the column of an axis the first candidates have one or more raw values of every cell
+    (`_axis_values`) in order, as far as there are enough candidates, and all others have random ones of them.  If
+    two axes divide one column, the later one counts.  Under zero-out the second world is the absence of the record
+    with the longest increment.  If the search misses a pair that is further apart, that costs power only.
 
     Args:
         cell: Small run, from `make_counts_cell`.
@@ -142,7 +151,9 @@ class _CountingSilo(GuardedSilo):
     ) -> None:
         """Open the guard of a silo whose table has one record that counts, or none.
 
-        The label -1, or NaN in a regression, marks rows that do not count.
+        The label -1, or NaN in a regression, marks rows that do not count.  Statistics read the raw record, so
+        that the features of the shard are zeros.  The budget of the policy is so large that no run is refused for
+        it.
 
         Args:
             folder: Folder for the guard's ledger and socket.
@@ -185,9 +196,9 @@ def audit_counts(
     """Return the lower bound on μ that `trials` releases of a plan's tables show, with the claim `mu`.
 
     In each trial a fair coin selects world 0 or 1 of the furthest pair, with increments x₀ and x₁.  The score of a
-    release r (d,) is ⟨r - weight · (x₀ + x₁)/2, x₀ - x₁⟩, which but for the noise is positive in world 0 and
-    negative in world 1.  The bound is the larger one of those at threshold 0 and at a threshold from a quarter of
-    the trials, with half of `failure` each.
+    release r (d,) is ⟨r - weight · (x₀ + x₁)/2, x₀ - x₁⟩, with the weight of a record in the release.  But for the
+    noise it is positive in world 0 and negative in world 1.  The bound is the larger one of those at threshold 0
+    and at a threshold from a quarter of the trials, with half of `failure` each.
 
     Args:
         cell: Cell of the plan of statistics.

@@ -6,6 +6,11 @@ parts about the same canaries are tested against the composed claim.
 
 The power of a test is the largest share of the noise that it refutes with probability `POWER`, at the number of
 trials that the audit has.
+
+A *canary* is a planted record, and its two *worlds* are its presence and its absence, chosen by a fair coin.  A
+canary in one run is one *trial*.  The *heaviest round* is the one whose canaries a test separates best.  A *cell*
+is a run with every key of its scenario resolved, and its *small cell* is the same run with few rounds, silos and
+records.  A *family* is a group of tests that share one probability of a false refutation (`failure`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -105,7 +110,7 @@ def _max_wrong_guesses(claimed_mu: float, trials: int, failure: float) -> int:
 MAX_ROUNDS, MAX_SILOS = 12, 3
 """Most rounds and silos of the small cell of a part."""
 CANARY_COUNT, HEAVIEST_ROUND_COUNT = 1024, 256
-"""Most canaries of a run, and of a round.  A run of fewer than four rounds is full with fewer canaries."""
+"""Most canaries of a run, and of a round.  A pass of fewer than four rounds is full with fewer canaries."""
 
 
 class AuditRefutedError(FedprivError):
@@ -197,8 +202,15 @@ def run_seed(seed: int, number: int) -> int:
 def make_run_parts(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, AuditedPart]:
     """Make the parts of a run whose records have the claim `mu`: rounds, first step and evaluations.
 
-    Rounds and first step have their shares of `mu`.  Evaluations have the whole of it, because test records are
-    other records.  A first step is a part only if the run takes one, and evaluations only if they have a claim.
+    Rounds and first step have their shares of `mu`, in the proportion in which they share the μ of the cell's own
+    target.  Evaluations have the whole of it, because test records are other records.  A first step is a part only
+    if the run takes one, and evaluations only if they have a claim.
+
+    Args:
+        cell: Cell of the scenario, which has noise.
+        mu: μ of the claim.
+        runs: Number of runs of each part's canaries.
+        seed: Seed of the audit.
     """
     target_mu, budget = cell.privacy.target_mu, cell.budget
     assert target_mu is not None
@@ -244,7 +256,7 @@ def run_families(
 def audit_canaries(
     parts: Mapping[str, AuditedPart], failure: float, steps: StepCounter
 ) -> dict[str, FamilyResult]:
-    """Return the best bounds of canaries in the worst case, for each part and for all parts together.
+    """Return the best lower bounds on μ from canaries, for each part, and for several parts together.
 
     With several parts, the rounds have half of `failure`.  The other parts, and the test of all parts together,
     share the other half equally.  If rounds are the only part, they have all of `failure`.  If evaluations are the
@@ -256,11 +268,12 @@ def audit_canaries(
         steps: Counter, which counts one step for each run.
 
     Returns:
-        Results by family: "canaries" for the rounds, "canaries, NAME" for another part, "canaries, all parts".
+        Results by family: "canaries" for the rounds, "canaries, NAME" for another part, and "canaries, all parts"
+        if there are several.
     """
     plans = {name: part.build_plan() for name, part in parts.items()}
     trials = {name: part.collect_trials(plans[name], part.run_count, None, steps) for name, part in parts.items()}
-    further_count = len(parts)  # all parts but the rounds, and the whole
+    further_count = len(parts)  # number of parts other than the rounds, and one for all parts together
     group_failure = failure if further_count == 1 else failure / 2.0
     results = dict[str, FamilyResult]()
     for name, part in parts.items():
@@ -283,6 +296,12 @@ def _audit_all_parts(
     Only canaries of the heaviest round of each part are read, because they have the same coins in all parts.
     Their evidence is the sum over all parts of the logarithm of the likelihood ratio.  The bound is the larger one
     of those at threshold 0 and at a threshold that trials choose, with half of `failure` each.
+
+    Args:
+        parts: Parts of the run by name, two or more.
+        plans: Plan of each part's small cell.
+        trials: Trials of each part.
+        failure: Probability that the bound is wrong, at most.
     """
     coins = [trials[name].select_round(heaviest_round(plans[name])).present for name in parts]
     assert all(np.array_equal(coins[0], part_coins) for part_coins in coins)
@@ -303,10 +322,17 @@ def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter
     """Return the largest lower bound on μ from canaries under hostile queries, and the name of the test.
 
     Increments of canaries may change their sign if a query overflows, is denormal or cancels.  So all tests run on
-    the releases and on the negated releases, with half of `failure` each, and on a quarter of the part's runs.
+    the releases and on the negated releases, with half of `failure` each.  There are a quarter of the part's runs,
+    rounded up.
+
+    Args:
+        part: Rounds of the run under audit.
+        failure: Probability that the bound is wrong, at most.
+        steps: Counter, which counts one step for each run.
     """
     plan = part.build_plan()
-    canary_plan = part.build_plan(len(part.build_layout(plan).rounds))  # runs of few rounds have fewer canaries
+    # A query has one feature for each canary, of which runs of few rounds have fewer.
+    canary_plan = part.build_plan(len(part.build_layout(plan).rounds))
     trials = part.collect_trials(
         plan, _reduce_run_count(part.run_count), attacks.hostile_queries(canary_plan), steps
     )

@@ -10,6 +10,10 @@ Two families of tests are compared with the claimed curve (`statistics.ClaimedCu
   family "company" detects schedules that fill batches of equal size, first come first served, and means over the
   drawn records in place of the expected batch.
 
+A *canary* is a planted record, present or absent by a fair coin, which is one trial.  Its rounds are *secret* if
+only the silo knows them.  An *epoch* is a pass over the records.  A *release* is a vector of a round with its
+noise, projected on the direction of a canary.
+
 Releases are in units of one record's clipped weight: noise z · N(0, 1), plus 1 in rounds of a canary that is
 present.  Rows of a silo's order are in public groups: row i is in group i mod `groups`, and takes part only in
 rounds t (from 1) with t - 1 ≡ i (mod `groups`).  Each group has `bins` such rounds in an epoch, of which a row's
@@ -139,6 +143,9 @@ def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
     largest product m of a round's weight and its column's norm.  Filters of rounds that lie `groups` apart read
     disjoint blocks, so that their noise is independent.
 
+    The noise and the clips are those of the run's claim: of silo 0 if the silo publishes its own sums, else of the
+    run's first stream of releases.
+
     Args:
         plan: Plan of the run.
         releases: Releases along each canary, (n, T).
@@ -163,8 +170,13 @@ def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
 def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats]:
     """Return B and C, both (T, T), of A = B C for a mechanism with one fresh vector a round.
 
-    The noise of round t is row t of the noise factor B times the fresh vectors of all rounds.  The workload A has
-    the entries decay^(t-k) for k ≤ t, else 0, and C = B⁻¹ A.
+    The noise of round t is row t of the noise factor B times the fresh vectors of all rounds.  So B is found by
+    one unit vector (T,) as the fresh vector of each round.  The workload A, which maps increments to running sums,
+    has the entries decay^(t-k) for k ≤ t, else 0, and C = B⁻¹ A.
+
+    Args:
+        mechanism: Mechanism with the noise factor B.
+        workload: Number of rounds T, and decay, of A.
     """
     state, noise_factor = mechanism.start(), np.empty((workload.rounds, workload.rounds))
     for t, impulse in enumerate(torch.eye(workload.rounds, dtype=torch.float64), start=1):
@@ -199,6 +211,9 @@ def run_company(
     small_cell: Cell, runs: int, seed: int, steps: Callable[[float], None] = lambda _: None
 ) -> CanaryTrials:
     """Run one silo `runs` times, with the canary in row 0 and all other records pulling the other way.
+
+    A record of label 1 has the increment opposite to that of a present canary, which has label 0.  An absent
+    canary has label 1, and under zero-out features of zeros.  Each run has new noise and new secret rounds.
 
     Args:
         small_cell: Cell from `make_company_cell`.
@@ -319,6 +334,9 @@ class Evidence:
     def _mix_ratios(self, ratios: Floats, row: NDArray[np.int64]) -> Floats:
         """Mix each canary's log-likelihood ratios over its possible rounds, (n, T) -> (n,).
 
+        A ratio of likelihoods is the mean over the sets of rounds that the schedule can draw, by their
+        probability.
+
         Args:
             ratios: Log-likelihood ratio of each canary and round, (n, T), or (n, rounds of one epoch).
             row: Rows of the canaries in the silo's order, (n,).
@@ -336,8 +354,10 @@ class Evidence:
 def _mix_per_epoch(schedule: SecretOrder, ratios: Floats) -> Floats:
     """Mix log-ratios (n, epochs · bins) over one secret round of the `bins` rounds of every epoch.
 
+    The largest ratio of an epoch is taken out of the sum, so that exponentials do not overflow.
+
     Returns:
-        Σ_e ln((1/bins) Σ_b exp(ratios[e, b])), (n,), over epochs e and their rounds b.
+        Σ_e ln((1/bins) Σ_b exp(ratios[e, b])), (n,), over epochs e and their rounds b of the canaries' group.
     """
     epoch_ratios = ratios.reshape(len(ratios), -1, schedule.bins)
     largest = epoch_ratios.max(-1, keepdims=True)
@@ -360,8 +380,9 @@ def _mix_per_round(schedule: SecretOrder, ratios: Floats) -> Floats:
 def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
     """Mix log-ratios (n, rounds) over all sets of `passes` = rounds / bins rounds.
 
-    The sum over all sets of k rounds is the elementary symmetric polynomial e_k of r_t = exp(ratios[t]).  Round t
-    updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, with e_0 = 1, in logarithms.
+    Each of these sets has the same weight.  The sum over all sets of k rounds is the elementary symmetric
+    polynomial e_k of r_t = exp(ratios[t]).  Round t updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, with e_0 =
+    1, in logarithms.
 
     Returns:
         ln(e_passes / (number of sets of `passes` rounds)), (n,).

@@ -1,7 +1,9 @@
 """Statistics of an audit: lower bounds on μ, tests of canaries, and claims that are curves.
 
-Every trial has a world, present or absent, chosen by a fair coin, and a score.  Two facts on a μ-GDP release turn
-scores into lower bounds on μ, with confidence:
+A *canary* is a planted record.  A trial is one canary in one run.  Every trial has a world, present or absent,
+chosen by a fair coin, and a score.  A *release* is a noisy sum or mean of a round, projected on the canary's
+direction.  A test that is given a threshold guesses "present" for scores above it.  Two facts on a μ-GDP release
+turn scores into lower bounds on μ, with confidence:
 
 * No test has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) > μ (Dong, Roth & Su 2022).  So upper bounds on both error rates of a test
   give a lower bound on μ (Nasr et al. 2023, "Tight auditing of differentially private machine learning", section
@@ -263,12 +265,14 @@ def _midpoint(plan: Plan, canary_round: int) -> float:
 def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:
     """Return the scores (n,) of each test by name, and the number of runs that the test reads.
 
-    That number is 2 for a difference of two runs, else 1.  Every canary round has the same tests.
+    That number is 2 for a difference of two runs, else 1.  A score is large if the canary is present.  The tests
+    are the matched filter, which is the best one for correct code, and simple sums and differences of releases,
+    which show noise that is repeated, missing or badly stored.  Every canary round has the same tests.
 
     Args:
         plan: Plan of the run.
-        canary_round: Round of the canaries.
-        trials: Canaries of this round.
+        canary_round: Round of the canaries, from 1.
+        trials: Canaries of this round.  Differences that the adversary does not see have no columns, and no tests.
     """
     releases, rounds = trials.releases, trials.releases.shape[1]
     scores = {
@@ -300,7 +304,7 @@ def noise_factor(plan: Plan) -> Scores:
     Raises:
         InputError: If the mechanism draws several vectors a round.
     """
-    if plan.mechanism.draws(1) is not None:
+    if plan.mechanism.draws(1) is not None:  # None stands for one fresh vector
         raise InputError("the audit knows mechanisms with one fresh vector a round; this one draws several")
     state, rows = plan.mechanism.start(), []
     for t, impulse in enumerate(torch.eye(plan.schedule.rounds, dtype=torch.float64), start=1):
@@ -318,7 +322,9 @@ def matched_filter(plan: Plan, canary_round: int) -> Scores:
 def _signal(plan: Plan, canary_round: int) -> Scores:
     """Return a canary's signal δ (T,) in each release, in units of its first increment.
 
-    The canary takes part in round c = `canary_round` and in the same round of every later pass.  δ_t is the sum of
+    An increment is a record's clipped contribution to a round, and release t has the running sum of all increments
+    until round t, each decayed by the estimator's `decay` once a round.  The canary takes part in round
+    c = `canary_round` and in the same round of every later pass over the records.  δ_t is the sum of
     decay^(t-k) clip_k / clip_c over these rounds k ≤ t.
     """
     rounds, first_clip = plan.schedule.rounds, float(plan.estimator.round(canary_round).clip)
@@ -392,6 +398,17 @@ def evaluate_on_curve(
 
     Guarantee: where the claim holds, trials are independent and coins fair, `excess` is above 0 with probability
     at most `failure`.
+
+    Args:
+        curve: Claimed curve f.
+        scores: (n,), one score a trial.
+        present: (n,), the coins, True for a trial with the canary.
+        failure: Probability in (0, 1) that the result refutes a true claim, at most.
+        test: Name of the test.
+
+    Returns:
+        The shown μ, the allowed μ, and upper bounds on both error rates.  The claim is refuted if the shown μ
+        exceeds the allowed one.
     """
     pilot_count = len(scores) // THRESHOLD_FRACTION
     candidates = np.quantile(scores[:pilot_count], QUANTILES)

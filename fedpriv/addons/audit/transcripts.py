@@ -7,15 +7,18 @@
 | trusted | deployed server with its journal, and guards | releases of the server |
 | trusted, with clients | the same server, and its pool of clients | releases of the server |
 
-Half-way the guard of silo 0, or the pool, is restarted, and so is the server if it adds the noise.  There is no
-restart in a run of a single round without such a server, nor if an untrusted server gets the replies of one run
-only, as for hostile queries and after a rollback.  `run_rollback` has the views before and after a machine is
-restored from its backup.
+A *canary* is a planted record that a fair coin makes present or absent.  Canaries are in silo 0 and have one
+feature each, so that a vector can be projected on each canary's direction.  A *guard* is the process of a silo
+that has its records and answers queries, and stores them in a ledger.  A *release* is a vector (d,) of a round
+with its noise, and a *reply* is what a silo sends to the server.  A *pass* is an epoch, or a turn of every client
+in a cohort.
 
-Replies have the scenario's own `run.dtype`, and are not recomputed in another type.
+Guards restart from their ledgers, and servers from their journals.  So some views are collected with a restart of
+silo 0, and of a server that adds the noise, after half of the rounds (`_run_twice`, `collect_masked_sums`,
+`collect_broadcasts`).  `run_rollback` has the views before and after a machine is restored from its backup.
 
 No guard has clients, because the trusted server has their pool and draws their cohorts.  So the pool's own code
-answers, cut to the size of an audit.  The pool draws with a key of the operating system, as all real releases do.
+answers, cut to the size of an audit.
 """
 
 import dataclasses
@@ -88,7 +91,8 @@ def check_clients(cell: Cell) -> None:
     * no pool of clients, as no guard has clients,
     * cohorts that are drawn, because the tests need cohorts in turn,
     * a clip that follows a quantile, because it is a coordinate of its own in releases,
-    * local steps so short that the first step of a canary is less than 10 clips long.
+    * local steps so short that the first local step of a canary, from the model 0, is less than 10 clips long.
+      A canary's update has to reach the clip, since the tests assume an update of that norm.
 
     Raises:
         InputError: With the first reason, in one line.
@@ -225,14 +229,16 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
         queries: Queries in place of zeros.  With them the trials have no differences.
 
     Returns:
-        Trials with the releases of all rounds.  An untrusted server sees single silos, and so has differences,
-        too: of silos 0 and 1, if there are two, and of two runs of silo 0, the second with other queries.
+        Trials with the releases of all rounds.  An untrusted server sees single silos.  So without `queries` it
+        has differences, too: of silos 0 and 1, if there are two, and of two runs of silo 0, the second with other
+        queries.
     """
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
     present, shards = _draw_shards(cell, plan, layout, seed)
     sent_queries, no_differences = queries or zero_queries(plan), np.empty((count, 0))
     with open_silos(cell, plan, shards) as (folder, silos):
+        # The adversary sees no silo alone if the server adds the noise or messages are masked.
         if queries is not None or plan.trust.publishes_sums(SERVER):
             releases = _project_on_canaries(collect_transcript(plan, folder, silos, sent_queries))
             return Trials(releases, no_differences, no_differences, present, layout.rounds)
@@ -245,7 +251,8 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
 def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
     """Run canaries, restore silos and server to the state before round t, and repeat from there.
 
-    The repetition has another query in round t and the same queries later.
+    The repetition has another query in round t and the same queries later.  If round t got the same noise both
+    times, the noise would cancel in the difference of its two releases.
 
     Args:
         cell: Small cell of the audit.
@@ -261,13 +268,14 @@ def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
     present, shards = _draw_shards(cell, plan, layout, seed)
-    before = zero_queries(plan)
+    before = zero_queries(plan)  # queries of the rounds before the restoration, and after it
     after = [*before[: t - 1], _confident_query(before[0]), *before[t:]]
     with open_silos(cell, plan, shards) as (folder, silos):
         if t > 1:
             collect_transcript(plan, folder, silos, before[: t - 1])
         backup = {path: path.read_bytes() for path in _journal_files(folder)}
         restores = [silo.back_up() for silo in silos]
+        # The first t - 1 rounds are over, and asked for again they give the same releases.
         original = _project_on_canaries(collect_transcript(plan, folder, silos, before))
         for path in _journal_files(folder) - backup.keys():
             path.unlink()
@@ -329,7 +337,12 @@ def open_silos(
 ) -> Iterator[tuple[Path, Sequence[RestartableSilo]]]:
     """Yield a new folder, and a guard or pool of clients for each shard, and remove the folder afterwards.
 
-    Guards of cells with persons get a shard in which each row of theirs is a person (`expand_units`).
+    Each row of a shard becomes a unit of protection: a record, the records of a person, or a client.
+
+    Args:
+        cell: Small cell of the audit.
+        plan: Plan of the cell.
+        shards: Shard of each silo, in order.
     """
     with temporary_folder() as name:
         silos: Sequence[RestartableSilo]
@@ -350,12 +363,17 @@ def _run_twice(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return replies of silo 0 in two interleaved runs, and of silo 1, if it exists, in the first run.
 
-    Both runs read the same records, and the second one has another query in all rounds.  Silo 0 is restarted
-    half-way, unless there is a single round.
+    Both runs read the same records, and the second one has another query in all rounds, at which canaries add
+    almost nothing.  Silo 0 is restarted after half of the rounds, unless there is a single round.
+
+    Args:
+        plan: Plan of the run, whose silos add the noise and whose messages are not masked.
+        silos: All silos of the run.
+        queries: Queries of the first run, one for each round of the plan.
 
     Returns:
-        Replies (d,) by round: of silo 0 in the first run, of silo 0 in the second run, and of silo 1, or none if
-        there is a single silo.
+        Replies (d,) by round: of silo 0 in the first run, of silo 0 in the second run, and of silo 1, an empty
+        list if there is a single silo.
     """
     confident_query = _confident_query(queries[0])
     first_replies, second_replies, other_silo_replies = [], [], []
@@ -383,7 +401,14 @@ def collect_masked_sums(
 ) -> NDArray[np.int64]:
     """Collect the noisy integer sums (T, d) that the receiver of all encoded messages decodes.
 
-    The guard of silo 0 is restarted half-way, unless there is a single query.
+    A message has the noisy integers of a silo, plus a mask of integers modulo 2^`word_bits`.  The masks are made
+    with the public keys of all silos, and cancel in the sum.  The guard of silo 0 is restarted after half of the
+    queries, unless there is a single one.
+
+    Args:
+        plan: Plan of the run, whose messages are masked.
+        silos: All silos of the run.
+        queries: Queries of rounds 1 … T.
     """
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
     for t, query in enumerate(queries, start=1):
@@ -395,8 +420,11 @@ def collect_masked_sums(
 
 
 def _decode_means(plan: Plan, noisy_sums: NDArray[np.int64]) -> list[Tensor]:
-    """Compute the release of each round, a noisy mean (d,), from noisy integers (T, d)."""
-    integer_steps, means = IntegerSteps(plan, b""), list[Tensor]()
+    """Compute the release of each round, a noisy mean (d,), from noisy integers (T, d).
+
+    The integers are the sums over all silos, as `collect_masked_sums` returns them.
+    """
+    integer_steps, means = IntegerSteps(plan, b""), list[Tensor]()  # no key, as no noise is drawn here
     state = integer_steps.initial_state(SERVER)
     for t, noisy_sum in enumerate(noisy_sums, start=1):
         mean, state = integer_steps.release(state, t, torch.from_numpy(noisy_sum), SERVER)
@@ -414,9 +442,9 @@ def collect_broadcasts(
 ) -> list[Tensor]:
     """Collect the releases of a deployed server that adds the noise, in the rounds that have `queries`.
 
-    The server runs with the silos as its clients, and writes a journal.  It is ended half-way, and a second server
-    continues from the journal, and computes the releases of the first half again.  Silo 0 is restarted after each
-    half.
+    The server runs with the silos as its clients, and writes a journal.  It ends after half of the rounds, and a
+    second server continues from the journal, and computes the releases of the first half again.  With a single
+    query the first server runs no round.  Silo 0 is restarted after each of the servers.
 
     Args:
         plan: Plan of the run.
