@@ -127,6 +127,7 @@ class Facts:
             _check_number("feature_norm", self.feature_norm, 1e-6, 1e6)
         _check_number("epsilon", self.epsilon, 1e-3, 100.0)
         _check_number("delta", self.delta, 1e-30, 0.01)
+        # Refuses an unknown unit, and persons without a positive number of records.
         make_unit(self.unit, 1 if self.unit == RECORD.name else self.records_of_person or 0)
 
     @property
@@ -202,7 +203,10 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Advice:
-    """Advised scenario, with a reason for each setting, its privacy cost, and alternatives."""
+    """Advised scenario, with reasons for its settings, its privacy cost, and alternatives.
+
+    `tree` is the scenario as nested dictionaries, and `chosen` has settings with their reasons.
+    """
 
     facts: Facts
     tree: Mapping[str, Any]
@@ -223,7 +227,9 @@ class Advice:
     def sections(self, notes: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the text of each section of the scenario file by name.
 
-        A reason stands above every setting that has one in `chosen`, and the forecast below the header [privacy].
+        A reason stands above every setting that has one in `chosen`, and the forecast of the noise below the
+        header [privacy].  Keys outside of sections, such as the name, are left out.  The key "table", the
+        description of the columns, becomes the section [data.table], and is part of the text of "data".
 
         Args:
             notes: Comment lines below the header of a section, by the section's name.  A note on "privacy" takes
@@ -317,7 +323,8 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
     With q and F of this module's table, the target travel is 6 q^(2/3) for classes, and 0.7 q for a real target.
     Classes get as many rounds, from 30 to 100, as the travel needs at the largest turn, and a real target gets 30.
     A limit of the network on rounds comes before both.  The travel is then at most the largest turn · rounds /
-    √(F² + 1).  The clip is a tenth of √(F² + 1), rounded to three digits.
+    √(F² + 1).  The largest turn is 20 (classes / 2)^0.75 for classes, and 2 for a real target.  The clip is a
+    tenth of √(F² + 1), rounded to three digits.
     """
     q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.classes:
@@ -413,7 +420,8 @@ def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     """Describe the gain by secure aggregation, more rounds and a secret order, and warn of a large δ.
 
     The result has a sentence for each.  Secure aggregation is described only if several silos each add noise.  δ
-    is large if its product with the number of units of the largest silo is 1 or more.
+    is large if its product with the number of units of the largest silo is 1 or more, because a release that shows
+    each unit with probability δ would then be expected to show one.
     """
     alternatives = []
     silos = len(facts.sizes)
@@ -449,7 +457,8 @@ def advise(
     """Advise on algorithm, batch, clip, step, rounds and trust for public facts.
 
     Args:
-        records: Training records of each silo, a single number if all `silos` have the same.
+        records: Number of training records of each silo, or of persons if `unit` protects these.  A single number
+            stands for silos that all have the same.
         features: Number of features of a record.
         epsilon: ε of the privacy budget, with δ = 1e-5 unless `delta` is given.
         silos: Number of silos, which may be omitted if `records` has a number for each silo.
@@ -493,8 +502,9 @@ _SECTIONS = ("federation.", "algorithm.", "privacy.")
 def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scenario with advised rounds, clip and step, in which every round reads all records.
 
-    Facts come from the settings, else from the scenario or from the data.  The settings of ε and trust may be
-    lists of swept values: the advice is for the smallest ε and the first trust.  If the settings have more rounds
+    The program has its records in arrays, and the advice takes equal numbers of them for all silos.  Facts come
+    from the settings, else from the scenario or from the data.  The settings of ε and trust may be lists of swept
+    values: the advice is for the smallest ε and the first trust.  If the settings have more rounds
     than the advice, the step is shortened so that the travel stays that of the advice.
 
     The scenario is returned unchanged if the program sets another key of [federation], [algorithm] or [privacy]
@@ -512,7 +522,7 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, An
     if any(key.startswith(_SECTIONS) and key not in (*_FACT_KEYS, *_FURTHER_KEYS) for key in settings):
         return dict(tree)
     federation, algorithm, privacy = (dict(tree[name]) for name in ("federation", "algorithm", "privacy"))
-    # A missing setting is None, and then the scenario or the data decide.
+    # A missing setting is None, and then the scenario, the data or the advice decide.
     known_settings: dict[str, Any] = {key: settings.get(key) for key in (*_FACT_KEYS, *_FURTHER_KEYS)}
     record_count = len(data.train_labels)
     try:

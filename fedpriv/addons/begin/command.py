@@ -2,6 +2,10 @@
 
 `inspect` describes a table, and writes a scenario and policies.  `advise` recommends settings for public facts.
 `init` makes a folder to start from.
+
+A *unit* is what a run protects: a record, or a person with all records.  A *policy* is a file in which a silo
+allows runs.  A *schema* describes a table: target, sites, persons and the columns of features with their ranges or
+words.
 """
 
 import dataclasses
@@ -130,6 +134,7 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
     encoded = read_rows(table, schema)
     check_persons(encoded, schema, path)
     unit, train = _find_unit_keys(encoded, schema), encoded.split.train
+    # Batches have all rows of a silo, and warnings are of those that count.
     sizes = _count_units(encoded, schema, train.row_indices, by_person="unit" in unit)
     training = _count_units(encoded, schema, train.row_indices[train.is_counted], by_person="unit" in unit)
     _warn_of_small_silos(encoded, schema, training, "persons in training" if unit else "training records")
@@ -198,7 +203,7 @@ def _count_units(
     """
     if by_person:
         assert encoded.persons is not None
-        row_indices = row_indices[index_persons(encoded.persons[row_indices])[0]]
+        row_indices = row_indices[index_persons(encoded.persons[row_indices])[0]]  # the first row of each person
     if encoded.sites is None:
         return [len(row_indices) // _DEFAULT_SILOS] * _DEFAULT_SILOS
     counts: list[int] = np.bincount(encoded.sites[row_indices], minlength=len(schema.sites)).tolist()
@@ -206,7 +211,9 @@ def _count_units(
 
 
 def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
-    """Print warnings of silos with few training units, and of sites with a single class in a part or none.
+    """Print warnings of silos with few training units, and of sites with fewer than two classes.
+
+    Few are fewer than 10.  The classes of a site are those of its training records, and those of its test records.
 
     Args:
         encoded: Rows of the table.
@@ -238,14 +245,14 @@ def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequenc
 def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
     """Make the texts of scenario.toml and of a policy silo-N.toml for each silo, by name.
 
-    The scenario has the advised settings.  The policies are the narrowest ones that allow this run.  The table's
-    description stays public = false in the files, so that a run with noise is refused until its owner has replaced
-    what was read from the records.
+    The scenario has the advised settings.  The policies allow one run of it.  The table's description stays
+    public = false in the files, so that a run with noise is refused until its owner has replaced what was read
+    from the records.
 
     Args:
         path: The table.
         schema: Description of the table.
-        sizes: Number of units of each silo.
+        sizes: Number of training units of each silo.
         unit: Keys of [privacy] for persons with several records, empty for records.
     """
     from fedpriv.plan.task import make_schema_task
@@ -253,7 +260,7 @@ def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dic
     from fedpriv.silo.demo import format_policy, run_allowance
 
     advice = _advise_on_table(path, schema, sizes, unit)
-    confirmed = schema.model_copy(update={"public": True})
+    confirmed = schema.model_copy(update={"public": True})  # only to compute the limits of the policies
     data = {**advice.tree["data"], "table": confirmed.model_dump(exclude_none=True)}
     cell = resolve_cell({**advice.tree, "data": data}, str(path))
     limits = run_allowance(cell, make_schema_task(cell, confirmed))
@@ -294,7 +301,7 @@ def print_advice(
 
     Args:
         silos: Number of silos.
-        records: Training records of each silo, as one number for all or as numbers with commas.
+        records: Number of training records of each silo, as one number for all or as numbers with commas.
         further_facts: Other facts, by the names of arguments of `advise`.
         data: Name of the data in the scenario, or None for records.npz.
         out: File of the scenario, or None for none.
@@ -385,8 +392,9 @@ def _make_starter_sections(name: str) -> str:
 def create_folder(folder: Path) -> list[Path]:
     """Write the starter files into a new folder, whole or not at all, and return their paths.
 
-    The scenario has the numbers that `fedpriv advise` recommends, and the folder has an algorithm, a model and a
-    notebook to edit.
+    The scenario has the numbers that `fedpriv advise` recommends for softmax regression, and the folder has an
+    algorithm, a model and a notebook to edit.  In the packaged files NAME stands for the name of the folder, and
+    the line "# ADVISED" for the advised sections.
 
     Raises:
         InputError: If the folder exists or cannot be written, or its name cannot be a scenario's.

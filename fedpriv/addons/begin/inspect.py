@@ -1,6 +1,10 @@
 """Inspection of a table for its owner: a summary of its columns, and a public schema to start from.
 
 Both are read from the records.  Publishing them is a release without noise.
+
+A *cell* is the value of a column in one record.  The distinct texts of a column are its *words*.  *Odd cells* are
+the few cells of a column of numbers that are none.  The *role* of a column is to be the target, the site (a silo's
+name), the person or the split ("train" or "test").  Other columns may become features.
 """
 
 import math
@@ -42,7 +46,11 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """Summary of a column of numbers or words."""
+    """Summary of a column of numbers or words.
+
+    A column of numbers has a `span`, its range.  A column of numbers with a few odd cells has `odd_cells` and no
+    span.  `words` are the texts of the distinct values, and empty if there are more than 10,000.
+    """
 
     name: str
     records: int
@@ -88,8 +96,8 @@ class ColumnSummary:
         """Describe the column's values, missing cells and remedies in a line.
 
         A column with odd cells shows the first of them.  A column of numbers shows its range.  A column of words
-        shows the most frequent ones, and a remedy if at least 90 % of the words are dates, or numbers with decimal
-        commas.
+        shows up to eight of the most frequent ones, and a remedy if at least 90 % of the words are dates, or
+        numbers with decimal commas.  If words are not listed, only their number is shown.
         """
         gaps = f", {self.missing} missing" if self.missing else ""
         if self.odd_cells:
@@ -146,9 +154,15 @@ def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSu
     numbers with odd cells has at least 10 distinct numbers, and at most a tenth of its cells that are not missing
     are no numbers.  All other columns are words.  A summary of odd cells has no span, so that its column does not
     become features.
+
+    Args:
+        table: The table, which locates the rows of odd cells in its file.
+        name: Name of the column.
+        cells: Cells of the column.
     """
     numbers, missing = cells.to_numbers(), int(cells.is_missing.sum())
     distinct, vocabulary = cells.count_values(_MAX_LISTED_WORDS)
+    # The vocabulary is empty if it is too large to be listed, so that the number of words counts, too.
     are_booleans = distinct <= 2 * MAX_CLASS_CODES and {word.lower() for word in vocabulary} <= {"true", "false"}
     odd_rows = np.flatnonzero(np.isnan(numbers) & ~cells.is_missing)
     if distinct and not odd_rows.size and not are_booleans:
@@ -182,7 +196,7 @@ def describe_table(
 
     Args:
         table: The table.
-        columns: Summaries of its columns.
+        columns: Summaries of all its columns.
         target: Column to predict.
         regression: Whether the target is real, or None for a guess.  A target of numbers is then real, unless it
             has two distinct numbers or a few integers, which are codes of classes.
@@ -267,7 +281,7 @@ def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
     for role, name in roles.items():
         if name is None:
             continue
-        cells = table.column(name)
+        cells = table.column(name)  # refuses a column that is not there
         if name in role_of:
             raise InputError(
                 f"{table.source}, column {name!r}: is named as {role_of[name]} and as {role}; it can have one role"
