@@ -504,8 +504,8 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, An
 
     The program has its records in arrays, and the advice takes equal numbers of them for all silos.  Facts come
     from the settings, else from the scenario or from the data.  The settings of ε and trust may be lists of swept
-    values: the advice is for the smallest ε and the first trust.  If the settings have more rounds
-    than the advice, the step is shortened so that the travel stays that of the advice.
+    values: the advice is for the smallest ε and the first trust.  If the settings have more rounds than the
+    advice, the step is shortened so that the travel stays that of the advice.
 
     The scenario is returned unchanged if the program sets another key of [federation], [algorithm] or [privacy]
     than the advice considers, such as another algorithm or unit, or if the facts allow no advice.

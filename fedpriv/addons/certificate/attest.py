@@ -6,6 +6,12 @@ machine.
 
 The run is planned again from the scenario in the ledger.  Every release stream of the certificate is compared with
 that plan, and each of the silo's charges for this run with the plan's price.
+
+A *record* is the certificate's entry of the run, and the *body* is the part of the certificate that silos sign.  A
+*release stream* is all releases of one party in a run.  A *price* is what a run costs by its plan, and a *charge*
+is what the ledger has for it.  Both are a μ and a *slack*: the releases are μ-GDP, except that anything may be
+revealed with probability slack.  A run has up to three *parts* with charges: its rounds, a first step that scales
+the table, and evaluations of test records.
 """
 
 import json
@@ -91,8 +97,8 @@ def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
 
     Raises:
         InputError: If the policy or the ledger cannot be used, a fact cannot be compared, or a release differs.
-        RunError: If a charge differs, rounds are neither answered nor recorded as missed, or the scenario cannot
-            be planned under the code that the policy permits today.
+        RunError: If a charge differs, rounds are neither answered nor recorded as missed, another process has the
+            ledger locked, or the scenario cannot be planned under the code that the policy permits today.
 
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
     that are not those of the scenario's plan, nor for a charge, of the rounds, the first step or the evaluations,
@@ -154,7 +160,8 @@ def _plan_first_step(admission: Admission, step_cell: Cell) -> Plan:
 def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPlans) -> str | None:
     """Describe the first charge of a silo that is not the price of its plan, or return None.
 
-    A part that the run has and the statement lacks, or the reverse, is described as well.
+    A part that the run has and the statement lacks, or the reverse, is described as well.  A price of None matches
+    a charge whose μ is None, that of a run without noise.
 
     A charge (μ, slack) is compared with the plan's price at that slack, and not by its ε at the certificate's δ:
     that ε of a charge with slack is above the plan's own.
@@ -165,7 +172,8 @@ def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPl
 
     Args:
         silo: Number of the silo.
-        statement: Facts of the ledger by `STATEMENT_PARTS`, from `attest`.
+        statement: Facts of the ledger by the keys of `STATEMENT_PARTS`, which are "training", "first_step" and
+            "tests".  Each has its charge under "charged".
         plans: Plans of rounds, first step and evaluations, as far as the run has them.
 
     Raises:
@@ -234,10 +242,11 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     | `left` | remaining budget (μ, slack) of the policy, (0, 0) if nothing is left |
     | `ledger` | number of the last commit, and head (digest) of the ledger's chain |
 
-    A composed price is in the policy's relation and unit.  Its μ and slack are None if it is above every budget.
+    A composed price, of several runs together, is in the policy's relation and unit.  Its μ and slack are None if
+    it is above every budget.
 
     Args:
-        policy: Policy whose ledger is read.
+        policy: Policy whose ledger is read, of training records or of test records.
         scenario: The record's scenario, without folders.
         digest: SHA-256 of the scenario as the ledger stores it.
 

@@ -9,7 +9,10 @@
 | `silos` | each silo's signed statement: policy, charges, remaining budget (`attest`) |
 
 Here a record is the entry of one cell, which is one run of a sweep, in results.json.  A release stream is all
-releases of one party in a run, with their noise and participation.  A statement is what a silo signed.
+releases of one party in a run, with their noise and participation.  A plan is all that is known of a run before
+its first round, and gives the noise and the price of its releases.  A charge is what a run took from a silo's
+privacy budget, as the silo's ledger has it.  A statement is what a silo signed.  A draft is a deployment's
+certificate that no silo has signed yet.
 
 The record in the body has no exact score on the silos' own records, and no folder of a machine.  Every privacy
 figure of the record is recomputed from its releases and its scenario.  A certificate does not determine the keys
@@ -202,6 +205,7 @@ def make_body(
             **{name: cell[name] for name in names},
             "point": {key: strip_paths(value, key) for key, value in cell["point"].items()},
             "scenario": scenario,
+            # A silo finds the run in its ledger by the digest of the whole scenario, folders included.
             "scenario_sha256": sha256(json.dumps(cell["scenario"], sort_keys=True).encode()),
         },
         "tuned": results.tuning and results.tuning.model_dump(mode="json"),
@@ -216,7 +220,8 @@ def sign_certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]
 
     Args:
         body: Body of the certificate, from `make_body`.
-        silos: Signed statements, each with the integer "silo", in any order, empty for a draft or a simulation.
+        silos: Signed statements, each with the integer "silo" and the digest "body" of what was signed, in any
+            order, empty for a draft or a simulation.
         key: The coordinator's key.
 
     Returns:
@@ -411,7 +416,8 @@ def _find_key(tree: Any, key: str) -> Any:
 def _check_sizes(record: Mapping[str, Any]) -> None:
     """Refuse releases that would exhaust a reader's memory, before any of them is expanded.
 
-    Participations and clips are stored with numbers of repetitions.  The sum of the absolute values of all
+    Participations and clips are stored with numbers of repetitions, and a few bytes could stand for releases of
+    any length.  The sum of the absolute values of all
     integers of participations, and of all repetitions of clips, is limited to `_MAX_ROUNDS` over all releases.
     The number of silos is limited to `_MAX_SILOS`.
 
@@ -506,8 +512,8 @@ def _check_plan(
     Args:
         record: Record of a deployment.
         entry: The record, with its scenario resolved.
-        statements: Signed statements by silo, one or more.  Their "shapes" of records, which have to be equal,
-            determine the model's size.
+        statements: Signed statements by silo, one or more.  Their "shapes" of records, such as the number of
+            features and classes, have to be equal, and determine the model's size.
 
     Returns:
         True, or False if there is no plan because the model is code outside fedpriv.

@@ -266,7 +266,7 @@ _MODEL_NOTE = (
 
 
 def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, Any]) -> str:
-    """Describe by whom ranges and vocabularies were declared public.
+    """Describe by whom ranges and vocabularies of the data were declared public, in a sentence.
 
     Args:
         certificate: The certificate, whose silos may have a policy that declares the table public.
@@ -397,8 +397,9 @@ def format_page(certificate: VerifiedCertificate) -> str:
 def format_model_card(certificate: VerifiedCertificate) -> str:
     """Format the model card as Markdown, with the metadata block that model hubs read.
 
-    The card has the first line, the title, the claim with its unit (none for a run without noise), and all
-    questions and answers of the page.  Texts of other parties are escaped.
+    The card has the first line, on who signed, the title, the claim with its unit (none for a run without noise),
+    and all questions and answers of the page.  Titles, questions and answers are escaped, because other parties
+    may have written them.
     """
     run, record = certificate.body["run"], certificate.body["record"]
     lines = [
@@ -458,8 +459,9 @@ def certify(
 ) -> None:
     """Write a run's certificate into its folder, with its views unless it is an unsigned draft.
 
-    A draft is a deployment's certificate without any silo's signature.  With the page and the card, the run's
-    RO-Crate is written anew.  The outcome is printed, beginning with the coordinator's public key.
+    The views are the page and the model card.  A draft is a deployment's certificate without any silo's signature.
+    With the page and the card, the run's RO-Crate, which describes the files of the folder, is written anew.  The
+    outcome is printed, beginning with the coordinator's public key.
 
     Args:
         folder: Folder of the run.
@@ -522,7 +524,8 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
     Raises:
         InputError: If the file is no certificate, policy or ledger cannot be used, a fact cannot be compared, or a
             figure or a release differs.
-        RunError: If a charge differs, or rounds are neither answered nor recorded as missed (`attest`).
+        RunError: If a charge differs, rounds are neither answered nor recorded as missed, another process has the
+            ledger locked, or the scenario cannot be planned under the code that the policy permits today.
     """
     from fedpriv.addons.certificate.attest import attest
 
