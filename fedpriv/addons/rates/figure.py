@@ -35,7 +35,10 @@ class ExponentFit:
 
 
 def fit_power(pairs: Sequence[tuple[float, float]]) -> ExponentFit | None:
-    """Fit the exponent of y in x to pairs (x, y) of positive numbers, or return None for fewer than two."""
+    """Fit the exponent of y in x to pairs (x, y) of positive numbers, or return None for fewer than two.
+
+    The fit is by least squares of ln y on ln x.  Its 95 % interval is by Student's t, and infinite for two pairs.
+    """
     if len(pairs) < 2:
         return None
     from scipy import stats  # takes half a second, so only figures of rates import it
@@ -183,7 +186,15 @@ def draw(figure: RateFigure, path: Path) -> None:
 
 
 def _draw_lines(axes: "Axes", figure: RateFigure) -> None:
-    """Draw lines with their exponents in the legend, then the level and the triangles."""
+    """Draw lines with their exponents in the legend, then the level and the triangles.
+
+    The level is a horizontal line.  A triangle is right-angled, with corners at (x, y), (width · x, y) and above
+    or below the latter, and its slanted side rises by the exponent of the theory.
+
+    Args:
+        axes: Axes of the drawing, which get logarithmic scales.
+        figure: Lines, level and triangles.
+    """
     for line in figure.lines:
         fit = line.exponent
         label = line.name if fit is None else f"{line.name}: {fit.text(3)}"

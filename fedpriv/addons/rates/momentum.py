@@ -4,9 +4,16 @@ Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (Neur
 problem has G = L = 1 and a gap R = 1, the relation is replace-one, and the order of records is fixed.  A round
 reads one record, α = 1/N, η = 1/√(NT) and γ = min(1/2, ηN).  T is the theorems' own, not rounded.
 
+The momentum m_t is the mean of gradients in which a new one has the weight α, and m^_t is m_t with noise.
+Algorithm 1 sums gradients over prefixes, which are the rounds 1 … t.  Algorithm 2 splits a gradient into that at
+the query of the epoch's start, and a residual.  It sums gradients, and their differences between epochs, over
+windows of N rounds (an epoch), mixed with the weight γ per epoch, and residuals over prefixes.  η is the length of
+a step.
+
 The noise of a momentum is √d times the root mean square over rounds of a coordinate of m^_t - m_t.  A tree node
-over rounds a … b holds the sum of (1-α)^(b-t) times the increment of round t.  Two quantities of a group of nodes
-decide the noise for a guarantee μ:
+over rounds a … b holds the sum of (1-α)^(b-t) times the increment of round t, a record's contribution.  Nodes of a
+level have 2^level rounds.  A record's place is its number in the order of an epoch, from 0.  Two quantities of a
+group of nodes decide the noise for a guarantee μ:
 
 | name | meaning |
 |---|---|
@@ -16,8 +23,8 @@ decide the noise for a guarantee μ:
 One group needs a variance of A E/μ².  Several groups with the best shares of the guarantee need (Σ √(A E))²/μ².
 Algorithm 2 has four groups, and each is charged for its own worst record.
 
-`count_first` and `count_second` count nodes exactly.  `estimate_first` and `estimate_second` take the mean record
-for the worst, in closed form, for any N.
+`count_first` and `count_second` count the energy of each record, and take the worst.  `estimate_first` and
+`estimate_second` take the mean record for the worst, by formulas that are fast for any N.
 """
 
 import math
@@ -107,7 +114,10 @@ def count_first(records: int, dimension: int, epsilon: float) -> float:
 def count_second(records: int, dimension: int, epsilon: float) -> float:
     """Return the noise of Algorithm 2, with the worst record of each group.
 
-    Amplifications are means over 60 rounds.
+    The four groups are gradients of the first two epochs, gradients of later ones, differences between epochs, and
+    residuals within one.  Their energies are those of records of norm 1, times the square of the largest change of
+    an increment: 2 for a gradient, 2 η N for a difference, and 2 η times the place in the order for a residual.
+    Amplifications of the first three are means over 60 rounds.
 
     Args:
         records: N.
@@ -116,7 +126,6 @@ def count_second(records: int, dimension: int, epsilon: float) -> float:
     """
     rounds = _whole_epochs(second_rounds(records, dimension, epsilon), records, 4)
     step = 1.0 / math.sqrt(records * rounds)
-    # Gradients G of the first two epochs and of later ones, differences Δ between epochs, residuals r within one.
     _, residual_energy = _prefix_energies(records, rounds)
     energies = (
         4.0 * _window_energy(records, 0, 2 * records).max(),
@@ -129,14 +138,27 @@ def count_second(records: int, dimension: int, epsilon: float) -> float:
 
 
 def estimate_first(records: float, dimension: int, epsilon: float) -> float:
-    """Return the noise of Algorithm 1 for the mean record, 7 to 14 % below that of the worst."""
+    """Return the noise of Algorithm 1 for the mean record.
+
+    With 1,000 records, 50 dimensions and ε = 4 it is 7 to 14 % below the noise for the worst record.
+    """
     rounds = first_rounds(records, dimension, epsilon)
     energy = _mean_prefix_energy(records, rounds) * _mean_prefix_amplification(rounds, 1.0 / records)
     return 2.0 / records * math.sqrt(energy * dimension) / mu_of(epsilon, DELTA)
 
 
 def estimate_second(records: float, dimension: int, epsilon: float) -> float:
-    """Return the noise of Algorithm 2 for the mean record, within 5 % of that of the worst."""
+    """Return the noise of Algorithm 2 for the mean record.
+
+    With 1,000 records, 50 dimensions and ε = 4 it is within 5 % of the noise for the worst record.  The four
+    groups are gradients of the first two epochs, gradients of later ones, differences between epochs, and
+    residuals within one, with the energies and amplifications of the mean record.
+
+    Args:
+        records: N.
+        dimension: d.
+        epsilon: ε.
+    """
     rounds = second_rounds(records, dimension, epsilon)
     alpha, step = 1.0 / records, 1.0 / math.sqrt(records * rounds)
     x, mixing = _epoch_decay(records), min(0.5, step * records)
@@ -144,12 +166,13 @@ def estimate_second(records: float, dimension: int, epsilon: float) -> float:
         4.0 * _mean_window_energy(records, 2.0 * records),
         4.0 * _mean_window_energy(records, rounds),
         4.0 * (step * records) ** 2 * _mean_window_energy(records, rounds),
-        4.0 / 3.0 * (step * records) ** 2 * _mean_prefix_energy(records, rounds),
+        4.0 / 3.0 * (step * records) ** 2 * _mean_prefix_energy(records, rounds),  # mean of p² over places is N²/3
     )
     # A window of N rounds that is i epochs old has the coefficient (y^i - x^i)/(y - x), y = 1-γ, x = (1-α)^N.
     window, y = _mean_window_amplification(round(records), alpha), 1.0 - mixing
     squares = y * y / (mixing * (2.0 - mixing)) - 2.0 * x * y / (1.0 - x * y) + x**2 / (1.0 - x**2)
     coefficients = squares / (y - x) ** 2
+    # Windows of the first two epochs, with the mean over T/N epochs taken at 2,000 points.
     first_windows = y ** np.linspace(2.0, rounds / records, 2000) / (y - x)
     amplifications = (
         window * float(np.mean(first_windows**2)),
@@ -185,7 +208,8 @@ def _square_sum(length: float, alpha: float) -> float:
 def _node_energy(records: int, ends: tuple[int, int], stride: int) -> NDArray[np.float64]:
     """Return each record's energy in the nodes of at most N rounds that end within `ends`.
 
-    A node of at most N rounds has a record at most once.
+    A node of at most N rounds has a record at most once.  So its energy is (1-α)^(2j) for the record that was read
+    j rounds before its end, and the sum over nodes of a level is a circular convolution over places.
 
     Args:
         records: N.
@@ -215,14 +239,16 @@ def _window_energy(records: int, low: int, high: int) -> NDArray[np.float64]:
 def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return each record's energy in the nodes of all prefixes, for two norms of its increments.
 
-    A node of more than N rounds has a record several times, each time (1-α)^N weaker.
+    A node of more than N rounds has a record several times, each time (1-α)^N weaker.  Its rounds more than 60 N
+    before its end are left out.
 
     Args:
         records: N.
         rounds: T.
 
     Returns:
-        Energies for norm 1, and for norm p of the record at place p in the order, (N,) each.
+        Energies for norm 1, and for norm p of the record at place p in the order, (N,) each.  The latter is for
+        residuals, which may grow by a step in each round of an epoch.
     """
     place = np.arange(records, dtype=float)
     energy = _node_energy(records, (0, rounds), stride=2)
@@ -243,7 +269,12 @@ def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], ND
 def _prefix_amplification(rounds: int, alpha: float) -> float:
     """Return the mean over t of the squared coefficients of the nodes of the prefix 1 … t.
 
-    At most the first 2^22 rounds count.  Round t has the nodes of t less its lowest bit, decayed, and one more.
+    At most the first 2^22 rounds count.  With 2^k the lowest binary digit of t, round t has the nodes of round
+    t - 2^k, decayed by 2^k rounds, and one more of 2^k rounds.
+
+    Args:
+        rounds: T.
+        alpha: α.
     """
     count = min(rounds, 1 << 22)
     squares = np.zeros(count + 1)
@@ -255,8 +286,12 @@ def _prefix_amplification(rounds: int, alpha: float) -> float:
 
 
 def _nodes(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last rounds of the largest nodes that compose the rounds first … last."""
+    """Yield the first and last rounds of the largest nodes that compose the rounds first … last, from 1.
+
+    A node of level k begins at round 1 plus a multiple of 2^k.
+    """
     while first <= last:
+        # The number of zeros at the end of first - 1 in binary digits, or a large number for round 1.
         level = ((first - 1) & (1 - first)).bit_length() - 1 if first > 1 else 62
         while first + (1 << level) - 1 > last:
             level -= 1
@@ -274,8 +309,12 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
 
     They are means over 60 rounds, which seed 0 draws.
 
-    Round t is r rounds after the end of epoch q.  Its momentum has the r newest gradients of the first epoch,
-    decayed, and windows of N rounds that are i = 1, 2, … epochs old.
+    Round t is r rounds after the end of epoch q.  Its momentum has the gradients of the first r rounds, decayed,
+    and windows of N rounds that are i = 1, 2, … epochs old.  A window that ends in the first two epochs has early
+    gradients, and the others have later ones.  With y = 1 - γ and x = (1-α)^N, a window that is i epochs old has
+    the coefficient (y^i - x^i)/(y - x), times γ for gradients and y for differences.  The oldest window
+    has the factor 1 for gradients, and no differences.  Other windows that are more than about 40/γ epochs old are
+    left out.
 
     Args:
         records: N.
@@ -311,7 +350,15 @@ def _mean_window_energy(records: float, rounds: float, stride: int = 1) -> float
 
 
 def _mean_prefix_energy(records: float, rounds: float) -> float:
-    """Return the mean record's energy in the nodes of all prefixes."""
+    """Return the mean record's energy in the nodes of all prefixes, approximately.
+
+    Nodes of at most N rounds are counted by `_mean_window_energy`.  A longer node has a record in each of its
+    epochs, and is counted as if these were many, or with three quarters of that up to 3 N rounds.
+
+    Args:
+        records: N.
+        rounds: T.
+    """
     energy, epoch_decay = _mean_window_energy(records, rounds, stride=2), _epoch_decay(records)
     full = _square_sum(records, 1.0 / records) / records / (1.0 - epoch_decay) ** 2
     for level in range(int(math.log2(records)) + 1, int(math.log2(rounds)) + 1):
@@ -338,7 +385,9 @@ def _mean_window_amplification(records: int, alpha: float) -> float:
 
 
 def crossing(first: Callable[[float], float], second: Callable[[float], float], low: float, high: float) -> float:
-    """Return the number N from which on `first` is below `second`, by bisection between two powers of ten.
+    """Return the number N from which on `first` is at most `second`, by bisection.
+
+    The search is between two powers of ten, and presumes that the functions cross once.
 
     Args:
         first: Function of N.
@@ -347,7 +396,7 @@ def crossing(first: Callable[[float], float], second: Callable[[float], float], 
         high: Exponent of ten at which `first` is below.
 
     Raises:
-        InputError: The functions do not cross there.
+        InputError: `first` is not above at the lower power, or is above at the higher one.
     """
     if not first(10.0**low) > second(10.0**low) or first(10.0**high) > second(10.0**high):
         raise InputError(f"the lines do not cross between 10^{low:g} and 10^{high:g} records")
@@ -360,12 +409,14 @@ def crossing(first: Callable[[float], float], second: Callable[[float], float], 
 def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
     """Return noise and bounds of Algorithms 1 and 2 for 10³ to 10¹² records.
 
+    Only powers of ten N count for which Theorem 6 has at least N rounds, and Theorem 9 at least 4 N.
+
     Args:
         dimension: d.
         epsilon: ε at δ = 1e-5.
 
     Raises:
-        InputError: Theorem 9 has fewer than four epochs at 10³ records.
+        InputError: Fewer than three of the powers of ten count, or two lines whose crossing is noted do not cross.
     """
     sizes = [n for n in log_space(1e3, 1e12, 1) if second_rounds(n, dimension, epsilon) >= 4.0 * n]
     sizes = [n for n in sizes if first_rounds(n, dimension, epsilon) >= n]

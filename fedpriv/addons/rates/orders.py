@@ -3,6 +3,10 @@
 A run with fresh permutations is certified for its own order (`visited_squared_norms` of fedpriv/noise/tree.py).
 The bound here holds for every order.  The fixed order is not the worst one: a record can be last in one epoch and
 first in the next.
+
+A node of level k covers 2^k rounds, and holds the sum of their increments, decayed per round until the node's last
+round.  An increment is a record's clipped contribution to a round.  A record's weight in a node is what it adds to
+this sum, at clip 1.  The squared norm of a record is the sum of its squared weights in the nodes that count.
 """
 
 import numpy as np
@@ -36,7 +40,10 @@ def max_node_weights(rounds: int, rounds_per_epoch: int, decay: float, level: in
 
 
 def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_nodes: bool = False) -> float:
-    """Bound the squared norm of a record at clip 1 over all permutations of all epochs, in O(T N).
+    """Bound the squared norm of a record at clip 1 over all permutations of all epochs.
+
+    The nodes that count are the left halves of their parents, of which the sums of the first t rounds are
+    composed, or all.  The time is O(T N log N).
 
     A node of at most N rounds meets two epochs at most, so that the largest sum over these nodes follows exactly
     by dynamic programming over the record's position in the last epoch.  A longer node counts with the square of
@@ -47,8 +54,8 @@ def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_n
 
     Args:
         rounds: T.
-        rounds_per_epoch: N.
-        decay: Decay per round.
+        rounds_per_epoch: N, as each record takes part once in an epoch.
+        decay: Decay per round, from 0 to 1.
         all_nodes: Whether right halves are counted, too.
 
     Example:

@@ -1,8 +1,10 @@
 """Rates of three of the papers by formulas, and the command that prints them.
 
 The papers are those of Reshef & Levy, of Kornowski, Liu & Talwar, and of Choquette-Choo, Ganesh & Thakurta.
-Functions whose names end with `_figure` return a `RateFigure`.  Numbers of Reshef & Levy are for their experiment
-on MNIST: β = 392.5, L = √1570, D = 0.1, d = 7,850 and δ = 1e-5.  Those of Choquette-Choo et al. are for
+Functions whose names end with `_figure` return a `RateFigure`: lines on logarithmic axes with their exponents,
+triangles that show the exponents of the theory, tables and notes.  Numbers of Reshef & Levy are for their
+experiment on MNIST: β = 392.5 (smoothness), L = √1570 (Lipschitz constant), D = 0.1 (diameter of the models),
+d = 7,850 (parameters) and δ = 1e-5, with |S| records at M silos.  Those of Choquette-Choo et al. are for
 scenarios/complexity-table.toml.
 """
 
@@ -36,7 +38,8 @@ def gradients_of_mu2(records: float, silos: float) -> float:
 def gradients_of_appendix_f(records: float, silos: float, epsilon: float) -> float:
     """Return the gradients R K M of Lowy & Razaviyayn's accelerated method, with R and K not rounded.
 
-    Source: Reshef & Levy, Appendix F.  With n = |S|/M and natural logarithms,
+    In each of R rounds, each of M silos computes K gradients.  Source: Reshef & Levy, Appendix F.  With n = |S|/M
+    and natural logarithms,
 
         R = (β D √M/L) min(√n, ε n/√d) + min(n M, ε² n² M/d)
         K = max(1, ε n/(4 √(2 R ln(2/δ))))
@@ -55,7 +58,11 @@ def gradients_of_appendix_f(records: float, silos: float, epsilon: float) -> flo
 
 
 def gradient_figure() -> RateFigure:
-    """Return gradients against |S| for DP-μ²-FL and for Appendix F, at ε = 1, 8 and that of ρ = 4."""
+    """Return gradients against |S| for DP-μ²-FL and for Appendix F, at ε = 1, 8 and that of ρ = 4.
+
+    The paper's ρ is the μ of Gaussian DP.  Lines of Appendix F are fitted from 10^5 records on, since the exponent
+    3/2 holds for many records only.
+    """
     sizes = log_space(1e3, 1e7)
     epsilons = {"1": 1.0, "8": 8.0, "24.4 (ρ = 4)": epsilon_of(4.0, _DELTA)}
     lines = [make_line("DP-μ²-FL, 2|S| - M", partial(gradients_of_mu2, silos=_SILOS), sizes, theory="1", color=7)]
@@ -97,6 +104,10 @@ def gradient_figure() -> RateFigure:
 
 def samples_figure(epsilon: float = 1.0) -> RateFigure:
     """Return the records of Table 1 of Kornowski et al. against d, at α = 0.5, β = 0.3, L = Φ = 1.
+
+    The results are for a Goldstein measure, the smallest norm of a weighted mean of gradients within the radius
+    2α, of at most β.  L is the Lipschitz constant, and Φ bounds the decrease of the loss.  Triangles stand near d
+    = 2^15, the entry 12 of each row.
 
     Args:
         epsilon: ε.
@@ -155,16 +166,24 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
 
     Source: Choquette-Choo, Ganesh & Thakurta 2025.
 
+    The problem has smoothness β = 1.7, the Lipschitz constant M of `power_law_lipschitz`, and models in a ball of
+    radius R = 2.  Gradients have the clip 1, a round reads B = ⌊n/T⌋ records, and the bounds fail with probability
+    γ = 0.05.  The noise is that of a binary tree over the rounds: the sum up to round t + 1 has as many nodes as
+    t + 1 has binary ones, each with the noise σ = √(levels of the tree) / (B μ).
+
     With η_t = t + 1 for t = 0 … T-1 and η_{0:t} their sum, both bounds are a mean of terms with weights η_{0:t},
-    and a multiple of β R².  The terms hold ‖b_t‖ = √(d · nodes) σ/β of the noise, and q_t of the sampling.  The
-    printed Theorem 3 has lost a ‖b_t‖, has a β too many in its first bracket, and β R² for 2 β R².  The printed
-    Theorem 15 lacks 1/η_{0:t} in 3 β ‖b_t‖ R (docs/errata.md).
+    and a multiple of β R² over η_{0:T-1}.  The terms hold ‖b_t‖ = √(d · nodes) σ/β of the noise, and
+    q_t = 2 √(3 η_t ln(6 T/γ)/B) of the sampling.
+
+    The versions by the proofs differ from the printed ones (docs/errata.md).  The printed Theorem 3 has lost a
+    ‖b_t‖, and has a β too many in its first bracket.  The printed Theorem 15 lacks 1/η_{0:t} in 3 β ‖b_t‖ R.  The
+    last term has 2 β R² by the proofs, and β R² in the printed versions.
 
     Args:
         setting: n, T, μ and d.
 
     Returns:
-        Bounds on the excess risk, by the name of the theorem.
+        Bounds on the excess risk, by the name of the theorem and "as printed" or "by its proof".
     """
     batch, lipschitz = setting.records // setting.rounds, power_law_lipschitz(setting.dimension)
     t = np.arange(setting.rounds)
@@ -193,7 +212,11 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
 
 
 def single_epoch_figure() -> RateFigure:
-    """Return the bounds of Theorems 3 and 15 against n, with T = n^(1/4)."""
+    """Return the bounds of Theorems 3 and 15 against n = 2^12 … 2^30, with T = n^(1/4) rounded.
+
+    Dotted lines are the printed bounds, and solid ones those by the proofs.  The level is L R, the Lipschitz
+    constant times the radius of the ball of models.
+    """
     sizes = {float(2**power): round(2.0 ** (power / 4)) for power in range(12, 31)}
     cells = {n: theorems_3_and_15(AcceleratedSetting(int(n), rounds)) for n, rounds in sizes.items()}
     trivial = power_law_lipschitz() * _RADIUS

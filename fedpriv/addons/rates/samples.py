@@ -1,4 +1,9 @@
-"""Records that Goldstein stationarity needs: Table 1 of Kornowski, Liu & Talwar, and explicit bounds."""
+"""Records that Goldstein stationarity needs: Table 1 of Kornowski, Liu & Talwar, and explicit bounds.
+
+The Goldstein measure at a point and a radius is the smallest norm of a weighted mean of gradients at points within
+that radius.  A result says how many records n suffice for a measure of at most β (`target`) at radius 2α, for
+losses of d parameters with the Lipschitz constant L, whose mean can fall by at most Φ (`gap`) from the start.
+"""
 
 import itertools
 import json
@@ -18,7 +23,7 @@ from fedpriv.papers.kornowski_bounds import NonsmoothProblem, plan_multi_pass, p
 
 @dataclass(frozen=True)
 class SamplesRequest:
-    """Numbers of `fedpriv privacy samples`."""
+    """Numbers of `fedpriv privacy samples`: β, 2α, every ε, every d, δ, L and Φ, in this order."""
 
     target: float
     radius: float
@@ -34,10 +39,12 @@ def print_samples(request: SamplesRequest, as_json: bool) -> None:
 
     Args:
         request: Numbers of the command.
-        as_json: Whether plain data is printed in place of a table.
+        as_json: Whether plain data is printed in place of a table.  A number of records beyond the search of the
+            explicit bounds is null there.
 
     Raises:
-        InputError: A number is out of its range.
+        InputError: A number is out of its range, which is 1 to 10^12 for the dimension, and 10^-6 to 10^6 for
+            others but δ.
     """
     public = {
         "target": [request.target],
@@ -109,7 +116,7 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
 
 
 def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
-    """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
+    """Return the numbers of records that the explicit bounds need, or infinity beyond 2^59.
 
     All constants are included, and each number is at most about a hundredth too large.  The bound of a multi-pass
     run at β exceeds β, so the best of 12 values β = 0.7^k · target counts, k = 0 … 11.
@@ -135,10 +142,10 @@ def _find_min_records(bound: Callable[[int], float], target: float) -> float:
     """Return the smallest n at which the bound is at most the target, or at most about a hundredth more.
 
     The search doubles n from 4 and then bisects, so it presumes that the bound falls in n.  The result is 3 or
-    more, and infinity beyond 10^18.
+    more, and infinity if 2^59 records, the largest such number up to 10^18, do not suffice.
 
     Args:
-        bound: Function of n.
+        bound: Function of the number of records n.
         target: Value that the bound is to reach.
     """
     high = 4

@@ -15,6 +15,11 @@ An exponent is the least-squares slope of ln(value) on ln(n), with two 95 % inte
 draws of the seeds with replacement.  A value counts in the fit only if it is neither at its start nor at a floor.
 With `smallest` the start is the sweep's least number of rounds, and a floor is a target that no number reaches.
 Without it they are the keys `start` and `floor` of the section.
+
+Keys of the section: `along` is the swept key of n, `by` that of the compared values, which have a line each, and
+`smallest` that of the rounds.  `metric` is the measured figure.  `over` says whether the best or the worst point
+counts, where the best has the smallest mean, and `chosen_on` names seeds that only choose it.  `theory` has an
+exponent for some values of `by`.  A point is one value of each swept key, and its cells are its runs, one a seed.
 """
 
 import math
@@ -119,6 +124,15 @@ def find_values(results: Results, scaling: Growth) -> list[ScalingLine]:
 
 
 def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
+    """Estimate the values at all n for one value of `by`, and fit their exponent.
+
+    Seeds of `chosen_on` count for no value.  With one other seed there are no draws, and so no spreads.
+
+    Args:
+        results: Results of the run.
+        scaling: Section [scaling].
+        name: Value of the key `by`.
+    """
     sizes = [_collect(results, scaling, {scaling.by: name, scaling.along: n}) for n in results.axes[scaling.along]]
     seeds = [seed for seed in results.seeds if seed not in scaling.chosen_on]
     values = {size.n: _estimate(scaling, size, seeds) for size in sizes}
@@ -139,7 +153,16 @@ def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
 
 
 def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Size:
-    """Collect the sweep points with these `fixed` keys.  The one of `scaling.along` is n."""
+    """Collect the sweep points that have finished cells and these values of the `fixed` keys.
+
+    The value of `scaling.along` is n.  Dimension and ε of the target are those of the last point, and the target
+    is NaN without a factor or without points.
+
+    Args:
+        results: Results of the run.
+        scaling: Section [scaling].
+        fixed: Values of the keys `by` and `along`.
+    """
     points, n, target = [], float(fixed[scaling.along]), math.nan
     for point in sweep_points(results):
         cells = cells_at_point(results, point) if all(point[key] == value for key, value in fixed.items()) else []
@@ -155,7 +178,16 @@ def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Siz
 
 
 def _estimate(scaling: Growth, size: Size, seeds: Sequence[int]) -> Value:
-    """Return the value at one n over these seeds."""
+    """Return the value at one n over these seeds, which may occur several times.
+
+    It is None without finished cells.  Without `smallest` the best or worst point is chosen on the seeds of
+    `chosen_on`, or else on these seeds, and the value is its mean over these seeds.
+
+    Args:
+        scaling: Section [scaling].
+        size: Points at this n, and their target.
+        seeds: Seeds of a mean.
+    """
     if not size.points:
         return Value(None, is_fitted=False)
     if scaling.smallest:
@@ -168,7 +200,16 @@ def _estimate(scaling: Growth, size: Size, seeds: Sequence[int]) -> Value:
 
 
 def _interpolate(size: Size, seeds: Sequence[int]) -> Value:
-    """Return the interpolated number of rounds at which the mean metric reaches the target."""
+    """Return the interpolated number of rounds at which the mean metric reaches the target.
+
+    The interpolation is that of this module's formula, with T_k and T_{k-1} as `after` and `before`.  If r_{k-1}
+    is infinite or r_k is not positive, the number is T_k.  It is None if no number of rounds reaches the target,
+    and is not fitted if the least one does.
+
+    Args:
+        size: Points at one n, and their target.
+        seeds: Seeds of the means.
+    """
     best: dict[float, tuple[float, float]] = {}
     for point in size.points:
         best[point.rounds] = min(best.get(point.rounds, (math.inf, 0.0)), (point.mean(seeds), point.gradients))
@@ -255,7 +296,8 @@ def _format_entry(value: Value, scaling: Growth) -> str:
 def scaling_chart(results: Results) -> Chart | None:
     """Return the chart of a run's [scaling], or None for a run without the section.
 
-    It shows values with 95 % intervals, fitted lines, and triangles with the exponents of the theory.
+    It shows values with 95 % intervals, fitted lines, and a grey triangle for each different exponent of the
+    theory.
 
     Raises:
         InputError: A key of the section is not swept.
@@ -287,7 +329,15 @@ def scaling_chart(results: Results) -> Chart | None:
 
 
 def _fitted_line(line: ScalingLine, look: Look) -> list[Series]:
-    """Return the fitted line, and a triangle with the theory's exponent below its right end."""
+    """Return the fitted line, and a triangle with the theory's exponent near its right end.
+
+    There is no line without a fit, and no triangle without an exponent of the theory.  The triangle begins a fifth
+    below the line, and is a factor 3 wide.
+
+    Args:
+        line: Values and fit.
+        look: Colour of the line, where a triangle is grey.
+    """
     pairs = line.fitted_pairs
     if line.fit is None:
         return []
