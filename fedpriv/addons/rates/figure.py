@@ -189,7 +189,7 @@ def _draw_lines(axes: "Axes", figure: RateFigure) -> None:
     """Draw lines with their exponents in the legend, then the level and the triangles.
 
     The level is a horizontal line.  A triangle is right-angled, with corners at (x, y), (width · x, y) and above
-    or below the latter, and its slanted side rises by the exponent of the theory.
+    or below the latter, and the slope of its slanted side is the exponent of the theory.
 
     Args:
         axes: Axes of the drawing, which get logarithmic scales.
