@@ -1,7 +1,9 @@
 """`fedpriv statistics` and `fedpriv.statistics`: a plan's released tables, with intervals and claim.
 
-A dry run prints the cost of a plan and its errors.  A run writes the tables as JSON, as CSV and as a page of bars
-and curves with their intervals.  Shares of records below the edges of quantiles are in JSON and on the page only.
+A plan asks for tables of counts, means, quantiles or survival curves, and one run releases them together with
+noise. A dry run prints the cost of a plan and its errors.  A run writes the tables as JSON, as CSV and as a page
+of bars and curves with their intervals.  Shares of records below the edges of quantiles are in JSON and on the
+page only.
 """
 
 import csv
@@ -54,9 +56,9 @@ def format_number(value: float) -> str:
 def table_rows(table: TableResult) -> list[dict[str, Any]]:
     """Return one row for each estimate and each point of a survival curve.
 
-    A row has its labels, its value, the ends of its interval of 95 % and the subject of the interval.  Labels of
-    counts are the words of the columns by name, or by "column NAME" for a name in `_FIGURES`.  Labels of other
-    kinds are one text, "of".
+    A row has its labels, its value, the ends of its interval of 95 % and the subject of the interval, which is
+    these records or the population.  Labels of counts are the cell's words or bins by the name of the column, or
+    by "column NAME" for a name in `_FIGURES`.  Labels of other kinds are one text, "of".
     """
     rows = []
     for estimate in table.estimates:
@@ -129,6 +131,11 @@ def render_statistics_page(stats: Statistics, tables: Sequence[TableResult], rec
     """Render a self-contained page of bars and curves, with intervals of 95 % that include the noise.
 
     Guarantee: every text of a plan or a table is escaped, and the page loads nothing from elsewhere.
+
+    Args:
+        stats: Plan and scenario.
+        tables: Released tables.
+        record: Entry of the run in its results, with the claim.
     """
     title, css = (
         stats.plan.title or stats.plan.name,
@@ -200,7 +207,8 @@ def _draw_bars(table: TableResult) -> Markup:
 def _draw_curve(table: TableResult, curve: Curve) -> Markup:
     """Draw a survival curve, or the share of records below each edge, with its band.
 
-    Values at neighbouring edges are joined by straight lines.
+    Values at neighbouring edges are joined by straight lines.  The vertical axis is from 0 to 1, and the
+    horizontal one from the first edge to the last.
     """
     first, last = curve.at[0], curve.at[-1]
     x_positions = [
@@ -336,6 +344,15 @@ def run_statistics(
 ) -> None:
     """Print errors and price for a dry run, else release the tables and print them.
 
+    Args:
+        path: File of the plan.
+        overrides: "KEY=VALUE" for dotted keys of the plan.
+        engine: Name of the engine.
+        out: Folder of the results, or None for runs/NAME.
+        connection: SuperLink of a deployment.
+        dry_run: Whether nothing is run, and only public facts are printed.
+        as_json: Whether JSON is printed in place of text.
+
     Raises:
         InputError: The plan or a setting cannot be used, as for a run.
         RunError: The run could not be finished.
@@ -365,6 +382,11 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
 
     The error is that of one released number, in units of protection: half an interval of 95 % in text, a standard
     deviation in JSON.
+
+    Args:
+        stats: Plan and scenario.
+        for_release: Whether the noise is that of a release, which is made of integers, or of a simulation.
+        as_json: Whether JSON is printed in place of text.
     """
     privacy = stats.cell.privacy
     tables = list(zip(stats.plan.table, stats.settings.tables, strict=True))

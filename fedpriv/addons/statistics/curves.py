@@ -381,8 +381,12 @@ class CurveScores(SummedScores):
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """Return the increments of the records, (..., B, `dimension`).
 
-        The first two entries are those of accuracy and loss.  For each grouping, the column of a C follows that is
+        The first two entries are those of accuracy and loss.  For each grouping, the column a C e follows that is
         of the record's group, class and bin of the logit.  A logit that is not a number is counted as 0.
+
+        Args:
+            model: Parameters, (..., d).
+            records: Test records with features (..., B, f) and labels 0 or 1.
         """
         scores = super().contributions(model, records)
         logits = to_logits(self.base.outputs(model, records)).double()
@@ -417,7 +421,9 @@ class CurveScores(SummedScores):
         return [part.reshape(shape) * (records / self.scale) for part, shape in zip(parts, shapes, strict=True)]
 
     def extra_figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
-        """Return the figures and their intervals, under the keys of the module's table.
+        """Return the figures and their intervals, under the keys of the module's table without those of silos.
+
+        A figure has three keys, of its value and of the ends of its interval.
 
         Args:
             mean: Mean of the increments, (`dimension`,).

@@ -16,6 +16,12 @@ third coordinate counts the records that have a value.  If a record can be repla
 sensitivity, because the largest distance of two records with values exceeds that of a record from zeros.  If a
 record can only be absent, it costs: the largest norm grows from √2 to 2.21.
 
+The form of a table is "counts", "moments", "prefix" (sums over ordered cells, for quantiles) or "survival" (a
+time, and an event that was seen, or not: a censored record).  The columns of a table are its axes, whose bins or
+words are crossed.  In forms with curves the first axes only split the records into groups, and each group has a
+curve. The increment of a record is its contribution to a release, and its code in a table is its cell, or x for
+moments.
+
 The scales a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give each table its share of one budget by its weight w_j, with one
 standard deviation of the noise for all coordinates.  If a record can be replaced, the sensitivity is at most
 `Indicators.diameter`, which is less than twice the clip norm.
@@ -117,7 +123,7 @@ class Axis(_PublicModel):
             return np.where(is_word, filled, self.ordered_count).astype(np.int64)
         edges = np.array(self.edges)
         cells = np.searchsorted(edges, raw, side="right")
-        cells[raw == edges[-1]] = len(edges) - 1
+        cells[raw == edges[-1]] = len(edges) - 1  # the last bin contains its upper edge
         return np.where(missing, self.ordered_count, cells).astype(np.int64)
 
 
@@ -147,7 +153,7 @@ class Cells(_PublicModel):
         """Check the number of cells, and that the axes fit the form."""
         if len({axis.column for axis in self.axes}) < len(self.axes):
             raise ValueError("a table has a column twice")
-        # Checked before a list of the cells is made.
+        # A coarse limit before a list of the cells is made.  A survival table has fewer cells than this product.
         if (cells := math.prod(axis.cell_count for axis in self.axes)) > 2 * MAX_CELLS:
             raise ValueError(f"{cells} cells of one table, at most {MAX_CELLS} are released together")
         if self.form == "moments" and (len(self.axes) > 1 or len(self.axes[0].edges or ()) != 2):
@@ -180,7 +186,8 @@ class Cells(_PublicModel):
     def blocks(self) -> tuple[CellBlock, ...]:
         """Blocks in the order of the cells, the same ones for every group of a curve.
 
-        Moments have one block of three coordinates.
+        Moments have one block of three coordinates.  A group of sums ends with one cell of the records that have
+        no place in its order, such as those with a missing value.
         """
         if self.form == "counts":
             return (CellBlock(size=math.prod(axis.cell_count for axis in self.axes), kind="plain"),)
@@ -261,7 +268,8 @@ def _squared_extent(block: CellBlock) -> tuple[float, float]:
     """Return the squares of the largest column norm and the largest column distance of a block's C.
 
     For prefix and suffix sums the longest column is the first or last of a Toeplitz matrix, and the largest
-    distance is that of this column from another one.
+    distance is that of this column from another one.  Two columns of a plain block have the squared distance 2,
+    and a single column has the distance 0.
     """
     if block.kind == "plain":
         return 1.0, 2.0 * (block.size > 1)
@@ -381,8 +389,13 @@ class Indicators(Deterministic):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the increments of a batch in chunks of rows, (..., d), and count the clipped ones.
 
-        Increments do not depend on the query's points.  They are multiplied by the sum of the query's coefficients
-        and clipped to norm `clip`.
+        Increments do not depend on the query's points.  They are multiplied by the sum of the query's
+        coefficients, clipped to norm `clip`, and summed with the batch's weights.  A chunk has about 2^22 numbers.
+
+        Args:
+            query: Points and coefficients of the query.
+            batch: Codes of the records, (..., B, tables), and their weights, (..., B).
+            clip: Largest norm of an increment.
         """
         codes, weights = batch.records.features, batch.weights
         lead = np.broadcast_shapes(query.points[0].shape[:-1], codes.shape[:-2])
@@ -456,7 +469,12 @@ class Indicators(Deterministic):
         return ModelEvaluation(point.sum(-1) * 0.0, None)
 
     def _make_vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return -(a_j C_j e_k)_j for each record, (..., B, d), from codes (..., B, tables)."""
+        """Return -(a_j C_j e_k)_j for each record, (..., B, d), from codes (..., B, tables).
+
+        Row r of the column C_j e_k is f_i with i = |r - k|, on one side of k and within the block of k, else 0.
+        In a plain block it is 1 for r = k only.  A code that is no cell, or no number from -1 to 1 in a table of
+        moments, gives zeros.
+        """
         parts = []
         for table_index, (table, columns) in enumerate(
             zip(self.settings.tables, self._column_tensors, strict=True)

@@ -1,4 +1,9 @@
-"""Plans of statistics: tables, data and budget, and the columns that a silo's policy allows."""
+"""Plans of statistics: tables, data and budget, and the columns that a silo's policy allows.
+
+A plan is a file that asks for tables of counts, means, quantiles or survival curves.  It becomes a scenario whose
+model "statistics" counts the records.  A guard is the process of a silo that answers such a run within its policy.
+Raw cells are the values of a record's columns before they are scaled: numbers, or codes of words.
+"""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -39,6 +44,8 @@ class StatisticsGuard:
     @staticmethod
     def allowance(cell: Cell) -> dict[str, Any]:
         """Return the policy key with the columns that the statistics read, or nothing for other models.
+
+        The key "statistics" of a policy's section [allow] lists the columns that may be counted.
 
         Raises:
             InputError: The test rows of the plan's table are chosen by their position, which is another in a

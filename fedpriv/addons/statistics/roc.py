@@ -169,8 +169,9 @@ class TwoClassTable:
     def reliability(self) -> list[ReliabilityBin]:
         """Return the observed shares in bins of the logit, with neighbours merged where there are few records.
 
-        The mean score of a bin is its observed share minus D_b/m_b, cut to 0 … 1.  An interval of the share adds
-        up the variance of the noise in D_b/m_b and the binomial variance of sampling.
+        An observed share is the share of class 1 among the records of a bin.  The mean score of a bin is its
+        observed share minus D_b/m_b, cut to 0 … 1.  An interval of the share adds up the variance of the noise in
+        D_b/m_b and the binomial variance of sampling.
         """
         reliability_bins = []
         for rows in self._merge_bins():
@@ -199,8 +200,9 @@ class TwoClassTable:
         """Return masks of bins, (bins,) each, that have enough records.
 
         The bins are one logit wide, and those beyond ± 4 are one bin on each side.  Neighbours are merged from
-        below until each mask has enough records.  What remains above is merged into the last mask.  The result is
-        empty if all bins together have too few records.
+        below until each mask has enough records: 30 or more, and 4 or more standard errors of their noisy number.
+        What remains above is merged into the last mask.  The result is empty if all bins together have too few
+        records.
         """
         coarse = np.searchsorted(np.arange(-4.0, 5.0), _bin_centres(self.edges))
         inverse, masks = _inverse_root_matrix(len(self.ones)), list[NDArray[np.bool_]]()

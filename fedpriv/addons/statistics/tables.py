@@ -4,6 +4,13 @@
 
 The scenario is an ordinary one: silos, guards, noise, integers, ledger and claim treat it like a run of DP-SGD.
 This module computes facts that are known before the run (cells, standard errors), and functions of the release.
+
+A release is the noisy mean over records of (a_j C_j e_k)_j: e_k indicates the record's cell in table j, C_j is the
+identity or the square root of sums over ordered cells, and a_j is the table's scale.  A table of means has (x, 2x²
+- 1, 1.7) in place of C_j e_k, with x the scaled number.  Released coordinates of table j are this mean times the
+public number of records (or persons, if these are protected) over a_j, so that they are in records.  Columns of a
+table are its axes.  The last axis of quantiles, and the last two of survival curves, are the curve's own, and the
+cells of the others are its groups.
 """
 
 import itertools
@@ -58,7 +65,9 @@ class Statistics:
 
     @staticmethod
     def from_plan(plan: StatisticsPlan) -> "Statistics":
-        """Make the scenario of a plan.
+        """Make the scenario of a plan, a run of one round of DP-SGD with step 1 and clip 1.
+
+        Sizes of silos that the plan does not give are counted in the data, which only a simulation has.
 
         Raises:
             InputError: The data are no table, a column is unknown, there are more silos than records, or no run
@@ -146,6 +155,9 @@ class Statistics:
 def _count_units(plan: StatisticsPlan, schema: TableSchema) -> tuple[int, ...]:
     """Count the rows or persons of each silo of a simulation, a number that the relation makes public.
 
+    Silos are the sites of the table.  Without sites there are as many equal silos as the plan says, or one, and
+    the remainder of the division is left out.
+
     Raises:
         InputError: There are more silos than records, or persons.
     """
@@ -178,6 +190,11 @@ def _axis_data(table: TableRequest, name: str, schema: TableSchema) -> dict[str,
     """Return an axis as plain data: the column's position, and its number of words or the edges of bins.
 
     Without given edges there are 10 bins of equal width over the range of the column, or one bin for a mean.
+
+    Args:
+        table: Table of the plan.
+        name: Column of the axis.
+        schema: Columns of the data with their public ranges and words.
 
     Raises:
         InputError: The table has no such column, or a column of words is given edges.
@@ -272,7 +289,8 @@ def read_table(
 ) -> TableResult:
     """Compute the estimates and curves of one table from its released coordinates.
 
-    Curves with fewer than two values are left out.
+    Intervals of counts are estimate ± 1.96 standard deviations of the noise, with ends of at least 0.  Curves with
+    fewer than two values are left out.
 
     Args:
         request: The table in the plan.
@@ -312,6 +330,11 @@ def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableE
     Mean and deviation are left out unless n is more than 4 of its standard errors.  Their intervals for these
     records are by the delta method.  The mean has an interval for the population, too, which adds the variance of
     sampling.
+
+    Args:
+        table: Table of moments, whose two edges are the range that is scaled to -1 … 1.
+        released: Noisy sums s_1, s_2 and s_3, (3,).
+        std: Standard deviation of the noise in each sum.
     """
     low, high = table.axes[0].edges or (0.0, 1.0)
     unit, (first, second, third) = (high - low) / 2.0, released.tolist()
@@ -358,6 +381,13 @@ def _estimate_quantiles(
     contains 0.  The interval for the population adds the variance n q (1 - q) to that of the noise.
 
     The curve is empty if n is not above 0.
+
+    Args:
+        request: The table in the plan, with its quantiles q.
+        table: The same table in the model.
+        group: Labels of the group.
+        released: Released coordinates of the group, of which the last is for missing values.
+        std: Standard deviation of the noise in each coordinate, in records.
     """
     from scipy.optimize import isotonic_regression  # slow to import, and only released quantiles need it
 
@@ -400,7 +430,15 @@ def _estimate_survival(
 ) -> tuple[list[TableEstimate], Curve]:
     """Estimate the Kaplan–Meier curve at the edges of the bins, and the number at risk at its start.
 
-    The curve is 1 at the first edge, and ends before the first bin with too few records at risk.
+    The curve is 1 at the first edge, and ends before the first bin with too few records at risk, which are 4
+    standard errors of their number or fewer.
+
+    Args:
+        table: Table of a time and an event.
+        group: Labels of the group.
+        released: Released coordinates of the group: events by bin, censored records by bin and beyond all bins,
+            and records without a time or an event.
+        std: Standard deviation of the noise in each coordinate, in records.
     """
     bands = compute_survival_bands(released[: 2 * table.bin_count + 1], std)
     start, half = float(bands.start), Z * bands.start_error
