@@ -1,6 +1,8 @@
 """`fedpriv tune`: choose settings on held-out records.
 
-An open choice tries the same number of settings for each row.  A private one makes a random number of runs.
+A row is one point of the scenario's sweep, with a grid: values to try for some keys.  A setting has one value for
+each of these keys, and a trial is a run with it that does not train on the held-out records.  An open choice tries
+the same number of settings for each row.  A private one makes a random number of runs.
 """
 
 import json
@@ -86,6 +88,9 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
     value of a key), and optionally `axis` (this key), `fixed` (keys of all trials), `seeds` and `metric`.  Options
     of the command line take precedence over `seeds`, `fixed` and held-out records, and the file's metric over the
     option.  A file without `scenario` or `grid` is a scenario.
+
+    Args:
+        request: Options of the command.
 
     Returns:
         The request, with the scenario that the tuning file names, and the grids.
@@ -241,6 +246,15 @@ def _choose_row_settings(
     scenario: Scenario, request: TuneRequest, grids: Grids, generator: np.random.Generator
 ) -> list[tuple[TuningRow, list[Setting]]]:
     """Return the rows of the tuning with the settings to try, or for a private choice those to draw from.
+
+    A row has the grid for its value of `grids.axis`, or the grid for all rows, or, if none is given, the default
+    grid of multiples of its numbers.  An open choice with default grids tries 25 settings by default.
+
+    Args:
+        scenario: Scenario that is tuned.
+        request: Completed request.
+        grids: Grids that the request gives.
+        generator: Source of the settings of an open choice.
 
     Raises:
         InputError: No point has a grid, a grid varies a swept key, the scenario has no number for a default grid,

@@ -1,8 +1,11 @@
 """Grids, rows and trials of a tuning.
 
-A row is a point of the scenario with settings to try on fewer records.  A grid varies keys that affect training,
-never the promise, the adversary or the records.  The default grid has multiples of the numbers in the scenario's
-[algorithm].  Trials train without the held-out records.
+A row is a point of the scenario's sweep, with a grid: values to try for some dotted keys, such as algorithm.step.
+A setting has one value for each of these keys.  A trial is a run with a setting that trains without the held-out
+records, and is judged on them.  A cell is a run with every key of its scenario resolved.
+
+A grid varies keys that affect training, never the promise (what is protected, and at which price), the adversary
+or the records.  The default grid has multiples of the numbers in the scenario's [algorithm].
 """
 
 import itertools
@@ -57,7 +60,11 @@ def _why_refused(key: str) -> str | None:
     """Return the reason for which a grid may not vary a key, or None if it may.
 
     Allowed are keys of [algorithm] except name and trust, all keys of [model], and `_READING_KEYS` of
-    [federation].
+    [federation].  Among other keys the weakest promise or the easiest problem would always win, or they are no
+    settings of training.
+
+    Args:
+        key: Dotted key of a scenario, such as "algorithm.step".
     """
     section, _, name = key.partition(".")
     if key in ("seed", "seeds"):
@@ -100,7 +107,7 @@ def list_settings(grid: Grid) -> list[Setting]:
 
 
 def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse "KEY=[VALUES]" of a command line.
+    """Parse "KEY=[VALUES]" of a command line to the values of each dotted key.
 
     Raises:
         InputError: An assignment is not KEY=[VALUES] with one value or more, or a key has two grids.
@@ -119,8 +126,9 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
 def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
     """Return a grid of multiples, by factors from 1/9 to 9, of numbers in the cell's [algorithm].
 
-    These are the numbers, whole ones not among them, that the scenario sets and that may be any number above 0.
-    Each has 5 factors, or 25 if there is one number only, equally spaced in logarithm.
+    These are the numbers of fields of floating-point type that the scenario sets and that have a lower bound and
+    no upper one.  Each has 5 factors, or 25 if there is one number only, equally spaced in logarithm.  Products
+    are rounded to four digits.
 
     Raises:
         InputError: The scenario has no such number.
@@ -163,6 +171,11 @@ def choose_settings(
     """Choose the settings to try for each grid: all, or `trials` of each at random.
 
     Grids of the same size get settings at the same positions.
+
+    Args:
+        grids: Grid of each row.
+        trials: Number of settings of each row, or None for all, which then have to be equally many.
+        generator: Source of the random choice.
 
     Raises:
         InputError: Grids have different numbers of settings and `trials` is None, or `trials` is below 1 or above
@@ -209,7 +222,7 @@ class GridPosition:
 def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
     """Return the position of the setting's value for each key that has several values.
 
-    Numbers are in increasing order, and other values in the order of the grid.
+    Numbers (and booleans, as 0 and 1) are in increasing order, and other values in the order of the grid.
     """
     positions = []
     for key, values in grid.items():
@@ -369,7 +382,7 @@ def check_settings(row: TuningRow, settings: Sequence[Setting]) -> None:
 
 
 def _with_reading_keys(cell: Cell, setting: Setting) -> Cell:
-    """Return the cell with the keys of a setting in [federation].
+    """Return the cell with the keys of a setting in [federation], such as rounds and batch sizes.
 
     Raises:
         InputError: The cell cannot run with them.
@@ -385,6 +398,10 @@ def _with_reading_keys(cell: Cell, setting: Setting) -> Cell:
 
 def _resolve_trial(tree: dict[str, Any], setting: Setting) -> Cell:
     """Resolve a trial's cell.
+
+    Args:
+        tree: Scenario of the trial as nested dictionaries.
+        setting: Values that error messages name.
 
     Raises:
         InputError: The trial cannot run.  The message names the setting once.
@@ -402,8 +419,15 @@ def _resolve_trial(tree: dict[str, Any], setting: Setting) -> Cell:
 def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
     """Return keys with fewer rounds or samples, or smaller batches, if the remaining records are too few.
 
-    The result is empty if they suffice for one epoch.  Batches of a partition by site, if the scenario gives them,
-    are always cut to the remaining records of each site.
+    The result is empty if they suffice for one epoch, in which each batch is read once.  Batches of a partition by
+    site, if the scenario gives them, are always limited by the remaining records of each site.
+
+    Args:
+        cell: Cell of the scenario, with the keys of a setting in [federation].
+        held_out: Held-out records, with which the others do not train.
+
+    Returns:
+        Values by dotted key.
     """
     federation, remaining = cell.federation, held_out.total_count - held_out.count
     if cell.data.partition == "site" and federation.batches is not None:
@@ -423,7 +447,12 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
 def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) -> dict[str, Any]:
     """Return the largest batch of each site for which its remaining records, or persons, suffice.
 
-    No batch is larger than before.
+    No batch is larger than before, nor smaller than 1.
+
+    Args:
+        cell: Cell whose records are partitioned by site.
+        held_out: Held-out records.
+        batches: Batch size of each site in the cell.
     """
     tree = cell.canonical_data()
     assign_key(tree, "data.validation", held_out.count)

@@ -109,6 +109,7 @@ def tune_openly(
     trials = replace(
         scenario, axes=axes, seeds=list(seeds), points=points, published=None, growth=None, tuning=None
     )
+    # Results are in the order of the points: by row, by setting, by seed.
     cells = iter(read_results(run_sweep(trials, options, observers)).cells)
     choices = []
     for row, settings in rows:
@@ -207,7 +208,7 @@ def _check_partition(cell: Cell) -> None:
     """Check that which records count, and in which silo and batch, does not depend on their contents.
 
     One record would otherwise move others to other silos and batches, or change the number by which a score is
-    divided.
+    divided.  Then no price of a single record would hold.
 
     Raises:
         InputError: The partition is made by labels, or the table drops or splits rows by their cells, or has
@@ -309,7 +310,7 @@ def _check_metric(cells: Sequence[Cell], metric: str) -> None:
     """Check that evaluations of the trials' cells have a metric.
 
     The initial model is evaluated on the held-out records, which are the test records of a trial, once for cells
-    with the same data, model and run.
+    with the same sections [data], [model] and [run].
 
     Raises:
         InputError: An evaluation lacks the metric.
@@ -345,7 +346,10 @@ HEADER = ("row", "setting", "score", "next best", "place in the grid")
 def format_tuned_scenario(
     text: str, choices: Sequence[TuningChoice], tuned: Tuning, overrides: Sequence[str], source: str
 ) -> tuple[str, Scenario]:
-    """Add a rule for each choice and [tuned] to the scenario file `text`.
+    """Add a rule for each choice with a setting, and [tuned], to the scenario file `text`.
+
+    A rule [[where]] has the swept values of a row under `when`, and the keys and values that then hold under
+    `set`.
 
     Args:
         text: Content of the scenario file.
