@@ -1,4 +1,9 @@
-"""`fedpriv worth`: local models compared with the models of a run, or with those of a grid of ε."""
+"""`fedpriv worth`: local models compared with the models of a run, or with those of a grid of ε.
+
+A local model is fitted by one silo to its own training records, without noise.  References are the scores of local
+models on test records.  The gain of a released model is its score at a silo minus that of the local model.  A
+point is one value of each swept key of a scenario, and has a cell, one run, for each seed.
+"""
 
 import dataclasses
 import json
@@ -310,7 +315,7 @@ def _format_point(row: PointGains) -> str:
 
 
 def _notes(references: References) -> list[str]:
-    """Return notes on silos that were left out, and on silos with mostly one class."""
+    """Return notes on silos that were left out, and on silos with more than 90 % of one class."""
     notes = []
     if len(references.silos) < references.of:
         notes.append(

@@ -6,6 +6,10 @@ to choose from.  The choice is made in each split, on a fifth of the training re
 read.  The candidates at ε include the settings at each smaller ε of the grid, with their noise, since a guarantee
 for a smaller ε holds for a larger one, too.  With one setting nothing is chosen.
 
+A split is a division of the records into training and test records.  The published split is the scenario's own,
+and the others are drawn.  A local model is fitted by one silo to its own training records.  The gain of a model is
+its score at a silo minus that of the local model.  A cell is one run, with every key of its scenario resolved.
+
 The result of a split is stored in the user's cache, readable for its owner only.  An interrupted study
 can thus be continued.
 """
@@ -232,6 +236,8 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
 
 def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
     """Return the requested trust settings, or all that the scenario can be run with, except curators.
+
+    A trust setting says who adds the noise and against whom it protects.  A curator has all records in one place.
 
     Raises:
         InputError: The scenario can be run with none.
@@ -572,7 +578,7 @@ def _split_data(split: SplitGains) -> dict[str, Any]:
 def _restore_split(
     tree: Mapping[str, Any], trusts: Sequence[str], shape: tuple[int, int], has_personal: bool
 ) -> SplitGains:
-    """Restore a cached split.
+    """Restore a cached split, and check its form and figures, since the file may be damaged.
 
     Args:
         tree: Content of the cache.

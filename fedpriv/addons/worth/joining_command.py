@@ -1,6 +1,8 @@
 """Output of `fedpriv worth SCENARIO --splits n`: table, chart and break-even of each trust setting.
 
-The chart shows the mean gain over the local models against ε.
+The chart shows the mean gain over the local models against ε.  A local model is fitted by one silo to its own
+records.  A split is a division of the records into training and test records: the published one is the scenario's
+own, and others are drawn.  The break-even is the ε from which the mean gain is not negative.
 """
 
 import json
@@ -213,6 +215,7 @@ def _notes(result: JoiningResult) -> list[str]:
     if result.shares:
         notes.append(describe_budget_shares(result.shares))
     if any(find_trust(trust).masked for trust in result.trusts):
+        # A silo can subtract its own noise, which leaves the noise of the others, M - 1 of M equal parts.
         factor = (result.silos / (result.silos - 1)) ** 0.5 if result.silos > 1 else 1.0
         notes.append(
             "With masks ε is against the server; "
@@ -241,7 +244,11 @@ def describe_budget_shares(shares: Mapping[str, float]) -> str:
 
 
 def _joining_data(result: JoiningResult) -> dict[str, Any]:
-    """Return the result as plain data for JSON."""
+    """Return the result as plain data for JSON.
+
+    By trust setting it has the gain at each ε of the grid, the gain on the published split, the fitted line, the
+    break-even and its interval as texts, and the conclusion.
+    """
     grid, trusts = np.array(result.request.epsilons), {}
     for trust in result.trusts:
         break_even = result.find_break_even(trust)

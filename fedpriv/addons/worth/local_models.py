@@ -4,7 +4,9 @@ With parameters x (d,) and a loss f of linear scores, the local model minimises 
 over the silo's n training records.  Intercepts have no penalty, except for records of one class and for hazards
 (`make_penalties`), and κ is chosen on folds (`choose_penalty`).  The personal model adds (λ/2) ‖x - x̂‖² for the
 released x̂, with the same κ.  λ = 0 is the local model bit for bit, since the same solver starts from zero, and
-λ = ∞ is x̂ without a fit.
+λ = ∞ is x̂ without a fit.  Folds are parts of the training records, each of which is held out of a fit and judges
+it.  A unit is what is protected: a record, or a person, whose records are in one fold.  A regression of hazards
+predicts the probability of an event in each bin of time.
 
 Not private: everything here is a function of the records, and in a deployment none of it leaves a silo.
 """
@@ -120,8 +122,7 @@ def fit_model(
     The solver stops where the largest entry of the gradient is at most `tolerance` times that at x = 0, where it
     finds no smaller value, or after 1,000 steps.  With more than 2,000 records and up to 4,000 features, the steps
     and this gradient are in coordinates in which the curvature is about 1 (`_find_basis`).  With more than 2,000
-    records, a rough fit (a tolerance of 1e-4 or more) computes losses and gradients in float32, in a fifth of the
-    time.
+    records, a rough fit (a tolerance of 1e-4 or more) computes losses and gradients in float32, which is faster.
 
     Args:
         objective: Loss f of linear scores.
@@ -247,6 +248,11 @@ def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
     - There are fewer than five units.
     - A class that occurs has fewer than five records, unless the model is of hazards.
     - All records are of one class, unless the model is of hazards.
+
+    Args:
+        objective: Loss f of linear scores.
+        silo: The silo's records.
+        seed: Public seed of the folds.
     """
     labels = silo.train.labels
     has_few_records = len(np.unique(silo.units)) < _MIN_CLASS_RECORDS
@@ -274,8 +280,8 @@ def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
 def assign_folds(silo: SiloRecords, seed: int) -> NDArray[np.int64]:
     """Assign each training record to a fold 0 … 4, (n,), with the records of a unit in the same fold.
 
-    Units are dealt to the folds in a public random order, and class by class if labels are integers.  The class of
-    a unit is the label of its first record.
+    Units are dealt to the folds in turn, in a public random order, and class by class if labels are integers.  The
+    class of a unit is the label of its first record.
     """
     first = np.unique(silo.units, return_index=True)[1]
     labels = silo.train.labels.numpy()[first]

@@ -5,6 +5,9 @@
 | `key` | digest of all that determines a silo's records and its fit: data, partition, seed, split, model, unit |
 | `records` | SHA-256 of the records as the model sees them (`digest_silos`) |
 
+A local model is fitted by one silo to its own training records.  References are the scores of local models on test
+records, for a cell: one run, with every key of its scenario resolved.
+
 Not private: scores are functions of silos' records, so only the owner of a file can read it.
 """
 
@@ -123,7 +126,8 @@ def cache_key(cell: Cell) -> str | None:
 def _data_source(name: str) -> str | None:
     """Return the name or digest that identifies the data, or None for a file that cannot be read.
 
-    A file that is not regular is not read.
+    A data set of fedpriv has its name, and a user's own arrays or file have the digest of their content.  A file
+    that is not regular is not read, and gives None.
     """
     if name in COMPUTED_DATA_SETS or name in ORIGINS:
         return name
@@ -144,6 +148,10 @@ def _digest_file(name: str, facts: tuple[int, ...]) -> str | None:
     """Return SHA-256 of a regular file, or None for another kind of file.
 
     The file is read once as long as `facts`, which change with the file, are the same.
+
+    Args:
+        name: Path of the file.
+        facts: Device, inode, size and times of the file (`_file_facts`).
 
     Raises:
         OSError: The file cannot be read, or has other facts by now.
@@ -184,7 +192,8 @@ def write_cached(kind: str, key: str, records: str, content: Mapping[str, Any]) 
 def read_cached(kind: str, key: str, records: str | None = None) -> Mapping[str, Any] | None:
     """Return the content that is cached under `key`, or None without it.
 
-    A file is not used if another user owns it or can write it, if it is damaged, or if it is of other records.
+    A file is not used if another user owns it or can write it, if it is a link or not regular, if it is damaged,
+    or if it is of other records.
 
     Args:
         kind: Name of the folder in the cache.
@@ -229,6 +238,7 @@ def _parse_references(tree: Mapping[str, Any]) -> References:
         if not (
             all(type(value) in (int, float) and abs(value) <= _MAX_VALUE for value in (*shares, silo.penalty))
             and (references.metric == "-loss" or all(0.0 <= share <= 1.0 for share in shares))
+            # Numbers and counts are 0 or more, and a silo has one test record or more.
             and min(_check_count(silo.silo), _check_count(silo.train), _check_count(silo.test) - 1) >= 0
             and isinstance(silo.name, str)
             and isinstance(silo.learner, str)
@@ -250,9 +260,8 @@ def _check_count(value: object) -> int:
 def find_references(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, References]:
     """Return the cached references of resolved scenarios by their index, without computing any.
 
-    References are the scores of the silos' local models.  Scenarios that differ only in trust, clip, step or
-    privacy target have the same ones.  A scenario has none if this version cannot resolve it, or if it has clients
-    in cohorts.
+    Scenarios that differ only in trust, clip, step or privacy target have the same ones.  A scenario has none if
+    none are cached, if this version cannot resolve it, or if it has clients in cohorts.
     """
     folder = default_data_root().parent / "alone"
     if not folder.is_dir() or not any(folder.iterdir()):

@@ -2,7 +2,8 @@
 
 The comparison is neither a guard nor a client.  It is a process of the silo's administrator that opens no socket.
 It reads the silo's records and a published model, prints to its own terminal, and writes the personal model only
-into a folder that no other user can read.
+into a folder that no other user can read.  A personal model is a local one that is pulled towards the published
+model, with a weight λ that is chosen by fits from which some training records are held out.
 Its results are functions of the silo's records without noise, so no run's guarantee covers a person who sees them.
 """
 
@@ -153,7 +154,7 @@ def read_released_model(path: Path, home: HomeData) -> Floats:
     """Read a published model, (d,).
 
     Raises:
-        InputError: The file is no model of this scenario, or a number is not finite or above 1e30.
+        InputError: The file is no model of this scenario, or a number is not finite or beyond ± 1e30.
     """
     try:
         model = np.load(path, allow_pickle=False)
@@ -219,7 +220,8 @@ def write_model(folder: Path, name: str, point: Floats) -> Path:
     """Write a model, readable for its owner only, into a folder that no other user can read.
 
     Raises:
-        InputError: Others can read the folder, it cannot be made, or it is the folder of a run.
+        InputError: Another user owns the folder or has access to it, it cannot be made, or it is the folder of a
+            run.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -9,6 +9,10 @@
 | recalibrated | x̂ with its intercepts and its scale fitted to D_i by the silo |
 | gain_i | m(x̂, T_i) - m(local_i, T_i) for a metric m of which larger values are better |
 
+References are the scores m(local_i, T_i), for at most 16 silos.  A model of linear scores has a loss f that is a
+function of products of its parameters x with a record's features.  Spared records are training records that a run
+does not read (`data.spared`).  A cell is one run, with every key of its scenario resolved.
+
 local_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over the n_i records of D_i, with κ chosen on folds, and
 intercepts have no penalty as a rule (`local_models`).  A partition by labels gives a silo test
 records with its own label shares (`partition_alike`).  On a common test set, a local model would be judged on
@@ -166,8 +170,8 @@ def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]
     """Return the row indices of each silo's test records among the task's test records.
 
     Rows that do not count are left out.  With partition "site" a silo has the rows of its site, and with "iid" all
-    rows.  With a partition by labels all silos have as many rows, in which labels are about as frequent as in the
-    silo's training records.
+    rows.  With a partition by labels all silos have the same number of rows, in which labels are about as frequent
+    as in the silo's training records.
 
     Args:
         cell: A cell of a scenario.
@@ -189,7 +193,12 @@ def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]
 def _training_records(task: Task, share: Tensor) -> tuple[Records, NDArray[np.int64]]:
     """Return a silo's n training records that count, and the number of each record's unit, (n,).
 
-    `share` has the row indices of the silo in the task's training records.
+    A unit is what is protected: a record, or a person with several records.  Floating-point columns become
+    float64.
+
+    Args:
+        task: The cell's task.
+        share: Row indices of the silo in the task's training records.
     """
     rows = _to_float64(Records(*(column[share] for column in task.train)))
     if rows.labels.dim() > 1:  # units of several records each
@@ -433,6 +442,7 @@ def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.
             .numpy()
         )
 
+    # A spared record is absent from the task of the cell, and present in that without `data.spared`.
     return [present_rows(silo, task)[present_rows(silo, full_task)] for silo in silos]
 
 
@@ -440,8 +450,8 @@ def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.
 def fit_pooled_model(cell: Cell) -> Floats:
     """Fit the model to the training records of all silos that also have test records, without noise.
 
-    κ is chosen as for a silo's own model.  For more than 20,000 records κ is the smallest candidate, and the fit
-    ends at a relative gradient of 1e-4, because neither matters at that size.
+    The result has shape (d,).  κ is chosen as for a silo's own model.  For more than 20,000 records κ is the
+    smallest candidate, and the fit ends at a relative gradient of 1e-4, because neither matters at that size.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
