@@ -2,6 +2,14 @@
 
 `make_charts` computes all series of a run.  Two modules draw them: `page.py` as SVG for the HTML report, and
 `plots.py` with matplotlib for files and notebooks.
+
+A chart has panels side by side, a panel has series, and a series has marks: points (x, y) with a spread, the
+half-width of an error band or bar.  A chart may have named rows in place of numbers on its y axis.  A look is
+colour, dashes and marker of a series.
+
+An axis of a sweep is a swept key of the scenario with its values, and a sweep point, or setting, has one value for
+each axis.  A cell is one run, a sweep point with a seed, as a dictionary of results.json.  A mechanism says how
+the noise of different rounds is correlated, if it is.  A release stream is all releases of one party in a run.
 """
 
 import math

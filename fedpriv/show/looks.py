@@ -96,8 +96,9 @@ class Layout:
     def choose_look(self, point: Mapping[str, Any]) -> Look:
         """Choose the look of a sweep point.
 
-        Kinds and levels are shown separately, unless there are more kinds than dashes or more levels than hues.
-        Then, and for a single level, the looks are those of series without an order (`nth_look`).  The first five
+        Kinds and levels are shown separately, by hue with dashes and by shade with marker, unless there are more
+        kinds than dashes or more levels than hues.  Then, and for a single level, the looks are those of series
+        without an order (`nth_look`).  The first five
         levels of a single kind also differ in dashes.
         """
         (kind, kinds), (level, levels) = self._index_of(self.kinds, point), self._index_of(self.levels, point)
@@ -121,8 +122,8 @@ def make_layout(axes: Mapping[str, list[Any]]) -> Layout:
     Kinds are trust settings and algorithms, or algorithms alone if both together have more combinations than there
     are dashes.  Without them the kind is the first axis with a value that is no number, or else the shortest of
     several axes.  All other axes are levels.  A line is drawn for each combination of kinds and levels.  As long
-    as there are more than `_MAX_LINES` lines, an axis becomes panels: first the number of rounds, then the
-    longest axis, but no more than two.
+    as there are more than `_MAX_LINES` lines, an axis of the levels becomes panels: first the number of rounds,
+    then the longest axis, but no more than two.
 
     Args:
         axes: Values of each key of the sweep, of which only keys with several values matter.

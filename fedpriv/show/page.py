@@ -7,6 +7,10 @@
 | dp-accounting | releases as events of dp-accounting |
 | ro-crate | metadata of the run's files, their software and privacy claims, as an RO-Crate 1.1 |
 
+A chart has panels side by side, a panel has series, and a series has marks: points (x, y), joined by a line or
+not.  A chart may have named rows in place of numbers on its vertical axis.  Positions and lengths are in units of
+a panel's view box, which is 560 wide, with y downwards.
+
 An RO-Crate changes no file of the run.  Source: https://www.researchobject.org/ro-crate/specification/1.1/ .
 """
 
@@ -85,9 +89,9 @@ def _colour_style(look: Look) -> str:
 def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
     """Return charts in the order of the page, each with a flag whether it fills a row.
 
-    Other rows have two charts.  Charts of several panels fill a row.  If an odd number of charts is left, the
-    one of them with most series fills a row, too, because no half row may stay empty.  Charts that fill a row
-    come first.
+    A row of the page has two charts, or one that fills it.  Charts of several panels fill a row.  If an odd number
+    of charts is left, the one of them with most series fills a row, too, because no half row may stay empty.
+    Charts that fill a row come first.
     """
     full_width = [chart for chart in charts if len(chart.panels) > 1]
     half_width = [chart for chart in charts if len(chart.panels) == 1]

@@ -1,4 +1,9 @@
-"""Charts as PNG, SVG and PDF by matplotlib, the same bytes for the same charts."""
+"""Charts as PNG, SVG and PDF by matplotlib, the same bytes for the same charts.
+
+A chart has panels side by side, a panel has series, and a series has marks: points (x, y), joined by a line or
+not.  Published marks are values that a paper reports.  A chart may have named rows in place of numbers on its
+vertical axis.  A figure of matplotlib has the panels of one chart or several.
+"""
 
 import io
 import math
@@ -84,7 +89,11 @@ def render_svgs(folder: Path, results: Results) -> dict[str, str]:
 def draw_charts(charts: Sequence[Chart], folder: Path, name: str, title: str = "") -> list[Path]:
     """Draw charts into one figure, write it as folder/`name`.png and .svg, and return both paths.
 
-    `title` stands above all panels, and may have several lines.
+    Args:
+        charts: Charts, whose panels share the figure.
+        folder: Folder of both files.
+        name: Name of the files without a suffix, and seed of the ids in the SVG.
+        title: Text above all panels, which may have several lines.
     """
     with plot_settings():
         figure = make_figure(charts, title)
@@ -210,7 +219,7 @@ def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
 def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
     """Draw a panel's series, and set scales, limits, labels and ticks of its axes.
 
-    Vertical ticks are the names of the chart's rows, if it has any, else about six round numbers.
+    Vertical ticks are the names of the chart's rows, if it has any, else at most about six round numbers.
     """
     for rank, series in enumerate(panel.series):
         _draw_series(axes, chart, series, rank)

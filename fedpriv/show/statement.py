@@ -1,4 +1,10 @@
-"""Privacy statement of a run for a data-protection officer, and the audit that is stored with the run."""
+"""Privacy statement of a run for a data-protection officer, and the audit that is stored with the run.
+
+A cell is one run of a sweep: a dictionary of results.json with its settings, releases and figures.  A release
+stream is all releases of one party in a run, with their noise, clip and schedule.  A claim is the guarantee that
+follows from the streams, and its figures are μ, ε at δ, and ρ of zCDP.  The unit is what is protected: a record, a
+person or a client.  An audit tries to refute a claim.
+"""
 
 import itertools
 import json
@@ -179,7 +185,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
     claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
     stated_claims = [claim for claim in claims if claim is not None]
     weakest_claim = max(stated_claims, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
-    # Each sentence is paired with the μ by which the sentences are sorted.
+    # A smaller bound on μ by exact counting, where there is one, has a sentence, paired with the μ for sorting.
     counting_sentences = {
         (claim.guarantee.mu, claim.format_sentence("counted", delta))
         for claim in stated_claims
@@ -222,6 +228,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
             _SCHEDULE_ASSUMPTION.format(unit=unit.noun),
             *choice,
             *_step_notes(streams),
+            # Of claims for real numbers and claims for the program's own arithmetic, the former assume more.
             *(
                 [min(stated_claims, key=lambda claim: claim.exact).format_sentence("arithmetic", delta)]
                 if stated_claims
@@ -283,7 +290,12 @@ def _describe_noise(stream: ReleaseStream, clip_unit: str = "") -> str:
     """Describe a stream: its party, number of releases, noise and clip, followed by their `clip_unit`.
 
     A stream is all releases of a party in the rounds of a run, or in a first step before them.  Of an external
-    first step the text has only the charged μ, and of a stream without noise only the number of releases.
+    first step, which was taken elsewhere and is charged here, the text has only the charged μ.  Of a stream
+    without noise it has only the number of releases.
+
+    Args:
+        stream: Stream to describe.
+        clip_unit: Text on the unit of the standard deviation and the clip, or "" if they have none.
     """
     party = stream.party_name if stream.step == ROUNDS else f"{stream.party_name}, {_FIRST_STEP}"
     if stream.party_name == EXTERNAL_PARTY:

@@ -489,6 +489,7 @@ def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     sizes = [size for cell in private if (size := _unit_count(cell)) is not None]
     noun = stream_from_data(private[0]["releases"][0]).unit.noun
+    # A claim of releases in integers has a slack in δ, on which there is a caveat, too.
     is_exact = any(cell.get("holds") not in (None, REAL_ASSUMPTIONS) for cell in private)
     max_epsilon = max(cell["epsilon"] for cell in private)
     return privacy_caveats(max_epsilon, private[0]["delta"], max(sizes, default=None), noun, slack=is_exact)

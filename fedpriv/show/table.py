@@ -1,4 +1,9 @@
-"""Tables of a run as Markdown, CSV or LaTeX, with measured and published values side by side."""
+"""Tables of a run as Markdown, CSV or LaTeX, with measured and published values side by side.
+
+An axis is a swept key of the scenario with its values, and a sweep point has one value for each axis.  A cell is
+one run, a sweep point with a seed, as a dictionary of results.json.  Published values are those that a paper
+reports, as the scenario's section [paper] or [table] has them.  An add-on may give further rows and tables.
+"""
 
 import csv
 import io
@@ -100,7 +105,7 @@ def make_tables(results: Results) -> list[TextTable]:
 def _silo_tables(results: Results) -> list[TextTable]:
     """Make a table for each metric of silos' own test records, a row a sweep point and a column a silo.
 
-    The mean over silos and the worst silo are further columns.
+    The mean over silos and the worst silo are further columns, if cells have them.
     """
     tables = []
     for metrics in silo_metrics(results).values():
@@ -161,8 +166,8 @@ def _grid_table(
 def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
     """Format "mean ± std [published, measured - published]" of a metric at a sweep point.
 
-    Missing published values are left out, and ± std for a single seed.  A measured value without any finished cell
-    is "missing", and a value of some of the seeds has their number behind it.
+    Missing published values are left out, and ± std for a single seed.  A metric that no finished cell of the
+    point has is "missing", and a value of some of the seeds has their number behind it.
     """
     comparison = compare_with_published(results, metric, point)
     measured, text, comparisons = comparison.measured, "missing", []
@@ -203,9 +208,9 @@ def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
 def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     """Format the figures of a sweep point by column.
 
-    If no cell is finished, only metrics have a text, "missing".  Metrics are means over seeds, clipped fractions
-    too, and seconds are added over seeds.  Other figures are those of the first cell.  Cells of a point agree in
-    them, but for gradients in rounds that a silo missed.
+    If no cell is finished, only metrics have a text, "missing" or one with a published value.  Metrics are means
+    over seeds, clipped fractions too, and seconds are added over seeds.  Other figures are those of the first
+    cell.
     """
     row = {metric.title: _format_figure(results, metric, point) for metric in run_metrics(results)}
     if not (cells := cells_at_point(results, point)):

@@ -3,6 +3,10 @@
 The paragraph names the models and data, the scores at the best setting and at the most private ones, the privacy,
 and whether the noise is secret.  The report also lists the parties with their knowledge, and ε of repeated runs.
 Two runs are compared by the settings that no sweep varies, and by metrics on all test records, seed by seed.
+
+An axis is a swept key of the scenario, and a sweep point has one value for each axis.  A cell is one run, a sweep
+point with a seed, as a dictionary of results.json.  Cells without noise have no ε, and cells whose guarantee is a
+curve of (ε, δ) have no μ.
 """
 
 import math
@@ -87,7 +91,10 @@ def describe_run(results: Results) -> str:
 
 
 def _describe_training(results: Results) -> str:
-    """Name algorithms, models, data sets, participants and rounds of all finished cells in a sentence."""
+    """Name algorithms, models, data sets, participants and rounds of all finished cells in a sentence.
+
+    Of three or more algorithms only the number is named.
+    """
     rows = dict.fromkeys(cell["scenario"]["algorithm"]["name"] for cell in results.cells)
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
@@ -224,7 +231,8 @@ def list_party_views(results: Results) -> list[PartyView]:
 def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list[PartyView]:
     """List client or silo, server or curator, and public with their data and knowledge in a trust setting.
 
-    A party that adds noise also has the noise's key or seed, if any cell has noise.
+    A party that adds noise also has the noise's key or seed, if any cell has noise.  A curator is server and silos
+    in one, and clients are those of a pool that the server has.
 
     Args:
         name: Name of the trust setting.

@@ -1,7 +1,7 @@
 """`fedpriv statistics` and `fedpriv.statistics`: a plan's released tables, with intervals and claim.
 
 A plan asks for tables of counts, means, quantiles or survival curves, and one run releases them together with
-noise. A dry run prints the cost of a plan and its errors.  A run writes the tables as JSON, as CSV and as a page
+noise.  A dry run prints the cost of a plan and its errors.  A run writes the tables as JSON, as CSV and as a page
 of bars and curves with their intervals.  Shares of records below the edges of quantiles are in JSON and on the
 page only.
 """

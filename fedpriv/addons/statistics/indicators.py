@@ -19,7 +19,7 @@ record can only be absent, it costs: the largest norm grows from √2 to 2.21.
 The form of a table is "counts", "moments", "prefix" (sums over ordered cells, for quantiles) or "survival" (a
 time, and an event that was seen, or not: a censored record).  The columns of a table are its axes, whose bins or
 words are crossed.  In forms with curves the first axes only split the records into groups, and each group has a
-curve. The increment of a record is its contribution to a release, and its code in a table is its cell, or x for
+curve.  The increment of a record is its contribution to a release, and its code in a table is its cell, or x for
 moments.
 
 The scales a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give each table its share of one budget by its weight w_j, with one
