@@ -397,8 +397,9 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Chart the noise of each mechanism at a run's guarantee, by accounting alone.
 
     The charts describe the first cell that has a μ and that `_find_used_mechanism` can compare with other
-    mechanisms: one with a mechanism that a scenario can select, with running sums, with whole epochs, and without
-    a first step.  There are no charts without such a cell, and the second chart needs several silos.
+    mechanisms: one with a mechanism that a scenario can select, with running sums, with whole epochs or a single
+    pass, and without a first step or fresh permutations.  There are no charts without such a cell, and the second
+    chart needs several silos.
     """
     question = next(filter(None, (_find_used_mechanism(cell) for cell in cells if cell["mu"] is not None)), None)
     if question is None:
@@ -449,6 +450,10 @@ def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
 
     Up to twelve numbers of rounds, from one round for each epoch to the run's, are spaced geometrically.  Each has
     its own calibration at the run's μ, with one series for each mechanism.
+
+    Args:
+        question: Accounting setting and μ of a run, and the mechanism that it used.
+        note: Text below the chart.
     """
     setting = question.setting
     lengths = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZON_COUNT).astype(int))
@@ -476,6 +481,9 @@ def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
 
     The noise is the root mean square over rounds at the run's μ, whatever trust the run has.  Each of the three
     has a row, in which the mechanisms lie above one another.
+
+    Args:
+        question: Accounting setting and μ of a run of several silos, and the mechanism that it used.
     """
     setting = question.setting
     costs = {
@@ -514,6 +522,10 @@ def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
     Each mechanism has a row.  Its marks are ratios to the lower bound of all mechanisms: of the noise in queries,
     or in running sums without an algorithm, and, if the algorithm has an output, of the noise in the output, by
     which rows are then sorted.  A vertical line marks ratio 1.
+
+    Args:
+        table: Noise of each mechanism, its ratios to the lower bound, and its memory in vectors.
+        title: Beginning of the caption.
     """
     has_output = table.lower_bound.output is not None
     lines = sorted(table.lines, key=lambda line: line.ratio.output or line.ratio.queries)

@@ -103,7 +103,9 @@ def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
 
 
 def _draw_panel(chart: Chart, panel: Panel) -> Markup:
-    """Draw a panel as an SVG element, with more height and left margin if the chart has named rows.
+    """Draw a panel as an SVG element.
+
+    Its height and left margin follow from the chart's named rows, if there are any.
 
     Args:
         chart: Chart with the rows, labels and scales that all panels share.

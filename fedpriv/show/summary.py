@@ -482,7 +482,8 @@ def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return caveats on the figures of cells that share δ and unit, a sentence each.
 
     Caveats on ε are those of the largest ε.  Caveats on δ are those of the cell whose smallest silo is largest,
-    for which δ protects least.  Cells without noise are left out, and there is no caveat if ε and δ are small.
+    for which δ protects least.  Cells without noise are left out, and the list is empty if nothing weakens the
+    figures.
     """
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:

@@ -185,8 +185,12 @@ def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -
 def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
     """Make the table with a row for each sweep point, without the columns that repeat a swept key.
 
-    Columns are the swept keys, silos, rounds, μ and ε, the metrics on all test records, and the effort.  Rows of
-    add-ons have texts in the columns of metrics only.
+    Columns are the swept keys, silos, rounds, μ and ε, the metrics of the whole federation, and the effort.  Rows
+    of add-ons have texts in the columns of metrics only.
+
+    Args:
+        results: Results of the run.
+        added_rows: Title of each row, and a function that gives its texts.
     """
     names = list(short_names(results.axes).values())
     columns = [*_LEADING_COLUMNS, *(metric.title for metric in shared_metrics(results)), *_TRAILING_COLUMNS]

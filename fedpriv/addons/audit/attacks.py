@@ -345,7 +345,7 @@ def hostile_queries(plan: Plan) -> list[Tensor]:
 
 
 def _queries_of_kind(kind: str, objective: Objective, rounds: int) -> list[Tensor]:
-    """Return one query of a kind, of the model's shape, for each round.
+    """Return one query of a kind, of the shape of a model of `objective`, for each round.
 
     A query is a multiple of weights 1 for class 0 and -1 for class 1, with biases 0:
 
@@ -381,6 +381,10 @@ def _excess_length(plan: Plan, reply: Tensor | None) -> float:
 
     The limit is the sum of the largest contributions of a record to each of all T rounds, plus 6 √(d T) standard
     deviations of the silo's noise.  A missing reply, None, and a masked message have no length, and give 0.
+
+    Args:
+        plan: Plan of the run of T rounds.
+        reply: Reply of silo 0 in a round.
     """
     if reply is None or plan.masked:
         return 0.0

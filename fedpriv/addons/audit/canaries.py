@@ -3,7 +3,7 @@
 A *canary* is a planted record, present or absent by a fair coin.  A *cell* is a run with every key of its scenario
 resolved.  A *guard* is the process of a silo that has its records and answers queries within a policy.  It stores
 its replies in a ledger.  A *shard* is the records of a silo.  A *unit* is what the claim protects: a record, all
-records of a person, or those of a client.  An *increment* is a unit's clipped contribution to a round.
+records of a person, or those of a client.  An *increment* is a unit's contribution to a round, which is clipped.
 
 Queries are the vector 0, except for hostile queries, those of a second run, and one after a rollback.  Before it
 is clipped, a canary's increment at 0 is far above any usual clip.  The canary's two worlds are as far apart as the

@@ -356,6 +356,10 @@ def _mix_per_epoch(schedule: SecretOrder, ratios: Floats) -> Floats:
 
     The largest ratio of an epoch is taken out of the sum, so that exponentials do not overflow.
 
+    Args:
+        schedule: Schedule, whose `bins` are the rounds of a group in an epoch.
+        ratios: Log-ratios of canaries of one group, in the rounds of this group.
+
     Returns:
         Σ_e ln((1/bins) Σ_b exp(ratios[e, b])), (n,), over epochs e and their rounds b of the canaries' group.
     """
@@ -380,7 +384,8 @@ def _mix_per_round(schedule: SecretOrder, ratios: Floats) -> Floats:
 def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
     """Mix log-ratios (n, rounds) over all sets of `passes` = rounds / bins rounds.
 
-    Each of these sets has the same weight.  The sum over all sets of k rounds is the elementary symmetric
+    Each of these sets has the same weight.  Rounds are those of one group, and the schedule has `bins` of them in
+    an epoch.  The sum over all sets of k rounds is the elementary symmetric
     polynomial e_k of r_t = exp(ratios[t]).  Round t updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, with e_0 =
     1, in logarithms.
 

@@ -164,6 +164,11 @@ def find_best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, 
     their thresholds.  A test that reads the releases of k runs shows 1/√k of its bound, since k runs together are
     √k μ-GDP.
 
+    Args:
+        plan: Plan of the run.
+        trials: Canaries of one round or of several, those of the heaviest round among them.
+        failure: Probability in (0, 1) that the bound is wrong, at most.
+
     Guarantee: code that keeps its claim gets a bound above the claim with a probability of at most `failure`: the
     failures of the tests add up to `failure` (Bonferroni), whatever the dependence between tests.
     """

@@ -422,6 +422,10 @@ def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     The result has a sentence for each.  Secure aggregation is described only if several silos each add noise.  δ
     is large if its product with the number of units of the largest silo is 1 or more, because a release that shows
     each unit with probability δ would then be expected to show one.
+
+    Args:
+        facts: Public facts of the federation.
+        forecast: Noise of the advised run, with its q.
     """
     alternatives = []
     silos = len(facts.sizes)

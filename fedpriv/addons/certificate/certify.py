@@ -353,12 +353,15 @@ def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
 def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
     """Derive the figures of a record from its scenario and releases, by their names in the record.
 
+    The resolved cell of `entry` is the scenario with every key, or None if the scenario names code that is not
+    here.
+
     Guarantee: no figure is believed that the scenario decides: trust, silos, rounds, records, δ, participation.
     There is one exception, a simulation whose scenario names code that is not here: only the figures of its claim
     are derived, from the releases and the record's δ.
 
     Raises:
-        InputError: If a deployment's scenario names code that is not here.
+        InputError: If a deployment's scenario names code that is not here, or a scenario is malformed.
     """
     record, cell = entry.record, entry.resolved_cell
     if cell is None and record["engine"] == "deployment":

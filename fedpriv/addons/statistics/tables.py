@@ -376,9 +376,10 @@ def _estimate_quantiles(
     """Estimate quantiles of the values that are not missing, and the share of these below each edge.
 
     N_k is the noisy number of values below the upper edge of cell k, and n that of all values.  The quantile q is
-    the first upper edge with N_k ≥ q n, once N is made monotone, and infinite beyond the last edge.  The interval
-    for these records has the edges at which a band of ± 1.96 standard deviations of the noise about N_k - q n
-    contains 0.  The interval for the population adds the variance n q (1 - q) to that of the noise.
+    the first upper edge with N_k ≥ q n, once N is made monotone, and infinite beyond the last edge.  Let s_k be
+    the standard deviation of the noise in N_k - q n.  The interval for these records is from the first edge with
+    N_k - q n + 1.96 s_k ≥ 0 to the first one with N_k - q n - 1.96 s_k ≥ 0.  The interval for the population adds
+    the variance n q (1 - q) to that of the noise.
 
     The curve is empty if n is not above 0.
 

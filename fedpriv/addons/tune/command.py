@@ -97,7 +97,7 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
 
     Raises:
         InputError: A tuning file has an unknown key or a value of another type, a grid varies keys that do not
-            train, options and file contradict each other, or the number of held-out records is in `fixed`.
+            train, options and file contradict each other, or --while-tuning sets the number of held-out records.
     """
     line_grid, fixed = parse_grid(request.grid or []), request.fixed or []
     check_grid(line_grid, "--grid")

@@ -514,6 +514,14 @@ def _personal_gains(
     gain is the mean score over silos minus that of the local models.  If the partition is "iid" or "site", the
     cell is run again without a fifth of the records, and λ is chosen on these (`fit_personal_model`).  Otherwise λ
     is chosen on folds.  The kind of records is "spared" or "folds", that of the last cell.
+
+    Args:
+        request: Scenario and grid.
+        trusts: Trust settings.
+        chosen_cells: Key of the chosen cell by trust, ε of the grid, and seed.
+        cells: Cells of the grid by trust and key.
+        evaluators: Evaluator of models by noise seed.
+        report_progress: Receives lines of text.
     """
     can_spare = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
     gains, judged = {}, ""

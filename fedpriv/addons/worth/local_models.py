@@ -282,6 +282,10 @@ def assign_folds(silo: SiloRecords, seed: int) -> NDArray[np.int64]:
 
     Units are dealt to the folds in turn, in a public random order, and class by class if labels are integers.  The
     class of a unit is the label of its first record.
+
+    Args:
+        silo: The silo's n training records, with their units.
+        seed: Public seed of the order.
     """
     first = np.unique(silo.units, return_index=True)[1]
     labels = silo.train.labels.numpy()[first]

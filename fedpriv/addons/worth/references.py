@@ -147,7 +147,8 @@ def _data_source(name: str) -> str | None:
 def _digest_file(name: str, facts: tuple[int, ...]) -> str | None:
     """Return SHA-256 of a regular file, or None for another kind of file.
 
-    The file is read once as long as `facts`, which change with the file, are the same.
+    The digests of the last 16 files are kept, and one of these is read again only if `facts`, which change with
+    the file, are other ones.
 
     Args:
         name: Path of the file.

@@ -153,6 +153,10 @@ def _load_records(shard: Shard, cell: Cell) -> tuple[Records, NDArray[np.int64]]
 def read_released_model(path: Path, home: HomeData) -> Floats:
     """Read a published model, (d,).
 
+    Args:
+        path: File in NumPy's format .npy.
+        home: The silo's records, whose loss has d parameters.
+
     Raises:
         InputError: The file is no model of this scenario, or a number is not finite or beyond ± 1e30.
     """
@@ -218,6 +222,11 @@ def measure_learning_curve(home: HomeData) -> list[tuple[int, float, float]]:
 
 def write_model(folder: Path, name: str, point: Floats) -> Path:
     """Write a model, readable for its owner only, into a folder that no other user can read.
+
+    Args:
+        folder: Folder, which is made if it is missing.
+        name: Name of the file without its suffix .npy.
+        point: Parameters of the model, (d,).
 
     Raises:
         InputError: Another user owns the folder or has access to it, it cannot be made, or it is the folder of a
