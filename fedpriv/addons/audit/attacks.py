@@ -107,11 +107,11 @@ def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
         The coin, True if the record is present, and the evidence of each of `INTEGER_TESTS` for presence,
         (tests,), which is the score of the present world minus that of the absent one.
     """
-    # The attacker sees noisy integers: of the server, of all silos together, or of silo 0.
     plan = make_plan(cell, make_canary_objective(cell, _FEATURE_COUNT), for_release=True)
     present = bool(public_generator(seed, "audit integers").random() < 0.5)
     idle = [zero_shard(plan.schedule.batches_per_silo, _FEATURE_COUNT)] * (len(plan.weights) - 1)
     records = {world: _target_shard(cell, plan, is_present=world) for world in (False, True)}
+    # The attacker sees noisy integers: of the server, of all silos together, or of silo 0.
     with open_silos(cell, plan, [records[present], *idle]) as (folder, silos):
         if plan.trust.adds_noise(SERVER):
             noisy = _noisy_integers(

@@ -81,7 +81,7 @@ class PublicGuard(Guard):
 
 
 class GuardedSilo:
-    """Silo with a `PublicGuard`, a ledger and a policy, which protects the records of `shard`."""
+    """Silo with a guard (`PublicGuard`), a ledger and a policy, which protects the records of `shard`."""
 
     def __init__(self, policy: Policy, cell: Cell, shard: Shard) -> None:
         self._cell = json.dumps(cell.canonical_data(), sort_keys=True)

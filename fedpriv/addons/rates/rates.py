@@ -60,8 +60,8 @@ def gradients_of_appendix_f(records: float, silos: float, epsilon: float) -> flo
 def gradient_figure() -> RateFigure:
     """Return gradients against |S| for DP-μ²-FL and for Appendix F, at ε = 1, 8 and that of ρ = 4.
 
-    The paper's ρ is the μ of Gaussian DP.  Lines of Appendix F are fitted from 10^5 records on, since the exponent
-    3/2 holds for many records only.
+    DP-μ²-FL reads 2|S| - M gradients, whatever ε is.  The paper's ρ is the μ of Gaussian DP.  Lines of Appendix F
+    are fitted from 10^5 records on, since the exponent 3/2 holds for many records only.
     """
     sizes = log_space(1e3, 1e7)
     epsilons = {"1": 1.0, "8": 8.0, "24.4 (ρ = 4)": epsilon_of(4.0, _DELTA)}
@@ -106,8 +106,8 @@ def samples_figure(epsilon: float = 1.0) -> RateFigure:
     """Return the records of Table 1 of Kornowski et al. against d, at α = 0.5, β = 0.3, L = Φ = 1.
 
     The results are for a Goldstein measure, the smallest norm of a weighted mean of gradients within the radius
-    2α, of at most β.  L is the Lipschitz constant, and Φ bounds the decrease of the loss.  Triangles stand near d
-    = 2^15, the entry 12 of each row.
+    2α, of at most β.  L is the Lipschitz constant, and Φ bounds the decrease of the loss.  Triangles stand near
+    the dimension 2^15, the entry 12 of each row.
 
     Args:
         epsilon: ε.

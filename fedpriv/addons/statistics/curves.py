@@ -345,6 +345,8 @@ def _make_number_grouping(
 class CurveScores(SummedScores):
     """Scores of the model `base`, by which an increment has accuracy, loss and a cell of each table.
 
+    There is a table for each of the `groupings`, which split the records into groups by their features.
+
     Guarantee: an increment is a function of its own record and the model.  Its norm is at most `norm`, and it is
     no further than `diameter` from any other increment and from zeros.  Both hold whatever the model is, because a
     score that is not a number has a bin, too.

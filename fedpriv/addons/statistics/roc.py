@@ -63,7 +63,12 @@ class ReliabilityBin(NamedTuple):
 
 @dataclass(frozen=True)
 class TwoClassTable:
-    """Noisy table y = C c + noise of class 1 and of class 0."""
+    """Noisy table y = C c + noise of class 1 and of class 0.
+
+    `ones` and `zeros` are the y of both classes, (bins,), with noise of standard deviation `std` in each
+    coordinate. `edges` are the edges between bins, in logits, and records from the bin `threshold_bin` on are
+    predicted 1.
+    """
 
     ones: Floats
     """y of class 1, (bins,)."""

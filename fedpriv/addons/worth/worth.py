@@ -325,7 +325,10 @@ def digest_silos(silos: Sequence[SiloRecords]) -> str:
 
 @dataclass(frozen=True)
 class GainEvaluator:
-    """Records of the references' silos, with which any number of models can be judged."""
+    """Records of the references' silos, with which any number of models can be judged.
+
+    `references` are the scores of the local models, and `objective` is the loss, of linear scores.
+    """
 
     cell: Cell
     """Cell without spared records."""
