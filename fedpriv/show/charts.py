@@ -358,7 +358,7 @@ def _clipping_chart(results: Results) -> Chart | None:
         ]
         row, kind = describe_keys(results, point, row_keys), kinds.index({key: point[key] for key in layout.kinds})
         if row in rows and (stats := summarize(cells_with_count, _CLIPPED_METRIC)):
-            row_offset = 0.5 * (kind + 0.5) / len(kinds) - 0.25
+            row_offset = 0.5 * (kind + 0.5) / len(kinds) - 0.25  # within the middle half of a row
             tip = (
                 f"{row}{': ' if row else ''}{format_with_spread(stats.mean, stats.std, _CLIPPED_METRIC.digits)} %"
             )
@@ -497,7 +497,7 @@ def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
     names = list(setting.compare_mechanisms(question.mu))
     series = []
     for number, name in enumerate(names):
-        row_offset = 0.5 * (number + 0.5) / len(names) - 0.25
+        row_offset = 0.5 * (number + 0.5) / len(names) - 0.25  # within the middle half of a row
         values = [(view, getattr(costs[trust][name], kind)) for view, (trust, kind) in views.items()]
         marks = [Mark(value, row + row_offset, f"{view}: {value:.4g}") for row, (view, value) in enumerate(values)]
         series.append(Series(_mechanism_label(name, question), nth_look(number), marks, line=False))

@@ -112,7 +112,7 @@ def _draw_panel(chart: Chart, panel: Panel) -> Markup:
         panel: Panel to draw.
     """
     left_margin, height = _LEFT_MARGIN, HEIGHT
-    if chart.rows:
+    if chart.rows:  # room for the longest name on the left, and for each series in each row
         left_margin = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER_WIDTH))
         height = max(190, _TOP_MARGIN + _BOTTOM_MARGIN + (20 + 8 * len(panel.series)) * len(chart.rows))
     horizontal = chart.x_scale(panel, left_margin, WIDTH - _RIGHT_MARGIN)
@@ -152,6 +152,7 @@ def _draw_axes(chart: Chart, horizontal: Scale, vertical: Scale) -> list[str]:
     for value in chart.ticks or horizontal.ticks(6):
         x, label = horizontal.position(value), format_tick(value)
         parts.append(f'<path class="grid" d="M{x:.1f} {bottom:g}v5"/>')
+        # A label of three characters needs about 34 units.
         if x - last_label_x >= 34.0 + max(0.0, _CHARACTER_WIDTH * (len(label) - 3)):
             parts.append(_draw_text("tick", x, bottom + 19, label, "middle"))
             last_label_x = x

@@ -189,6 +189,7 @@ def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
     chart_panels = [(chart, panel) for chart in charts for panel in chart.panels]
     columns = 2 if len(chart_panels) in (2, 4) else min(len(chart_panels), 3)
     rows = math.ceil(len(chart_panels) / columns)
+    # Sizes are in inches.  A chart with named rows has a height for each row.
     row_height = max(
         1.4 + 0.3 * len(chart.rows) if chart.rows and len(chart_panels) == 1 else 3.6 for chart in charts
     )

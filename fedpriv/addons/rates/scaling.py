@@ -18,8 +18,9 @@ Without it they are the keys `start` and `floor` of the section.
 
 Keys of the section: `along` is the swept key of n, `by` that of the compared values, which have a line each, and
 `smallest` that of the rounds.  `metric` is the measured figure.  `over` says whether the best or the worst point
-counts, where the best has the smallest mean, and `chosen_on` names seeds that only choose it.  `theory` has an
-exponent for some values of `by`.  A point is one value of each swept key, and its cells are its runs, one a seed.
+counts, where the best has the smallest mean.  Seeds of `chosen_on` count for no mean but those by which the point
+is chosen without `smallest`.  `theory` has an exponent for some values of `by`.  A point is one value of each
+swept key, and its cells are its runs, one a seed.
 """
 
 import math
@@ -126,7 +127,7 @@ def find_values(results: Results, scaling: Growth) -> list[ScalingLine]:
 def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
     """Estimate the values at all n for one value of `by`, and fit their exponent.
 
-    Seeds of `chosen_on` count for no value.  With one other seed there are no draws, and so no spreads.
+    Seeds of `chosen_on` count for no value.  If one seed is left there are no draws, and spreads are 0.
 
     Args:
         results: Results of the run.

@@ -210,6 +210,7 @@ def _draw_curve(table: TableResult, curve: Curve) -> Markup:
     Values at neighbouring edges are joined by straight lines.  The vertical axis is from 0 to 1, and the
     horizontal one from the first edge to the last.
     """
+    # Positions are in units of the SVG's view box, with y downwards and room for the labels of both axes.
     first, last = curve.at[0], curve.at[-1]
     x_positions = [
         _MARGIN / 3 + (_WIDTH - _MARGIN / 3 - 20) * (at - first) / ((last - first) or 1.0) for at in curve.at

@@ -113,8 +113,9 @@ class Axis(_PublicModel):
             raw: Values (n,), with NaN for a missing one.
 
         Returns:
-            Cells (n,), each a function of its own value.  The last cell has the missing values, and values that
-            are no words.
+            Cells (n,), each a function of its own value.  Numbers have a cell below all edges, the bins between
+            the edges, and a cell above them, and words have a cell each.  The last cell has the missing values,
+            and values that are no words.
         """
         missing = np.isnan(raw)
         if self.edges is None:
