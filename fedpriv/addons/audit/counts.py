@@ -1,14 +1,14 @@
 """Audit of statistics, by two records whose increments lie furthest apart.
 
-A plan of statistics has tables of counts.  An axis of a table divides the values of a column into cells, and each
-record is counted in one cell of each table.  A *run* of such a plan is one release of all its tables.  Its
-scenario, with every key resolved, is a `Cell`.  A *guard* is the process of a silo that answers its query and
-charges its ledger.
+A plan of statistics has tables of counts, of sums of counts, or of moments.  An axis of a table divides the values
+of a column into cells, and a record is counted in at most one cell of a table of counts.  A *run* of such a plan
+is one release of all its tables.  Its scenario, with every key resolved, is a `Cell`.  A *guard* is the process of
+a silo that answers its query and charges its ledger.
 
 The increment of a record is its clipped contribution to a release.  It has a part for each table, a function of
-the cell that counts the record, (d,) together, and a norm of at most 1 clip.  If a record can be replaced, a
-release of statistics is charged for the largest distance of two increments.  For plain counts this distance is √2
-clips and not two.
+the record's cell or number, (d,) together, and a norm of at most 1 clip.  If a record can be replaced, a release
+of statistics is charged for the largest distance of two increments.  For plain counts this distance is √2 clips
+and not two.
 
 The audit looks for the two raw records whose increments differ most: one world has the first record, the other
 world the second.  Where a record can only be absent, the second world has none.  In each trial a fair coin selects

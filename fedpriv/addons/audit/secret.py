@@ -385,9 +385,8 @@ def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
     """Mix log-ratios (n, rounds) over all sets of `passes` = rounds / bins rounds.
 
     Each of these sets has the same weight.  Rounds are those of one group, and the schedule has `bins` of them in
-    an epoch.  The sum over all sets of k rounds is the elementary symmetric
-    polynomial e_k of r_t = exp(ratios[t]).  Round t updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, with e_0 =
-    1, in logarithms.
+    an epoch.  The sum over all sets of k rounds is the elementary symmetric polynomial e_k of r_t =
+    exp(ratios[t]). Round t updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, in logarithms, and e_0 is 1.
 
     Returns:
         ln(e_passes / (number of sets of `passes` rounds)), (n,).

@@ -281,8 +281,9 @@ def verify_certificate(
 
     Raises:
         InputError: If the file cannot be read, or is no certificate of this format.
-        RunError: If a key is not among `signers`, a signature or a figure is not the expected one, or `model` is
-            another file or cannot be read.  The message names the first such fault.
+        RunError: If a key is not among `signers`, a signature or a figure is not the expected one, a silo has not
+            signed although each has to, `model` is another file or cannot be read, or the document has another
+            shape.  The message names the first such fault.
 
     Guarantee: a certificate that passes was signed, byte for byte, by the coordinator whom `signers` names.  A
     certificate of a deployment was signed by every silo of its scenario, each for itself, or, without
@@ -333,7 +334,8 @@ def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
 
     Raises:
         InputError: If a figure is not that of releases and scenario, with the first such figure, if another fact
-            contradicts the scenario, or if the releases are too many, or of a version whose claims were false.
+            contradicts the scenario or has an unknown key, if a deployment's scenario names code that is not here,
+            or if the releases are too many, or of a version whose claims were false.
     """
     record = body["record"]
     _check_sizes(record)
@@ -420,9 +422,8 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
     """Refuse releases that would exhaust a reader's memory, before any of them is expanded.
 
     Participations and clips are stored with numbers of repetitions, and a few bytes could stand for releases of
-    any length.  The sum of the absolute values of all
-    integers of participations, and of all repetitions of clips, is limited to `_MAX_ROUNDS` over all releases.
-    The number of silos is limited to `_MAX_SILOS`.
+    any length.  The sum of the absolute values of all integers of participations, and of all repetitions of clips,
+    is limited to `_MAX_ROUNDS` over all releases.  The number of silos is limited to `_MAX_SILOS`.
 
     Raises:
         InputError: If a limit is exceeded.
