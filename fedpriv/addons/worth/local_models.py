@@ -115,7 +115,7 @@ def fit_model(
     tolerance: float,
     pull: Pull | None = None,
 ) -> Floats:
-    """Minimise the regularised mean loss by L-BFGS in float64.
+    """Minimise the regularised mean loss by L-BFGS.
 
     The objective is (1/n) Σ f(x; record) + Σ_j penalty_j x_j² / 2 + λ ‖x - x̂‖² / 2.
 
