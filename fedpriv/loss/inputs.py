@@ -185,7 +185,9 @@ def make_layout_objective(
     """Make the objective of a module for records of a layout, and return it with the wrapped module.
 
     The module is put behind layers that take flat rows (`wrap_module`), and its outputs are checked against the
-    loss. The objective is put behind a `LabelledView` if labels have a shape, as several labels do.
+    loss.  A loss that is a function, or that needs outputs of several axes, gets a `ModuleObjective`.  Any other
+    loss gets the objective of `make_module_objective`.  The objective is put behind a `LabelledView` if labels
+    have a shape, as several labels do.
 
     Args:
         module: Module that maps inputs of a batch to outputs.
@@ -203,6 +205,7 @@ def make_layout_objective(
     Raises:
         InputError: Module, loss and records do not fit each other.
     """
+    # A module on the meta device has sizes but cannot be run, so that a loss function is not tried on its outputs.
     inputs = layout.inputs
     if len(inputs) == 1:
         check_record_shape(record, (layout.input_width,), name)
@@ -251,7 +254,7 @@ def _check_loss_function(loss: FunctionLoss, outputs: tuple[int, ...], classes: 
         dtype: Type of outputs, and of labels that are numbers.
 
     Raises:
-        InputError: The function fails, or returns something else.
+        InputError: The function fails, or returns anything but a tensor of shape ().
     """
     label = torch.zeros(loss.label_shape, dtype=torch.int64 if classes else dtype)
     try:

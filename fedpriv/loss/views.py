@@ -215,13 +215,13 @@ class QuantileClip(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Compute the scaled vector and the bit of one unit, (..., d + 1).
 
-        The vector is v / max(‖v‖, C_t), with v from `base`.  The last coordinate is ρ (b - ½), where b is 1 if
-        ‖v‖ ≤ C_t, else 0.  The unit counts as clipped if b is 0.
+        The vector is v / max(‖v‖, C_t), with v from `base`.  The last coordinate is ρ (b - ½), where b is 1 if ‖v‖
+        ≤ C_t, else 0, or 0 for a unit without records.  The unit counts as clipped if ‖v‖ > C_t.
 
         Args:
             query: One point, (..., d + 1): x_t, then C_t, which is clamped to `MIN_ADAPTIVE_CLIP` …
                 `MAX_ADAPTIVE_CLIP`.
-            batch: Records of the unit, with weights of sum 1, 0 for absent records.
+            batch: Records of the unit, with weights of sum 1, or all 0 for a unit without records.
             clip: Clip of single records in `base`, which `PerUnit` sets to `UNCLIPPED`.
         """
         ((point,), coefficients), weights = query, batch.weights
@@ -284,7 +284,15 @@ class LocalSteps(View):
         return self.steps * points
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Compute the displacement of each client's model by its local steps, (..., d)."""
+        """Compute the displacement of each client's model by its local steps, (..., d).
+
+        The number of clipped records is 0.
+
+        Args:
+            query: One point, (..., d), from which the steps start.  Its coefficient is not used.
+            batch: Records of each client, (..., B, …), with weights above 0 for those that are present.
+            clip: Not used, since nothing is clipped here.
+        """
         (start,), (records, weights) = query.points, batch
         present = (weights > 0.0).to(start.dtype)
         scores = fast_paths(self.base).linear
@@ -412,7 +420,13 @@ class LocalTraining(View):
         return self.epochs * points
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Compute Σ_i p_i (query - w_i) over the silos, (..., d), with no clipped records."""
+        """Compute Σ_i p_i (query - w_i) over the silos, (..., d), with no clipped records.
+
+        Args:
+            query: One point, (..., d), from which every silo starts.  Its coefficient is not used.
+            batch: Records (..., B, …) in the order of the silos, with their weights.
+            clip: Not used, since nothing is clipped here.
+        """
         (initial_model,), (records, weights) = query.points, batch
         total, start = torch.zeros_like(initial_model), 0
         for _, record_count in self.silo_sizes:
