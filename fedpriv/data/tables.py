@@ -1,4 +1,7 @@
-"""Load tables as data sets: a file of all records for a simulation, or a silo's own file for a guard.
+"""Load tables as data sets: a file of all records for a simulation, or the file of one silo.
+
+A silo is a party that holds records, and a site is the value in a table that names a record's silo.  A row of a
+table has a place in the training or the test part of the data, or in both, and counts in one of them or in none.
 
 A program may pass a DataFrame of pandas, polars or Arrow in place of a file (`register_frame`).  Scenarios and
 policies hold a table's public schema as TOML, which `format_schema_toml` writes.
