@@ -1,5 +1,8 @@
 """Worker engine: groups of cells as Ray tasks, on the cores of this machine or on a cluster.
 
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its outcome is the
+result of this run.  Checkpoints are stored states from which an unfinished group continues.
+
     cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine
     observer, checkpoints, caller ◀── progress and evaluations, checkpoints, outcomes, one stream a task ──
 
@@ -75,7 +78,7 @@ def run_worker(
     yield RemoteCall("began", (socket.gethostname(), os.getpid(), installed_versions()))
     import_files([Path(file) for file in imports])
     resolved = [resolve_cell(cell, "a worker's cell") for cell in cells]
-    events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()  # None after the last outcome
     sender = _EventSender(checkpoints or {}, events.put)
 
     def run() -> None:

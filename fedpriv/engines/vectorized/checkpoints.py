@@ -1,8 +1,9 @@
 """Checkpoints from which a killed simulation resumes.
 
-A checkpoint is bytes: a JSON header and the arrays of tensors, without code.  The header names the cells and the
-versions that computed the checkpoint, because other versions may compute other numbers.  States are trees of
-tensors, numbers, texts, None, tuples, named tuples and dataclasses.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A checkpoint is
+bytes: a JSON header and the arrays of tensors, without code.  The header names the cells and the versions that
+computed the checkpoint, because other versions may compute other numbers.  States are trees of tensors, numbers,
+texts, None, tuples, named tuples and dataclasses.
 """
 
 import dataclasses

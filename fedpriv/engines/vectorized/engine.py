@@ -1,12 +1,17 @@
 """Vectorized engine: all seeds and noise levels of a sweep as replicates of one program.
 
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its plan has the
+public numbers of the run.  Cells that differ only in seeds and numbers form a group, whose cells are the
+replicates.  In a round, silos form the clipped contributions of their records at a query (increments) and keep
+their running sum, which is released with the noise of a mechanism.
+
 The engine runs the same round steps as a silo and a server, for all silos at once and with the replicate as the
 leading axis.  The running sum and every mechanism are linear.  So the engine keeps only the weighted mean over
 silos of both: it forms the increments of all silos' records in one batched call, and draws the mean of the
 silos' noise vectors (`NoiseFeed`).  Silos that take local steps are computed one after another.
 
-Every few seconds a group of replicates stores its state (`GroupCheckpoints`).  A killed run resumes from it with
-the same bits, because noise and secret participation are functions of seed and round.
+Every few seconds a group of replicates stores its state (`GroupCheckpoints`).  A run that was killed resumes from
+it with the same bits on the same machine, because noise and secret participation are functions of seed and round.
 """
 
 import itertools
@@ -176,7 +181,14 @@ class _ReplicateGroup:
     def __init__(
         self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: RunObserver
     ) -> None:
-        """Stack the numbers in which the plans differ, and set up noise, absences and evaluations."""
+        """Stack the numbers in which the plans differ, and set up noise, absences and evaluations.
+
+        Args:
+            indices: Index of each cell among all cells of the run.
+            cells: Cells of the group.
+            plans: Plan of each cell.
+            observer: Observer of progress and evaluations.
+        """
         self._indices, self._cells, self._observer = indices, cells, observer
         self._run_section, self._task = cells[0].run, load_task(cells[0])
         self._dtype, self._device = self._task.train.features.dtype, find_device(self._run_section.device)
@@ -281,9 +293,7 @@ class _ReplicateGroup:
         Round t forms the noisy mean q~_t of the silos' releases at the query x_t, (replicates, d), and the
         optimizer turns q~_t into x_{t+1}.  Clipped records, and records of weight above 0, are counted.
 
-        In a public order without absent silos, no records or vectors move between host and device during rounds.
-        For a mechanism whose privacy rests on the distance of successive queries, one number a round is read back
-        to check that distance.
+        For a mechanism whose privacy rests on the distance of successive queries, that distance is checked.
 
         Raises:
             RunError: The query moved farther than the mechanism's sensitivity assumes.
@@ -351,7 +361,8 @@ class _ReplicateGroup:
 
         A record's weight is p_i, the weight of its silo in the mean, divided by the number of the silo's records
         that the round reads (the expected number if records are sampled), or 0 if the record or its silo is
-        absent.  Records are units if these are rows.
+        absent.  If the unit of protection is a person or client with several records, the word record stands for
+        such a unit here.
         """
         (train, presence), plan = (self._task.train, None), self._plan
         if plan.unit.max_records == 1:  # for units of several records, `PerUnit` masks absent records

@@ -1,5 +1,8 @@
 """Silos of a group of replicates: the weighted mean of their releases of a round, (replicates, d).
 
+A silo sums the clipped contributions of its records at the query of a round (increments).  It keeps their decayed
+sum over rounds (running sum), and releases this sum with the noise of a mechanism.
+
 If silos take gradients at the query, the map from their increments and noise to releases is linear, and only means
 over silos are kept (`AveragedSilos`).  If silos take local steps, the point of each silo is kept (`LocalSilos`).
 Records of absent silos are left out, and their noise is that of their last release (`absence_corrections`).
@@ -119,7 +122,7 @@ class AveragedSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
-        """Update the mean of the silos' running sums, and release it with the mean of their noise.
+        """Update the mean of the silos' running sums, and return it with the mean of their noise.
 
         One sum over the records of all silos is the mean over silos, because a record's weight contains its silo's
         weight.  The running sum that is returned has no noise, unless the next round multiplies the sum by 0.
@@ -163,7 +166,11 @@ class LocalSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
-        """Release at each silo's own point, and return the weighted mean, (replicates, d)."""
+        """Compute each silo's release from its own point, and return their weighted mean, (replicates, d).
+
+        A silo's point follows from the query and the silo's past vectors.  The mechanism state is returned
+        unchanged, since noise is fresh in every round.
+        """
         mean, start = torch.zeros_like(query), 0
         clipped_count = query.new_zeros(query.shape[:-1], dtype=torch.int64)
         fresh = None if self._fresh is None else next(self._fresh)
