@@ -10,9 +10,13 @@ guarantee in real numbers needs clips, noise and sums that floating point holds,
 Before a cell is planned or sent, its noise may be fitted to the points that the run publishes: a mechanism's name
 and numbers take the place of "auto", or of a name without numbers (`fit_cell_noise`).  A fit depends on public
 numbers only: the row's optimizer, its clips up to a factor, the participation, and the options of the noise.  A
-program that builds a plan from the result, such as a silo's guard, finds numbers there, checks and certifies them,
-and never fits.  Published points are an affine map of the row's released sums.  The map is computed from the row's
-own optimizer (`compute_response`), so that no second formula has to agree with the optimizer.
+program that builds a plan from the result finds numbers there, and need not fit.  Published points are an affine
+map of the row's released sums.  The map is computed from the row's own optimizer (`compute_response`), so that no
+second formula has to agree with the optimizer.
+
+A release is a vector that leaves a silo or the server with its noise: here a running sum of increments, which are
+the clipped contributions of records.  A silo's batch is the records of a round that it averages.  A unit of
+protection is what two neighbouring data sets differ in, a record or a person or client with several.
 """
 
 import dataclasses
@@ -73,9 +77,9 @@ def compute_response(
     """Compute the weights of released sums in the points that an optimizer publishes.
 
     The points are the output after T rounds, and some that are evenly spaced among the queries x_2, …, x_T and the
-    output.  The weights are the gradients of the points with respect to the releases, in one coordinate: the
-    optimizer is run as a stream (`_OptimizerStream`) and differentiated (`apply_adjoint`).  First the optimizer is
-    checked to be linear, over at most 4 rounds.
+    output (without the output if it is x_T itself).  The weights are the gradients of the points with respect to
+    the releases, in one coordinate: the optimizer is run as a stream (`_OptimizerStream`) and differentiated
+    (`apply_adjoint`).  First the optimizer is checked to be linear, over at most 4 rounds.
 
     Args:
         optimizer: Optimizer of the row.
@@ -295,7 +299,12 @@ def _fit_request(cell: Cell) -> str | None:
 
 
 def _fit_noise(request: str, cell: Cell) -> FittedNoise:
-    """Fit noise to the points that the cell's algorithm publishes, and time the fit in seconds."""
+    """Fit noise to the points that the cell's algorithm publishes, and time the fit in seconds.
+
+    Args:
+        request: Text of everything that the fit depends on (`_fit_request`), which is stored with the fit.
+        cell: Cell whose settings ask for a fit.
+    """
     settings, start_seconds = cell.algorithm.settings, time.perf_counter()
     assert isinstance(settings, NoiseSettings)
     with torch.inference_mode(False):  # Flower's apps run in inference mode, and a response takes a backward pass
@@ -425,7 +434,8 @@ def make_exact_plan(
     """Plan the lattice, sums and noise of a run whose releases are integers.
 
     The cell's μ is converted to a μ for the units of one silo in the public order, for which the finest lattice
-    and its noise are fitted.  Then the precision of a clip and the slack of the claim are checked.
+    and its noise are fitted.  Then the slack of the claim is checked, and if increments are less than 2 clips
+    apart, the precision of a clip.
 
     Guarantee: no recorded μ is above the target of the silos that it is for, or in secret participation above the
     μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the run

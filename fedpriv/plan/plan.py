@@ -1,8 +1,10 @@
 """Plan of a run: everything that is public and fixed before round 1.
 
-Silo, server, accountant and every engine build the same plan from the same scenario cell (`make_plan`), so that no
+Silo, server, accountant and engines build the same plan from the same scenario cell (`make_plan`), so that no
 number has to be sent.  A cell is one run of a scenario with all its settings, and a row is the algorithm that it
-names: estimator (increments and running sums), mechanism (noise) and optimizer.  A plan contains the calibrated
+names: estimator (increments and running sums), mechanism (noise) and optimizer.  An increment is a record's
+clipped contribution to a round, and a release a running sum of increments with its noise.  A plan contains the
+calibrated
 parts of the run, the types and lengths of its messages, and a table of its rounds (`PlannedRound`).
 `allows_absences` and `excess_risk_bound` state two properties of a run in advance.
 """
@@ -190,7 +192,11 @@ class Plan:
     """Rounds 1, 2, …"""
 
     def __post_init__(self) -> None:
-        """Derive all fields below `model_length`, and then the table of rounds."""
+        """Derive all fields below `model_length`, and then the table of rounds.
+
+        A masked message has bytes of words on integers, and numbers of 64 bits otherwise.  A message to which the
+        server adds noise has integers or float64, and any other message the type of the models.
+        """
         is_exact, trust = self.exact_plan is not None, self.trust
         masked, integers_at_server = (
             trust.masked and bool(self.noise.sources),

@@ -1,8 +1,9 @@
 """Released running sums as accounting needs them: sensitivities, blocks and overlaps.
 
-Running sums A s of the increments s of T rounds are released with the noise B z of a mechanism, A = B C, which is
-post-processing of C s + z.  The increment of round t adds its product with column C_t, (T,), to C s.  Under secret
-participation a record's rounds are unknown, but two of them are at least `groups` rounds apart.
+Running sums A s of the increments s of T rounds, the clipped contributions of records, are released with the noise
+B z of a mechanism, A = B C.  The release is post-processing of C s + z.  The increment of round t adds its product
+with column C_t, (T,), to C s.  Under secret participation a record's rounds are unknown, but two of them are at
+least `groups` rounds apart.
 """
 
 import math

@@ -1,7 +1,8 @@
 """Task of a cell: the records of a federation as features of a model, partitioned over the silos.
 
-The last tasks stay in memory.  Records may be grouped into units, persons or clients with several records
-each.  A record that a unit lacks is a row of zeros with the label of an absent record.
+A cell is one run of a scenario with all its settings, and a silo a party that holds records.  The last tasks stay
+in memory.  Records may be grouped into units, persons or clients with several records each.  A record that a unit
+lacks is a row of zeros with the label of an absent record.
 """
 
 import dataclasses
@@ -152,7 +153,7 @@ class Task(PublicTask):
 def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> Records:
     """Combine features with labels, where a regression's labels get type `dtype`.
 
-    Labels of rows that do not count are marked, and stay so (`counted_mask`).  Several labels of a record follow
+    Labels of rows that do not count are -1, or NaN for numbers, and stay so.  Several labels of a record follow
     its features in the same row, as 0 if the record does not count.  The `labels` of such records only state
     whether each record counts.
 
@@ -326,7 +327,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
     Raises:
         InputError: Data set and model do not fit, or there are too few records.
     """
-    # The data set, split and blanked as asked for.
+    # The data set, split and blanked as asked for.  Features that are still to be scaled are not rounded before.
     data, model = inputs.data_name, inputs.model
     dataset = load(
         data,
@@ -353,6 +354,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
                 f"model.name = {model.name!r} takes the cells of a table, and {display_name(data)} is none; take "
                 "another model, or a table"
             )
+        # Only training records have raw cells.
         train_images, test_images = dataset.raw_cells, np.zeros((len(test_images), dataset.raw_cells.shape[1]))
     # Features, and training records held out in place of test records.
     layout = inputs.make_layout(train_images, dataset.train_labels, dataset.class_count)
