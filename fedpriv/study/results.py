@@ -10,7 +10,9 @@
 | models/NNNN.npy | published model of cell NNNN |
 | table.md | measured values beside published ones |
 
-Reports compute claims of privacy from the stored releases, and never read them from the stored claims.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its record in the
+folder has a number, its scenario, its measurements and its releases, the vectors that were published with noise.
+`read_claims` computes claims of privacy from the stored releases, and not from the stored claims.
 """
 
 import json
@@ -184,6 +186,10 @@ class RunFolder(RunObserver):
 
         The model gets a file of its own, and the record becomes a line of cells.jsonl.  results.json is rewritten
         if the last time is more than a second ago, or if no cell is missing.
+
+        Args:
+            place: Number of the cell in the folder.
+            finished: Outcome of the cell.
         """
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)

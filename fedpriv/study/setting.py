@@ -392,6 +392,7 @@ def tabulate_mechanisms(
         output_ratio = None if output is None or bound.output is None else output / bound.output
         ratio = PublishedNoise(comparison.published_noise.queries / bound.queries, output_ratio)
         lines.append(MechanismLine(name, mechanism, cost, published, ratio, mechanism == best.mechanism))
+    # Factor from the noise at μ = 1 to that at `mu`, as the first mechanism has it.
     unit = lines[0].published.queries / (lines[0].ratio.queries * bound.queries)
     return MechanismTable(tuple(lines), _scale_published(bound, unit))
 

@@ -1,6 +1,7 @@
 """Stored records of finished cells, checkpoints of unfinished ones, and checks of a resumed run.
 
-A record of results.json holds a cell's scenario, measurements, releases and claim.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A record of
+results.json holds a cell's scenario, measurements, releases (vectors published with noise) and claim of privacy.
 
 RUN_DIR/checkpoints has at most one file for each unfinished group of cells, which is deleted when the group is
 finished.  Checkpoints hold sums without noise, so their mode is 0600, and the folder's mode is 0700.

@@ -1,8 +1,9 @@
 """Run the cells of a scenario that have no result yet, and write results as cells finish.
 
-One run at a time uses a folder.  A scenario whose table is scaled privately has first steps: runs of one round
-that release the noisy moments of the columns.  In every invocation each first step is run once, before the rounds
-that use its numbers.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A point is the cell
+with its values of the swept keys.  One run at a time uses a folder.  A scenario whose table is scaled privately
+has first steps: runs of one round that release the noisy moments of the columns.  In every invocation each first
+step is run once, before the rounds that use its numbers.
 """
 
 import fcntl
