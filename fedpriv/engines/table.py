@@ -1,7 +1,8 @@
 """Engines by name, the memory that a run needs, and the retention of freed memory during a run.
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A group is the
-cells that an engine computes together, as replicates.
+cells that an engine computes together, as replicates.  Each silo, a party that holds records, keeps a running sum
+over rounds, which is released with the noise of a mechanism.
 
 `make_engine` imports an engine when it is first used, because each engine has heavy dependencies.
 

@@ -9,7 +9,8 @@ Symbols of `RecursiveGradient` in its two papers:
 | running sum | q_t = q_{t-1} + s_t | (d,) |
 
 An increment is what a record z adds to a round's sum: a combination of its gradients at the model x_t of round t
-and at earlier ones, clipped.  f is the loss, and d the number of parameters.
+(the query) and at earlier ones, clipped.  f is the loss, and d the number of parameters.  A silo is a party that
+holds records.  It keeps the running sum of its mean increments, which is multiplied by a decay in every round.
 
 Every `Round` is known before round 1: its coefficients, its decay and its clip.  The estimator, which scales
 increments, and the server, which averages iterates, share the weights α_t.

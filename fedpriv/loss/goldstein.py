@@ -11,7 +11,10 @@ the ball for gradients; the paper exchanges the two in places.
 f is one record's loss, d the dimension of x.  Both estimate ∇f_α without bias.  A query has points x_k and
 coefficients c_k.  A record's increment, its contribution to the query, is Σ_k c_k times the estimate at point x_k,
 and is clipped after the sum over all directions and points.  An axis "..." of points and records is that of
-replicates: runs that are computed side by side.
+replicates: runs that are computed side by side.  A batch layout has the round of a batch, and for each record its
+silo (the party that holds it) and its row index there.  Participation is secret if only the silo knows which of
+its records a round reads.
+
 Directions are drawn in chunks, which bounds the memory: a chunk has all or some of the directions of some records.
 
 `GoldsteinView` adds a metric to evaluations.  x is (r, β)-stationary for F if some convex combination of gradients

@@ -2,7 +2,8 @@
 
 A module is imported when its model is built, and not when the scenario that names it is read.  Its requirements
 are tested by running it (`check_outputs`): it maps one record to as many outputs as needed, and no record's
-outputs depend on other records.  `make_trained_model` returns a trained model as a torch module.
+outputs depend on other records.  `make_trained_model` returns a trained model as a torch module.  The initial
+model of a run is called x_1.  A view is an objective that wraps another one, its `base`.
 
 A scenario names a file of weights by its digest and not by a path, so all parties have the same values.  The file
 is looked for in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt.

@@ -5,6 +5,9 @@
 | `wrap_module` | a module that takes flat rows (B, width) and restores its inputs' shapes and types |
 | `LabelledView` | an objective whose records have several labels each, behind their features |
 | `make_layout_objective` | a module's objective for records of a layout and a chosen loss |
+
+An objective is a loss over flat parameters, a view an objective that wraps another one, its `base`, and x_1 the
+initial model of a run.
 """
 
 from collections.abc import Sequence

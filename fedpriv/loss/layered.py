@@ -1,8 +1,9 @@
 """Sequential modules of layers with closed forms: one forward and backward pass at each point.
 
 A query has points x_k and coefficients c_k, and a record's increment is the sum of c_k times the gradient of its
-loss at x_k.  With δ_k the gradient of the loss at a layer's outputs and a_k the layer's inputs, both at point k,
-the increment's part in that layer is Σ_k c_k δ_k ⊗ a_k.  This part is represented as
+loss at x_k, clipped as a whole.  x_1 is the initial model of a run.  With δ_k the gradient of the loss at a
+layer's outputs and a_k the layer's inputs, both at point k, the increment's part in that layer is Σ_k c_k δ_k ⊗
+a_k.  This part is represented as
 
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 

@@ -2,7 +2,7 @@
 
 `MODELS` has the rows by name.  Linear models for any data (rows with `compute_features_and_bias`) take the
 features that their settings name, scaled, and a constant 1.  `add_module` adds a torch module of the user as a
-row.
+row.  x_1 is the initial model of a run.
 """
 
 import copy

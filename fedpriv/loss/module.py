@@ -2,7 +2,8 @@
 
 The module defines the structure and the frozen parameters.  The trainable parameters are the flat point, (d,), and
 x_1 is the point at which a run starts.  A record's increment is Σ_k c_k ∇f(x_k; record) for the points x_k and
-coefficients c_k of a query, clipped as a whole.  Gradients of a few records exist at a time.
+coefficients c_k of a query, clipped as a whole.  Gradients of a few records exist at a time.  Replicates are runs
+that are computed side by side, on the leading axes of points and records.
 """
 
 import math

@@ -7,6 +7,9 @@
 | `LocalSteps` | x_t - w_K, w_0 = x_t, w_k = w_{k-1} - η_l · gradient of its k-th batch | McMahan et al. 2018 |
 | `LocalTraining` | x_t minus the model after a silo's own epochs, unclipped | McMahan et al. 2017 |
 
+A contribution to a sum is called an increment.  Neighbouring data sets differ in one unit: under zero-out its
+contribution is replaced by zeros, and under replace-one its records by others.
+
 A unit u contributes v_u, a combination of the gradients of its records r at the queries x_t, x_{t-1}, … with
 coefficients c_k.  `PerUnit` clips this vector.  In `QuantileClip`, C_t is the query's last coordinate, the bit b_u
 says whether v_u is within C_t, ρ is the weight of the bit, and both releases of the paper are one.

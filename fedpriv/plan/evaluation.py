@@ -1,7 +1,7 @@
 """Runs besides the training: evaluations by silos, and the first step of [data.scale].
 
-Both are planned and accounted for as runs of DP-SGD, like the training.  A cell is one run of a scenario with all
-its settings.
+Both are planned and accounted for as runs of DP-SGD of their own.  A cell is one run of a scenario with all its
+settings, a silo a party that holds records, and a trust setting says whether silos or the server add the noise.
 
 Each evaluation reads the same test records of a silo, as a round of DP-SGD.  Its increments, the contributions of
 records to the released sum, are scores in place of gradients: bounded vectors of one or two numbers

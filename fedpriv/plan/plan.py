@@ -3,10 +3,12 @@
 Silo, server, accountant and engines build the same plan from the same scenario cell (`make_plan`), so that no
 number has to be sent.  A cell is one run of a scenario with all its settings, and a row is the algorithm that it
 names: estimator (increments and running sums), mechanism (noise) and optimizer.  An increment is a record's
-clipped contribution to a round, and a release a running sum of increments with its noise.  A plan contains the
-calibrated
-parts of the run, the types and lengths of its messages, and a table of its rounds (`PlannedRound`).
-`allows_absences` and `excess_risk_bound` state two properties of a run in advance.
+clipped contribution to a round, and a release a running sum of increments with its noise.  Trust says who adds the
+noise (silos or the server), participation which records a round reads, and a unit of protection is a record, or a
+person or client with several.
+
+A plan contains the calibrated parts of the run, the types and lengths of its messages, and a table of its rounds
+(`PlannedRound`).  `allows_absences` and `excess_risk_bound` state two properties of a run in advance.
 """
 
 import math

@@ -1,5 +1,10 @@
 """Compare the cost of noise mechanisms without a run, for equal silos and one clip norm.
 
+A silo is a party that holds records.  It sums their clipped contributions (increments) of a round, and a running
+sum adds these sums up over rounds, each time after a multiplication by the decay.  A mechanism correlates the
+noise of released running sums over rounds.  Trust says whether silos or the server add it, and participation which
+records a round reads; it is secret if only a record's silo knows that.
+
 `AccountingSetting` is the question of `fedpriv privacy`: rounds, decay, silos, trust, neighbours and
 participation.  `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of
 a release.  `MechanismTable` lists all mechanisms at one guarantee, with the noise in the running sums, and in the

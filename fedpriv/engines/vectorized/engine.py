@@ -3,7 +3,8 @@
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its plan has the
 public numbers of the run.  Cells that differ only in seeds and numbers form a group, whose cells are the
 replicates.  In a round, silos form the clipped contributions of their records at a query (increments) and keep
-their running sum, which is released with the noise of a mechanism.
+their running sum, which is released with the noise of a mechanism.  A silo that does not reply in a round is
+absent.  The outcome of a cell is its model, metrics and releases.
 
 The engine runs the same round steps as a silo and a server, for all silos at once and with the replicate as the
 leading axis.  The running sum and every mechanism are linear.  So the engine keeps only the weighted mean over

@@ -1,5 +1,8 @@
 """Batches and noise of many replicates, gathered and drawn for a block of rounds at a time.
 
+A replicate is one of several runs that are computed together.  A silo is a party that holds records, and a party
+that adds noise is a silo or the server.  A mechanism correlates fresh noise over rounds.
+
 Batches: in a public order, every replicate reads equally many records in a round (`OrderedBatches`).  If the
 rounds of records are drawn, rows are padded to one width with records of weight 0 (`SampledBatches`).
 

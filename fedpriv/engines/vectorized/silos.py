@@ -7,7 +7,8 @@ If silos take gradients at the query, the map from their increments and noise to
 over silos are kept (`AveragedSilos`).  If silos take local steps, the point of each silo is kept (`LocalSilos`).
 Records of absent silos are left out, and their noise is that of their last release (`absence_corrections`).
 
-Cells that differ only in seeds and numbers form a group (`group_cells`).
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells that differ
+only in seeds and numbers form a group (`group_cells`), whose cells are the replicates.
 """
 
 import itertools
