@@ -300,7 +300,7 @@ class RawTable:
         return self.columns[name]
 
     def distinct_cells(self, name: str) -> tuple[NDArray[np.signedinteger[Any]], "RawTable"]:
-        """Return the different cells of a column.
+        """Return the different cells of the column of this name.
 
         Returns:
             For each record the row of its cell in a second table, (n,), and this second table, which has the

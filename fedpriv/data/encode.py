@@ -1,8 +1,8 @@
 """Encode a table: map each record to features, by the table's public schema and the record alone.
 
-A row of the file has a place in the training or the test part of the data, or in both, and counts in one of them
-or in none.  A row that does not count is incomplete, or is in the other part.  The site of a row is the hospital,
-bank or centre that it comes from, and its person the one that it describes.
+A row of the file has a place in the training part of the data, in the test part, or in both, and counts in at most
+one of them.  An incomplete row counts in none.  The site of a row is the hospital, bank or centre that it comes
+from, and its person the one that it describes.
 
 Columns of numbers may be scaled: the column's mean is subtracted, and the difference divided by the deviation
 (`Scaling`).  The scaling is a public map of one record.  Means and deviations of records are releases.  If they

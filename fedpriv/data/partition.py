@@ -181,6 +181,11 @@ def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Gene
     `count`.  The draw is not stratified if a class occurs `_MAX_RARE_COUNT` times or less, if labels are real
     numbers, or if records have several labels.
 
+    Args:
+        labels: Labels to draw from, (n,) or (n, ...).
+        count: Number of indices, at most n.
+        generator: Randomness of the draw.
+
     Returns:
         Indices, (count,).
     """

@@ -309,6 +309,12 @@ def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpo
     """Submit a group with its last checkpoint, and return the task's stream of events.
 
     Ray itself does not retry (max_retries=0), so that each attempt starts from the checkpoint of its time.
+
+    Args:
+        ray: The module `ray`, connected to a cluster.
+        engine: Name of the engine that the worker runs.
+        group: Cells of the group, whose number of attempts is increased.
+        checkpoints: Store of checkpoints.
     """
     group.attempts += 1
     group.attempt_rounds = 0

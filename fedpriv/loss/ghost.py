@@ -1,9 +1,9 @@
-"""Clipped sums for any module, without per-record gradients where these have a closed form.
+"""Clipped sums for any module, from terms in closed form for the parameters that allow it.
 
 The increment of a record z is Σ_k c_k ∇f(x_k; z), for the points x_k and the coefficients c_k of a query, and is
 clipped as a whole.  If a parameter goes into functions of functions.py only, its part of the increments of all B
-records is represented by `LayerTerms`, from which each record's norm and the clipped sum are computed.  For most
-layers these terms are factors of the gradients, not the gradients themselves ("ghost norms").  Gradients of all
+records is represented by `LayerTerms`, from which each record's norm and the clipped sum are computed.  For linear
+functions these terms may be factors of the gradients in place of the gradients ("ghost norms").  Gradients of all
 other parameters are materialized record by record, (B, size), in the same backward pass.  A plan (`_GhostPlan`)
 says which parameters those are.  The plan follows from passes of a record of zeros, and from no data.
 
@@ -345,10 +345,9 @@ class _TracedPass(NamedTuple):
 
 @dataclass(frozen=True)
 class GhostObjective(ModuleObjective):
-    """`ModuleObjective` that avoids per-record gradients of parameters with closed forms.
+    """`ModuleObjective` with terms in closed form for parameters that go into layer functions only.
 
-    These are parameters that go into layer functions only.  Without any, and where a pass fails, increments are
-    computed as by `ModuleObjective`.
+    Without such parameters, and where a pass fails, increments are computed as by `ModuleObjective`.
 
     Guarantee: each record passes through the module alone, under vmap, whatever the module's code does with a
     batch; functions of all records at once are torch's own, and known to compute each record on its own.

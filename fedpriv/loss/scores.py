@@ -363,9 +363,10 @@ class SummedScores(View):
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """Compute the contribution of each record in float64, (..., B, `dimension`), for `model` (..., d).
 
-        The columns are the share of right predictions minus 1/2, for a classification only, and the loss divided
-        by `loss_bound`, clamped to [0, 1], minus 1/2.  For a classification with one label the loss is the
-        cross-entropy.  A loss of NaN or inf counts as `loss_bound`, and -inf as 0.
+        `records` are (B, …), or (..., B, …) with the leading axes of `model`.  The columns are the share of right
+        predictions minus 1/2, for a classification only, and the loss divided by `loss_bound`, clamped to [0, 1],
+        minus 1/2.  For a classification with one label the loss is the cross-entropy.  A loss of NaN or inf counts
+        as `loss_bound`, and -inf as 0.
         """
         if not self.classes:
             return self._scale_losses(self.base.losses(model, records)).unsqueeze(-1)

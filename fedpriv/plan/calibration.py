@@ -15,8 +15,9 @@ map of the row's released sums.  The map is computed from the row's own optimize
 second formula has to agree with the optimizer.
 
 A release is a vector that leaves a silo or the server with its noise: here a running sum of increments, which are
-the clipped contributions of records.  A silo's batch is the records of a round that it averages.  A unit of
-protection is what two neighbouring data sets differ in, a record or a person or client with several.
+the clipped contributions of records.  A silo's records are read in batches of a fixed size, or of an expected size
+if they are sampled.  A unit of protection is what two neighbouring data sets differ in, a record or a person or
+client with several.
 """
 
 import dataclasses
@@ -618,6 +619,10 @@ def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
 
     Guarantee: from round 2 on the sums of every round decay as the workload says, by which the noise is calibrated
     and charged: by 0 in a round that restarts them, and by `estimator.decay` in all others.
+
+    Args:
+        estimator: Estimator, which gives the decay and the clip of each round.
+        schedule: Participation: which records a round reads.
 
     Raises:
         InputError: A round of the estimator has another decay, or decay, clips or period are out of their ranges.

@@ -305,8 +305,8 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     """Plan a run: calibrate the noise to the cell's privacy target and derive the optimizer from it.
 
     Guarantee: clips and noise of a plan are numbers that floating point holds (`check_clips`, `check_noise`), and
-    sums in floating point do not hide their noise (`check_sums`); InputError otherwise, for a silo's guard and for
-    a simulation alike.  Sums of a run without noise are not checked.
+    sums in floating point do not hide their noise (`check_sums`); InputError otherwise, for a deployment and for a
+    simulation alike.  Sums of a run without noise are not checked.
 
     Args:
         cell: Cell of a scenario, with its scaling known.
@@ -375,6 +375,10 @@ def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Me
 
     The mechanism is made for the running sums of the estimator's own clips.  A row may raise its clips once its
     mechanism is known, and the running sums then have the raised clips.
+
+    Args:
+        cell: Cell of a scenario.
+        problem: Public numbers of the run, such as the dimension and the constants of the loss.
 
     Raises:
         InputError: The row has no estimator or mechanism for these settings, or the estimator's rounds decay

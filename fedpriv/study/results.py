@@ -235,6 +235,9 @@ class RunFolder(RunObserver):
         batch of seeds has its own groups.  The run is continued: seeds and scenario of this folder become those
         of the stored run and of the seeds that are added.
 
+        Args:
+            group_cells: Function from cells to groups of their indices, or None if each cell is computed alone.
+
         Raises:
             InputError: The stored run is another one, or cannot be read.
         """

@@ -403,7 +403,7 @@ def tabulate_mechanisms(
 
 
 def _mechanisms_by_name(workload: Workload, candidates: list[MechanismCandidate]) -> dict[str, Mechanism]:
-    """Return the mechanisms of a table by name, the fitted candidates last.
+    """Return the mechanisms of a table by name, the fitted `candidates` last.
 
     Above 4,096 rounds T, mechanisms with T vectors are left out.  A candidate that equals a mechanism without fit
     is not repeated, and one whose name is taken gets its number of vectors as a suffix.

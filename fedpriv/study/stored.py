@@ -252,7 +252,12 @@ class CheckpointFolder(Checkpoints):
         return path.read_bytes() if path.exists() else None
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a checkpoint for its owner only, or notify the observer of the first failure."""
+        """Write a checkpoint for its owner only, or notify the observer of the first failure.
+
+        Args:
+            name: Name of the checkpoint, which gives the name of its file.
+            content: Checkpoint as bytes.
+        """
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             # Not durable: a checkpoint that a crash of the machine loses costs only time.

@@ -198,7 +198,8 @@ def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, dev
     """Restore a state from its JSON tree, the inverse of `_flatten_state`, with tensors on `device`.
 
     A list of the tree becomes the dataclass or named tuple that stands at its place in `like`, a state of the same
-    types, and otherwise a plain tuple, whose parts become tensors, plain values and plain tuples only.
+    types, and otherwise a plain tuple, whose parts become tensors, plain values and plain tuples only.  `arrays`
+    has the array of index i under the name "arrayi".
     """
     if isinstance(tree, dict):
         if "value" in tree:

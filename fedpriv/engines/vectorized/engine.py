@@ -143,6 +143,11 @@ def run_vectorized(
     round.  A group resumes from its checkpoint in `checkpoints`.  The checkpoint is deleted when the caller asks
     for an outcome after the group's last one.
 
+    Args:
+        cells: Cells to run.
+        observer: Observer of the events: progress, evaluations and notes.
+        checkpoints: Store of checkpoints of unfinished groups, by default none.
+
     Raises:
         InputError: This engine cannot compute a cell, or a cell cannot be planned.
         RunError: The device cannot be used, or a round failed.

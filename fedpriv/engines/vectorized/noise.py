@@ -431,7 +431,7 @@ class NoiseFeed:
                 yield from futures.popleft().result()
 
     def _draw_block(self, rounds: range) -> list[Tensor]:
-        """Draw the vectors of all replicates for each round of a block, and scale them.
+        """Draw the vectors of all replicates for each round t in `rounds`, a block, and scale them.
 
         A round of the result is (replicates, d), or (draws, replicates, d) if the mechanism has `draws`, with 1 in
         place of the replicates if the vectors stay unscaled.

@@ -128,6 +128,17 @@ class AveragedSilos:
         One sum over the records of all silos is the mean over silos, because a record's weight contains its silo's
         weight.  The running sum that is returned has no noise, unless the next round multiplies the sum by 0.
         With some mechanisms the noise is enough only for a query near the query before, which is checked first.
+
+        Args:
+            t: Round, from 1.
+            round_plan: Public numbers of the round.
+            query: Query of each replicate, (replicates, d).
+            batch: Records of the round with their weights.
+            running_sum: Mean running sum before the round, and vectors of past rounds.
+            mechanism_state: State of the noise mechanism before the round.
+
+        Raises:
+            RunError: The query moved farther than the mechanism's sensitivity assumes.
         """
         check_query_distance(self._step.plan.mechanism, running_sum.past_vectors, t, query, f"round {t}")
         state = RoundState(t - 1, running_sum.past_vectors, (running_sum.total,), mechanism_state)
@@ -171,6 +182,14 @@ class LocalSilos:
 
         A silo's point follows from the query and the silo's past vectors.  The mechanism state is returned
         unchanged, since noise is fresh in every round.
+
+        Args:
+            t: Round, from 1.
+            round_plan: Public numbers of the round.
+            query: Query of each replicate, (replicates, d).
+            batch: Records of the round with their weights, sorted by silo.
+            running_sum: Vectors of past rounds, (silos, replicates, d) each, and a sum that is passed on.
+            mechanism_state: State of the noise mechanism.
         """
         mean, start = torch.zeros_like(query), 0
         clipped_count = query.new_zeros(query.shape[:-1], dtype=torch.int64)
@@ -290,6 +309,10 @@ def absence_corrections(group: Replicates, absences: ReplicateAbsences) -> Itera
         correction_t = Σ_i (c_{i,t} - n_{i,t}),  c_{i,t} = n_{i,t} if silo i is present, else decay_t · c_{i,t-1}
 
     with c_{i,0} = 0.  The sum is over the silos that are absent in some round, because all other terms are 0.
+
+    Args:
+        group: Replicates, with their plans and seeds of noise.
+        absences: Silos that are absent, by round and replicate.
     """
     plan, dtype = group.plan, str(group.dtype).removeprefix("torch.")
     zeros = torch.zeros(len(group.plans), plan.objective.dimension, dtype=group.dtype, device=group.device)
