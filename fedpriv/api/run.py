@@ -50,10 +50,10 @@ def insert_own_data(
 
     Records and module are registered in this process under their names, and `tree` is not changed.  Without
     records the scenario keeps its own data and model, and without a module its own model.  The names are digests
-    of content, that of records under a key of the user, so that only the same records and module resume a run.
-    Of a loss that is a function, the digest has the code and the values that it closes over, but no globals.  If
-    the scenario sets none of `federation.samples`, `batch` and `clients`, all training records are read once an
-    epoch.
+    of content, that of records under a key of the user, so that only the same records and module resume a run.  Of
+    a loss that is a function, the digest has the code, the defaults and the values that it closes over, but no
+    globals.  If the scenario sets none of `federation.samples`, `batch` and `clients`, the number of training
+    records becomes `federation.samples`.
 
     Args:
         tree: Scenario as nested dictionaries.

@@ -178,8 +178,8 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
     and each feature is present or has a value in its place (`FeatureColumn.missing`).
 
     Guarantee: a record's label, and whether and in which part the record counts, depend on the record's own cells,
-    on its place in the file and on `schema`, and never on another record.  The place of a record depends on no
-    cell at all.
+    on its row number and on `schema`, and never on another record.  The place of a record depends on no cell at
+    all.
 
     Args:
         table: Table with all columns of the schema.

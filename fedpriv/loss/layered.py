@@ -102,8 +102,8 @@ class LayeredObjective(BaseModuleObjective):
             dtype: Type of the parameters.
 
         Returns:
-            The objective, or None if the module is no nn.Sequential, a layer has no closed form or changes the
-            number of records, a layer with parameters occurs twice, or a parameter is frozen or belongs to two
+            The objective, or None if the module's type is not nn.Sequential, a layer has no closed form or changes
+            the number of records, a layer with parameters occurs twice, or a parameter is frozen or belongs to two
             layers.
 
         Raises:
