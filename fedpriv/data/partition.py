@@ -368,6 +368,7 @@ def group_by_person(
     first_rows, person_index = index_persons(persons)
     rows = np.arange(len(person_index)) if is_counted is None else np.flatnonzero(is_counted)
     order = rows[np.argsort(person_index[rows], kind="stable")]
+    # Position of each row among the rows of its person that count.
     position = (
         np.arange(len(order))
         - np.searchsorted(person_index[order], np.arange(len(first_rows)))[person_index[order]]

@@ -54,8 +54,8 @@ def is_data_frame(value: object) -> TypeGuard[DataFrame]:
 def register_frame(frame: DataFrame) -> str:
     """Copy a DataFrame, and return the table name under which it can be loaded.
 
-    The name follows from the content and the user's key (`in_memory_name`), and ends in .parquet, so that it reads
-    as the path of a table.  Later changes of the DataFrame change no run.
+    The name follows from the content and the user's secret key, and ends in .parquet, so that it reads as the path
+    of a table.  Later changes of the DataFrame change no run.
 
     Raises:
         InputError: The value is no table, has no records, or a column is nested or binary or has no unique name.

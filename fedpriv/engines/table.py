@@ -191,7 +191,8 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
         cells: Cells of the group, one replicate each.
 
     Returns:
-        Bytes by purpose.  The sum of the purposes is the need.
+        Bytes by purpose, whose sum is the need: states, blocks of noise that are drawn in advance, directions and
+        copies of records, the vectors and records of a round, and checkpoints.
     """
     count = len(cells)
     size, vector = task.train.features.element_size(), plan.objective.dimension

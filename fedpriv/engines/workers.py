@@ -377,8 +377,8 @@ def _ray_environment(home: Path) -> Iterator[None]:
     """Set the environment variables of the processes that Ray starts on this machine.
 
     At the end of the context the earlier values are restored.  The variables are a new token for Ray's messages
-    and the requirement of it, two further settings of Ray, and FLWR_HOME = `home`, by which the processes are
-    found and ended.
+    and the requirement of it, and FLWR_HOME = `home`, by which the processes are found and ended.  Two more tell
+    Ray to send no statistics of use, and to leave the accelerators that a task sees as they are.
 
     Guarantee: Ray, which runs the code that it is sent, requires a token that is new and random.  The token stands
     only in the environment of this run's processes, which no other user but root can read.

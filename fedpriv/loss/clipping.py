@@ -189,6 +189,7 @@ def clipping_if_certain(
     ):
         return None
     gradient_norm, input_norm = joint_upper_norm(output_gradients), max_input_norm()
+    # Twice the allowance for rounding of `compute_clipping`, so that rounding of this product is covered too.
     norm = gradient_norm * input_norm * (1.0 + 2.0 * _FACTOR_ROUNDINGS * _EPS[weights.dtype])
     if not (norm <= clip and norm + gradient_norm + input_norm <= _MAX_REPRESENTABLE[weights.dtype]):
         return None
@@ -202,8 +203,9 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
 
     `norm` is the upper bound of an increment's norm plus its largest rounding.
 
-    Increments whose operand norm is not finite, or above `_MAX_REPRESENTABLE` for the type of `weights`, are not
-    representable and have factor 0.  The caller sets their values to zero (`Clipping.zero_unrepresentable`).
+    The operand norm of an increment bounds all numbers from which the increment is computed.  Increments whose
+    operand norm is not finite, or above `_MAX_REPRESENTABLE` for the type of `weights`, are not representable and
+    have factor 0.  The caller sets their values to zero (`Clipping.zero_unrepresentable`).
 
     Guarantee: a factor times its increment, summed in the type of `weights`, has norm at most weight · `clip`
     whatever the increment is, for clips of 2^-40 to 2^40 and once unrepresentable increments are set to zero.

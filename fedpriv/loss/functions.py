@@ -354,8 +354,8 @@ def long_upper_norm(vectors: Tensor) -> Tensor:
     """Upper bound in float64 on the Euclidean norm of each row, (B, n) -> (B,).
 
     The squares of each piece of `_CHUNK_LENGTH` values are added in the type of the rows.  The bounds of the
-    pieces are combined in float64.  So the bound exceeds the norm by the rounding of a short sum, however many
-    values a row has.
+    pieces are combined in float64.  So the bound exceeds the norm by about the rounding of a short sum, however
+    many values a row has.
     """
     if vectors.shape[1] <= _CHUNK_LENGTH:
         return upper_norm(vectors)

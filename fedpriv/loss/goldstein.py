@@ -233,7 +233,7 @@ class RandomSmoothing(View):
         records, weights = batch
         record_count, point_count = weights.shape[-1], len(query.points)
         values_per_record = self._directions_per_point(point_count) * self.dimension
-        if record_count * values_per_record <= _CHUNK_VALUES:
+        if record_count * values_per_record <= _CHUNK_VALUES:  # all directions at once
             total, clipped = self._clip_contributions(query, records, weights, [None], clip)
         else:
             parts, chunk_size = [], max(1, _CHUNK_VALUES // values_per_record)

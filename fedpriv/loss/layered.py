@@ -11,6 +11,9 @@ whose terms are about as small as the increment itself if the points are close. 
 the terms c_k δ_k ⊗ a_k would lose all digits to cancellation in float32, with c = (t, -(t-1)) in round t for
 instance.  A norm that is too small would break the clip.
 
+A block is a layer with parameters, and the layers without parameters that follow it.  Layers without parameters
+before the first block come first.
+
 `make_module_objective` chooses the objective of a module: `LayeredObjective` for an nn.Sequential in which every
 layer has a closed form and every parameter is trained and used once, and `GhostObjective` (ghost.py) otherwise.
 """

@@ -596,6 +596,7 @@ class LossChoice:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, and they are {actual}"
             )
+        # None stands for two classes, and for numbers from 0 to 1.
         if kind.takes_classes is None and classes > 2:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"

@@ -463,7 +463,7 @@ class LocalTraining(View):
         Args:
             initial_model: Model of the query, (..., d).
             silo_records: Records of the silo in the round, (..., B, …).
-            present: 1 for each record, and 0 for padding of a batch of several replicates, (..., B).
+            present: 1 for each record that is present, and 0 for an absent one, such as padding, (..., B).
         """
         model = initial_model
         for _ in range(self.epochs):

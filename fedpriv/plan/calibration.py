@@ -17,7 +17,9 @@ second formula has to agree with the optimizer.
 A release is a vector that leaves a silo or the server with its noise: here a running sum of increments, which are
 the clipped contributions of records.  A silo's records are read in batches of a fixed size, or of an expected size
 if they are sampled.  A unit of protection is what two neighbouring data sets differ in, a record or a person or
-client with several.
+client with several.  Privacy targets are μ of Gaussian DP.  Participation is public if everybody may know which
+records a round reads, and secret if only their silo may.  A lattice is the multiples of a unit in which an integer
+release is counted.  The slack of a claim is what arithmetic and random bits of finite length may add to δ.
 """
 
 import dataclasses
@@ -438,9 +440,9 @@ def make_exact_plan(
     and its noise are fitted.  Then the slack of the claim is checked, and if increments are less than 2 clips
     apart, the precision of a clip.
 
-    Guarantee: no recorded μ is above the target of the silos that it is for, or in secret participation above the
-    μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the run
-    has a first step, too.
+    Guarantee: no μ of the result is above the target of the silos that it is for, or in secret participation above
+    the μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the
+    run has a first step, too.
 
     Args:
         cell: Cell with a privacy target.
@@ -685,7 +687,7 @@ def calibrate_float_noise(
         return Noise()
     sums = RunningSums(mechanism, workload, relation)
     distance, mu, mus = schedule.distance(sums), schedule.calibrated_mu(sums, target, delta), None
-    if cell.privacy.shares:
+    if cell.privacy.shares:  # silos have targets of their own
         mus = [schedule.calibrated_mu(sums, silo_target, delta) for silo_target in cell.target_mus or ()]
     return cell.algorithm.trust_setting.calibrate_noise(
         distance,

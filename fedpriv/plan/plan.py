@@ -440,6 +440,7 @@ def find_increment_diameter(
         order: Participation of the records.
     """
     first, is_independent = estimator.round(1), type(mechanism) is IndependentGaussian
+    # Plain: clipped as a whole, without local steps, and the gradient at the round's own query.
     is_plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
     if type(objective) not in PROVED_DIAMETERS or not is_shipped(type(objective)):
         return APART

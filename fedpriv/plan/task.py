@@ -407,6 +407,7 @@ def load_task(cell: Cell) -> Task:
     if unit.name == RECORD.name:
         task = load_task_of_inputs(inputs, validation)
     else:
+        # With the partition "iid" a client's records are consecutive in the data, and need no section [data].
         clients, data = cell.federation.clients, cell.data
         task = _load_unit_task(
             unit, inputs, validation, None if clients is None or data.partition == "iid" else (clients, data)

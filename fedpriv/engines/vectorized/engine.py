@@ -229,8 +229,9 @@ class _ReplicateGroup:
     def run(self, group_checkpoints: GroupCheckpoints) -> list[IndexedOutcome]:
         """Run all rounds from the group's checkpoint or from round 1, and return the outcome of each cell.
 
-        The observer receives progress, and the metrics of the rounds in which models are evaluated.  Checkpoints
-        are stored in between, when they are due.
+        The observer receives progress, and the metrics of the rounds in which models are evaluated, the last round
+        among them.  Checkpoints are stored in between, when they are due.  The wall-clock time of a run that was
+        killed counts up to its checkpoint.
         """
         start_time, last_report = time.perf_counter(), -math.inf  # the first round is reported at once
         rounds = self._plan.schedule.rounds
@@ -366,9 +367,9 @@ class _ReplicateGroup:
         """Gather the records and weights of each round from `first_round` on.
 
         A record's weight is p_i, the weight of its silo in the mean, divided by the number of the silo's records
-        that the round reads (the expected number if records are sampled), or 0 if the record or its silo is
-        absent.  If the unit of protection is a person or client with several records, the word record stands for
-        such a unit here.
+        that the round reads (the expected number if records are sampled), or 0 if the record does not count or its
+        silo is absent.  If the unit of protection is a person or client with several records, units take the place
+        of records here, and the records that a unit lacks are left to `PerUnit`.
         """
         (train, presence), plan = (self._task.train, None), self._plan
         if plan.unit.max_records == 1:  # for units of several records, `PerUnit` masks absent records
