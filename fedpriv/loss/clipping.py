@@ -5,9 +5,10 @@ points.  A batch of B records contributes the sum of its clipped increments, eac
 is not negative.
 
 A clip holds in exact arithmetic, but a silo computes in floating point, at queries that its server may choose.  So
-every norm here is an upper bound of the exact norm of the vector that is added up, rounding of the sum included:
+an increment is clipped by an upper bound of the exact norm of the vector that is added up:
 
 * A norm is enlarged by its largest relative rounding, and by the largest norm that squares may lose by underflow.
+* The rounding of the increment itself, and of its product with the factor, is added to its norm.
 * Overflow is excluded: increments computed from numbers above `_MAX_REPRESENTABLE` count as not representable, and
   so do increments that are not finite.
 * Increments that are not representable are set to zero by `where`, since a product with 0 would keep a NaN.

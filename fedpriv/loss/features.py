@@ -502,7 +502,7 @@ def augment_objective(
 ) -> Objective:
     """Make the objective on copies of the records, or return the objective itself without augmentation.
 
-    A view around the objective of the module stays, around the augmented objective.
+    Views around the objective of a module are kept, around the augmented objective.
 
     Args:
         objective: Objective of a torch module, possibly inside of views.
