@@ -9,9 +9,10 @@ says which parameters those are.  The plan follows from passes of a record of ze
 
 Each record passes through the module alone, under vmap, so that code of the module computes with one record's
 values.  `TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is
-called with a parameter, the function is computed for all records at once, as vmap would do, and the call is stored
-as a `TracedCall`.  One backward pass of autograd then gives the gradients at the outputs of the calls.  It forms
-no gradient by a parameter that the loss depends on through such calls only.
+called with a parameter, and with settings that have a closed form, the function is computed for all records at
+once, as vmap would do, and the call is stored as a `TracedCall`.  One backward pass of autograd then gives the
+gradients at the outputs of the calls.  It forms no gradient by a parameter that the loss depends on through such
+calls only.
 
 Guarantee: if a loss depends on a parameter in any way but through the traced calls, autograd finds it.
 `Trace.compute_output_gradients` names the parameters that have another way into a loss, and those of calls that

@@ -408,6 +408,7 @@ def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool 
     if cell.evaluation is None:
         return None
     check_scaling_known(cell)
+    # With `data.validation` training records are held out, and their share of rows that count holds.
     schema, tests = cell.data.table_schema, cell.data.validation is None
     scores = make_summed_scores(objective, cell.evaluation.loss_bound, classes=cell.model.is_classification)
     if (curves := cell.evaluation.curves) is not None:

@@ -3,7 +3,7 @@
 | file | content |
 |---|---|
 | results.json | finished cells; rewritten whole, about once a second at most; `complete` once no cell is missing |
-| cells.jsonl | finished cells that results.json does not contain yet |
+| cells.jsonl | cells that were finished after results.json was rewritten |
 | history.jsonl | one line for each evaluated round of a cell |
 | checkpoints/ | checkpoints of unfinished cells |
 | .lock | lock file of the process that runs in the folder |

@@ -6,8 +6,8 @@ noise of released running sums over rounds.  Trust says whether silos or the ser
 records a round reads; it is secret if only a record's silo knows that.
 
 `AccountingSetting` is the question of `fedpriv privacy`: rounds, decay, silos, trust, neighbours and
-participation.  `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of
-a release.  `MechanismTable` lists all mechanisms at one guarantee, with the noise in the running sums, and in the
+participation.  `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of a
+release.  `MechanismTable` lists mechanisms at one guarantee, with the noise in the running sums, and in the
 queries and the output that are computed from them.  `measure_seconds_per_round` measures time on this machine, and
 is the only function of this file that imports torch.
 """
@@ -362,11 +362,12 @@ class MechanismTable:
 def tabulate_mechanisms(
     setting: AccountingSetting, mu: float, response: NoiseResponse, workload: Workload, max_vectors: int = 4
 ) -> MechanismTable:
-    """Tabulate all mechanisms for a workload at one guarantee, including fitted ones.
+    """Tabulate mechanisms for a workload at one guarantee, including fitted ones.
 
-    `compare_mechanism` computes the noise of a mechanism in queries and output at μ = 1, for a sum under zero-out.
-    The table multiplies this noise by the factor from there to the mean over silos at `mu`: the noise in the mean
-    of running sums over the noise in one running sum at μ = 1.
+    Above 4,096 rounds T, mechanisms with T vectors of state are left out.  `compare_mechanism` computes the noise
+    of a mechanism in queries and output at μ = 1, for a sum under zero-out.  The table multiplies this noise by
+    the factor from there to the mean over silos at `mu`: the noise in the mean of running sums over the noise in
+    one running sum at μ = 1.
 
     Args:
         setting: Silos and trust of the noise, calibrated for the clip norms of `workload`.

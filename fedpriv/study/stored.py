@@ -6,8 +6,9 @@ results.json holds a cell's scenario, measurements, releases (vectors published 
 RUN_DIR/checkpoints has at most one file for each unfinished group of cells, which is deleted when the group is
 finished.  Checkpoints hold sums without noise, so their mode is 0600, and the folder's mode is 0700.
 
-A resumed run may add seeds, and change nothing else in its scenario.  Its engine may be another one.  A cell keeps
-its number, and so its model file keeps its name.  Cells of added seeds are numbered after all others.
+A resumed run may add seeds.  Its sweep, its [tuned] and the settings of cells that have a result or a checkpoint
+stay the same.  Its engine may be another one.  A cell keeps its number, and so its model file keeps its name.
+Cells of added seeds are numbered after all others.
 """
 
 import dataclasses

@@ -11,8 +11,9 @@ leading axis.  The running sum and every mechanism are linear.  So the engine ke
 silos of both: it forms the increments of all silos' records in one batched call, and draws the mean of the
 silos' noise vectors (`NoiseFeed`).  Silos that take local steps are computed one after another.
 
-Every few seconds a group of replicates stores its state (`GroupCheckpoints`).  A run that was killed resumes from
-it with the same bits on the same machine, because noise and secret participation are functions of seed and round.
+At most every two seconds a group of replicates stores its state (`GroupCheckpoints`).  A run that was killed
+resumes from it with the same bits on the same machine, because noise and secret participation are functions of
+seed and round.
 """
 
 import itertools
