@@ -111,6 +111,12 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
 
     The scenario's [data.table] describes the columns, and which rows are test records.
 
+    Args:
+        tree: Scenario as nested dictionaries, which is changed.
+        frame: Records of the training and of the test part.
+        test: Test records, which have to be None.
+        model: Module, which has to be None.
+
     Raises:
         InputError: Test records or a module are given, too, or the scenario does not describe a table.
     """

@@ -139,10 +139,10 @@ def prepare_scenario(
 
     Args:
         scenario: Scenario of the run.
-        cached_fits: Fits of a run that is resumed, as for `fit_scenario_noise`.
+        cached_fits: Fits of a run that is resumed, by the text of what they depend on, which are not repeated.
         on_fit: Function that is called with every new fit.
         has_records: Whether the records are here, and not at remote silos.
-        for_release: Whether the noise protects somebody, as for `make_plan`.
+        for_release: Whether the noise protects somebody.  Releases of a private run are then integers.
 
     Returns:
         The scenario with numbers in every cell, its fits by request, and the first step of each point, or None

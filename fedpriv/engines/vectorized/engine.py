@@ -79,7 +79,7 @@ class GroupCheckpoints:
         The observer is notified of a damaged checkpoint.  Versions are not compared here.
 
         Args:
-            like: State of the types of the checkpoint's, such as the one before round 1.
+            like: State with the types of the checkpoint's state, such as the state before round 1.
             device: Device of the checkpoint's tensors.
         """
         content = self._checkpoints.latest(self._name)
