@@ -221,8 +221,8 @@ def load(
               visits (made up).
             * A name that was added (`add_data`).
         root: Folder of the data, or None for the default one.
-        table: Public schema of the table, for the path of a .csv or .parquet file and nothing else.  It is not
-            looked at for a name that was added.
+        table: Public schema of the table, for the path of a .csv or .parquet file, or the name of a DataFrame, and
+            nothing else.  It is not looked at for a name that was added.
         with_cells: Whether the result has the raw cells of a table's training records.
         dtype: Floating-point type that the features of a table are rounded to.
 

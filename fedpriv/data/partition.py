@@ -13,10 +13,10 @@ no place for them.
 A person is one unit whatever the person's rows hold, even if none of the rows counts.  Persons are sorted by name,
 so that the order of rows moves no person.
 
-A published split is one of many.  `draw_split` draws other splits of the same sizes, counted in units, which show
-how far a comparison depends on the split.  A unit is a person if the data name persons, and else a record.  Splits
-are drawn within each site if the data have sites.  At a site where each class that occurs has three units or more,
-the draw is stratified by class; real numbers and several labels are not stratified.
+A published split is one of many.  `draw_split` draws others with as many units in the test part, which show how
+far a comparison depends on the split.  A unit is a person if the data name persons, and else a record.  Splits are
+drawn within each site if the data have sites.  At a site where each class that occurs has three units or more, the
+draw is stratified by class; real numbers and several labels are not stratified.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ _MAX_RARE_COUNT = 2
 
 
 def draw_split(data: Dataset, number: int) -> Dataset:
-    """Draw another public split into a training and a test part of as many units.
+    """Draw another public split into a training and a test part.
 
     A unit is a person if the data name persons, and else a record.  If each part has a row for every row of the
     file (those that do not count are zeros), rows stay where they are, and the split changes which of them count.

@@ -208,7 +208,6 @@ def make_layout_objective(
     Raises:
         InputError: Module, loss and records do not fit each other.
     """
-    # A module on the meta device has sizes but cannot be run, so that a loss function is not tried on its outputs.
     inputs = layout.inputs
     if len(inputs) == 1:
         check_record_shape(record, (layout.input_width,), name)
@@ -223,6 +222,7 @@ def make_layout_objective(
         inputs=inputs,
         why_needed=_describe_needed_outputs(layout, classes),
     )
+    # A module on the meta device has sizes but cannot be run, so that the shape of its outputs is not known.
     if isinstance(loss, FunctionLoss) and not any(parameter.is_meta for parameter in wrapped.parameters()):
         loss = _check_loss_function(replace(loss, output_axes=len(output_shape)), output_shape, classes, dtype)
     if isinstance(loss, FunctionLoss) or (needed_shape is not None and len(needed_shape) > 1):

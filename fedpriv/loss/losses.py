@@ -144,6 +144,7 @@ def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
         if not float(uncensored[bin_index + 1]):
             break
         has_event, survives = is_observed & (survived_counts <= bin_index), survived_counts > bin_index
+        # `has_event` masks all other records, whose G at a clamped index does not count.
         squared_errors = (
             has_event
             * survival[..., bin_index].square()

@@ -137,9 +137,10 @@ class RunningSums:
     def fading_overlaps(self, groups: int, bins: int) -> FadingOverlaps | None:
         """Compute a bound of the overlaps of a record's rounds as chains that fade, in units of κ².
 
-        A chain (`accounting.chain`) bounds the overlaps by a covariance that falls with the distance of two
-        rounds.  The k-th rounds of all groups are treated as one round: inner products of their columns are
-        replaced by the largest of any group, and clips too, in units of κ.
+        The overlap of rounds s and t is clip_s clip_t ⟨C_s, C_t⟩, and κ the largest clip_t ‖C_t‖.  A chain
+        (`accounting.chain`) bounds the overlaps by a covariance that falls with the distance of two rounds.  The
+        k-th rounds of all groups are treated as one round: inner products of their columns are replaced by the
+        largest of any group, and clips too, in units of κ.
 
         Guarantee: the chains are above all overlaps of two rounds of one record, whatever the record's group, for
         the noise of `displacement_and_overlap`.

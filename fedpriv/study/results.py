@@ -132,7 +132,7 @@ class RunFolder(RunObserver):
             path: The folder.
             scenario: Scenario of the run.
             engine: Name of the engine.
-            resume: Whether the folder may hold results of this run, whose cells are then kept.
+            resume: Whether the folder may hold results of this run, whose groups without a missing cell are kept.
             rerun: Command that runs the same again, or None for a run started by a program.
             fits: Fitted noise of the scenario by request, stored for runs that resume.
             group_cells: Function that groups the cells which the engine computes together, or None if it computes

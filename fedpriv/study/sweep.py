@@ -209,9 +209,10 @@ def run_sweep(
 ) -> Path:
     """Run the cells of a scenario that have no result yet, and return the folder with the results.
 
-    A resumed run may have more seeds than before.  The new seeds are run, and finished cells stay unchanged.  A
-    run that stops at any moment, even by an exception of an observer, leaves a valid folder that can be resumed.
-    Unfinished cells then continue from their checkpoints, if the engine writes checkpoints.
+    A resumed run may have more seeds than before.  The new seeds are run, and finished cells stay unchanged, but
+    for those of a group that has a missing cell, which is computed again as a whole.  A run that stops at any
+    moment, even by an exception of an observer, leaves a valid folder that can be resumed.  Unfinished cells then
+    continue from their checkpoints, if the engine writes checkpoints.
 
     Args:
         scenario: Scenario of the run.
