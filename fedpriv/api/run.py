@@ -50,10 +50,10 @@ def insert_own_data(
 
     Records and module are registered in this process under their names, and `tree` is not changed.  Without
     records the scenario keeps its own data and model, and without a module its own model.  The names are digests
-    of content, that of records under a key of the user, so that only the same records and module resume a run.
-    Of a loss that is a function, the digest has the code and the values that it closes over, but no globals.  If
-    the scenario sets none of `federation.samples`, `batch` and `clients`, all training records are read once an
-    epoch.
+    of content, that of records under a key of the user, so that only the same records and module resume a run.  Of
+    a loss that is a function, the digest has the code, the defaults and the values that it closes over, but no
+    globals.  If the scenario sets none of `federation.samples`, `batch` and `clients`, the number of training
+    records becomes `federation.samples`.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -111,6 +111,12 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
 
     The scenario's [data.table] describes the columns, and which rows are test records.
 
+    Args:
+        tree: Scenario as nested dictionaries, which is changed.
+        frame: Records of the training and of the test part.
+        test: Test records, which have to be None.
+        model: Module, which has to be None.
+
     Raises:
         InputError: Test records or a module are given, too, or the scenario does not describe a table.
     """
@@ -133,7 +139,8 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
 def _describe_loss(loss: LossArgument) -> str:
     """Describe a loss as text, a function by its code, its defaults and the values that it closes over.
 
-    A function without Python code is described by its name and address.
+    A function without Python code is described by its name and address, and no loss as "squared", whichever loss
+    is then the default.
     """
     if loss is None:
         return "squared"

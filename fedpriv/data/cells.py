@@ -206,14 +206,16 @@ class ColumnBuilder:
     def _merge(self) -> None:
         """Merge the texts of the stored blocks into the different texts, and replace the blocks by codes.
 
-        `_distinct_texts` grows at its end only, so that earlier codes stay valid.  A block's codes are mapped from
-        the block's own texts to these texts, and the list of stored blocks is emptied.
+        A block is a pair of codes and its own texts, trimmed.  `_distinct_texts` grows at its end only, so that
+        earlier codes stay valid.  A block's codes are mapped from the block's own texts to these texts, and the
+        list of stored blocks is emptied.
         """
         pa, compute = _import_arrow()
         texts = pa.chunked_array([block_texts for _, block_texts in self._blocks], pa.string())
         self._distinct_texts = compute.unique(pa.chunked_array([self._distinct_texts, *texts.chunks]))
         new_codes = np.asarray(compute.index_in(texts, value_set=self._distinct_texts))
         starts = np.cumsum([0, *(len(block_texts) for _, block_texts in self._blocks)])
+        # `starts` ends with the number of all texts, which no block starts at.
         block_codes = [new_codes[start:][codes] for start, (codes, _) in zip(starts, self._blocks, strict=False)]
         self._codes += [_narrow_codes(cell_codes, len(self._distinct_texts)) for cell_codes in block_codes]
         self._blocks = []
@@ -233,6 +235,8 @@ def _narrow_codes(codes: NDArray[Any], count: int) -> NDArray[np.signedinteger[A
 
 def parse_number(text: str) -> float | None:
     """Return the finite number that a text spells, or None.  In any case of letters, true is 1 and false is 0.
+
+    Python's spellings of infinity and NaN, and underscores between digits, are refused.
 
     Example:
         >>> parse_number("1.5"), parse_number("none")
@@ -296,7 +300,7 @@ class RawTable:
         return self.columns[name]
 
     def distinct_cells(self, name: str) -> tuple[NDArray[np.signedinteger[Any]], "RawTable"]:
-        """Return the different cells of a column.
+        """Return the different cells of the column of this name.
 
         Returns:
             For each record the row of its cell in a second table, (n,), and this second table, which has the
@@ -431,6 +435,7 @@ def _iterate_records(path: Path) -> Iterator[tuple[int, list[str]]]:
 
     Raises:
         InputError: A record is no CSV.
+        UnicodeDecodeError: The file is not in UTF-8.
     """
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)

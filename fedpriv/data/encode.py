@@ -1,5 +1,9 @@
 """Encode a table: map each record to features, by the table's public schema and the record alone.
 
+A row of the file has a place in the training part of the data, in the test part, or in both, and counts in at most
+one of them.  An incomplete row counts in none.  The site of a row is the hospital, bank or centre that it comes
+from, and its person the one that it describes.
+
 Columns of numbers may be scaled: the column's mean is subtracted, and the difference divided by the deviation
 (`Scaling`).  The scaling is a public map of one record.  Means and deviations of records are releases.  If they
 are computed from noisy moments that were accounted for, the scaling is post-processing, and a constant for all
@@ -174,8 +178,8 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
     and each feature is present or has a value in its place (`FeatureColumn.missing`).
 
     Guarantee: a record's label, and whether and in which part the record counts, depend on the record's own cells,
-    on its place in the file and on `schema`, and never on another record.  The place of a record depends on no
-    cell at all.
+    on its row number and on `schema`, and never on another record.  The place of a record depends on no cell at
+    all.
 
     Args:
         table: Table with all columns of the schema.
@@ -248,7 +252,10 @@ def encode_features(
 def read_raw_cells(
     table: RawTable, schema: TableSchema, rows: NDArray[np.int64], of: TableRows
 ) -> NDArray[np.float64]:
-    """Return the raw cells of `rows`, (rows, columns), as in `EncodedTable.raw_cells`.
+    """Return the cells of `rows` before they are clipped or filled, (rows, columns).
+
+    The columns are those of the features in alphabetical order, the target, and the site if the schema names a
+    column for it.  A number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.
 
     Args:
         table: Table that `read_rows` accepts.
@@ -343,7 +350,8 @@ def _read_codes(
         table: Table with the column.
         name: Name of the column.
         vocabulary: Words of the column, which may have `OTHER_WORD` for all words that are not listed.
-        key: Key of the schema that lists the words, for the message.
+        key: Key of the schema that lists the words, for the message, or `_SPLIT_DESCRIPTION` for the words of a
+            split, which no key lists.
         allow_missing: Whether a missing value is allowed.
 
     Raises:

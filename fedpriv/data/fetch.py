@@ -83,6 +83,7 @@ def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
 
     Raises:
         InputError: The package is another one, or lacks a file.
+        zlib.error: The compressed bytes of a file are damaged.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(_find_data_archive(package)), mode="r:*") as archive:

@@ -203,6 +203,7 @@ def run_download(
 
     Raises:
         InputError: The command fails, takes too long, or downloads no such file.
+        OSError: The command cannot be started.
     """
     try:
         process = subprocess.run(
@@ -223,7 +224,8 @@ _REGISTRATIONS = "torchvision._meta_registrations"
 def import_torchvision() -> ModuleType:
     """Import torchvision, without its registration of operators if the plain import fails on it.
 
-    The second attempt forgets all modules of torchvision and puts an empty module in place of the registration.
+    The plain import counts as failed on the registration if it raises a RuntimeError or an AttributeError.  The
+    second attempt forgets all modules of torchvision and puts an empty module in place of the registration.
 
     Raises:
         ImportError: torchvision is not installed.

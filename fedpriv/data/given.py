@@ -62,6 +62,7 @@ def to_record_arrays(
     Raises:
         InputError: `data` are no pairs of records and labels, inputs differ in length, a Dataset has no records or
             records of several shapes, or a DataLoader is empty.
+        ValueError: Batches of a DataLoader have records of several shapes.
     """
     if isinstance(data, DataLoader):
         pairs = [

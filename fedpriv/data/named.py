@@ -113,7 +113,8 @@ def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int 
         name: Name of the data set, or `ARGUMENT_NAMES` for the arguments of a program.
         train: Training records and labels.
         test: Test records and labels.
-        classes: Number of classes, 0 for a regression, or None to infer it as `add_data` does.
+        classes: Number of classes, 0 for a regression, or None to infer it: one more than the largest label of
+            both parts if labels are integers or booleans, else 0.
 
     Raises:
         InputError: An array cannot be used, or the parts differ in shape or type.
@@ -219,8 +220,9 @@ def load(
             * Tables with a known schema: heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult and
               visits (made up).
             * A name that was added (`add_data`).
-        root: Folder of the data, see `fetch`.
-        table: Public schema of the table, for the path of a .csv or .parquet file and nothing else.
+        root: Folder of the data, or None for the default one.
+        table: Public schema of the table, for the path of a .csv or .parquet file, or the name of a DataFrame, and
+            nothing else.  It is not looked at for a name that was added.
         with_cells: Whether the result has the raw cells of a table's training records.
         dtype: Floating-point type that the features of a table are rounded to.
 
@@ -257,12 +259,13 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
     Data sets that users added or that are computed are loaded whole, and their training records are dropped.
 
     Args:
-        name: Name or path, as for `load`.
-        root: Root of the data sets, or None for the default one.
-        table: Schema of a table's file.
+        name: Name of a data set, or path of an .npz, .csv or .parquet file.
+        root: Folder of the data, or None for the default one.
+        table: Public schema of the table, for the path of a .csv or .parquet file and nothing else.  It is not
+            looked at for a name that was added.
 
     Raises:
-        InputError: As for `load`.
+        InputError: The name is unknown, its data cannot be fetched or used, or `table` is missing or superfluous.
     """
     if is_npz_path(name) and table is None:
         return load_npz_held_out(name)

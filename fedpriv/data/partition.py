@@ -4,19 +4,19 @@
 public plan.  A `partition_…` function takes (labels, sizes, seed) and perhaps a setting of its own, or sites
 instead of labels.  It returns the row indices of each silo, in the order in which the silo reads them.
 
-Simulations, shards and guards take the part and the place of every row of a file from `split_rows`.  The content
-of a row (a missing value, a cell of the column `split`, its person) never moves a row, not even the row itself.  A
-row that has a place and does not count is a row of zeros there.  `test_share` without persons chooses test rows by
-public randomness, which depends on a row's number and on no cell, and the training part has no place for them.
+`split_rows` gives each row of a file a place, its position in the training part, in the test part, or in both.
+The content of a row (a missing value, a cell of the column `split`, its person) never moves a row, not even the
+row itself.  A row that has a place and does not count is a row of zeros there.  `test_share` without persons
+chooses test rows by public randomness, which depends on a row's number and on no cell, and the training part has
+no place for them.
 
 A person is one unit whatever the person's rows hold, even if none of the rows counts.  Persons are sorted by name,
-so that the order of rows moves no person.  A guard orders persons by a secret permutation of its own
-(`secret_permutation`), so that names move no person either.
+so that the order of rows moves no person.
 
-A published split is one of many.  `draw_split` draws other splits of the same sizes, which show how far a
-comparison depends on the split.  It draws within each site if the data have sites, and by person if the data name
-persons.  At a site where each class that occurs has three units or more, the draw is stratified by
-class; real numbers and several labels are not stratified.
+A published split is one of many.  `draw_split` draws others with as many units in the test part, which show how
+far a comparison depends on the split.  A unit is a person if the data name persons, and else a record.  Splits are
+drawn within each site if the data have sites.  At a site where each class that occurs has three units or more, the
+draw is stratified by class; real numbers and several labels are not stratified.
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ _MAX_RARE_COUNT = 2
 
 
 def draw_split(data: Dataset, number: int) -> Dataset:
-    """Draw another public split into a training and a test part of the same sizes.
+    """Draw another public split into a training and a test part.
 
-    If each part has a row for every row of the file (those that do not count are zeros), rows stay where they are,
-    and the split changes which of them count.  Otherwise the records of both parts are joined and drawn anew, and
-    the training records get a random order.  At each site the test part keeps its number of records, or of persons
-    if the data name persons.
+    A unit is a person if the data name persons, and else a record.  If each part has a row for every row of the
+    file (those that do not count are zeros), rows stay where they are, and the split changes which of them count.
+    Otherwise the records of both parts are joined and drawn anew, and the training records get a random order.  At
+    each site the test part keeps its number of units.
 
     Guarantee: no record counts in both parts, and no person at a site has records that count in both parts.
 
@@ -180,6 +180,11 @@ def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Gene
     A stratified draw has count · (share of the class) records of each class, rounded to integers of the sum
     `count`.  The draw is not stratified if a class occurs `_MAX_RARE_COUNT` times or less, if labels are real
     numbers, or if records have several labels.
+
+    Args:
+        labels: Labels to draw from, (n,) or (n, ...).
+        count: Number of indices, at most n.
+        generator: Randomness of the draw.
 
     Returns:
         Indices, (count,).
@@ -356,10 +361,14 @@ def group_by_person(
         persons: Name of each row's person.
         max_records: Most records of a unit, which are the person's first ones.
         is_counted: Mask of the rows that count, or None if all count.
+
+    Returns:
+        Row indices of each person, (persons, max_records), in the order of the rows and filled up with -1.
     """
     first_rows, person_index = index_persons(persons)
     rows = np.arange(len(person_index)) if is_counted is None else np.flatnonzero(is_counted)
     order = rows[np.argsort(person_index[rows], kind="stable")]
+    # Position of each row among the rows of its person that count.
     position = (
         np.arange(len(order))
         - np.searchsorted(person_index[order], np.arange(len(first_rows)))[person_index[order]]

@@ -104,10 +104,12 @@ class Survival(TableSection):
     def make_labels(self, times: NDArray[np.float64], was_seen: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Compute the labels m + (K + 1) δ of records, each from its own time and event.
 
-        The first m of the K bins were survived, and δ is 1 if the event was seen in the bin after them, the one
-        with index m.  A record that was last seen in a bin without an event survived this bin as well if
-        `censored` says so.  At or after the last edge, all K bins were survived, and an event is not counted.  A
-        time before the first edge says nothing of any bin: no bin survived, no event.
+        Bin i of the K bins goes from edge i to edge i + 1, which is not in it.  The first m bins were survived,
+        and δ is 1 if the event was seen in the bin after them, the one with index m.  A record that was last seen
+        in a bin without an event survived this bin as well if `censored` says so: always for "through", never for
+        "before", and from the middle of the bin on for "midpoint".  At or after the last edge, all K bins were
+        survived, and an event is not counted.  A time before the first edge says nothing of any bin: no bin
+        survived, no event.
 
         Args:
             times: Time of the event, or of the last sight of the record, (n,), in the unit of `edges`.

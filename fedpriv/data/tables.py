@@ -1,4 +1,7 @@
-"""Load tables as data sets: a file of all records for a simulation, or a silo's own file for a guard.
+"""Load tables as data sets: a file of all records for a simulation, or the file of one silo.
+
+A silo is a party that holds records, and a site is the value in a table that names a record's silo.  A row of a
+table has a place in the training or the test part of the data, or in both, and counts in one of them or in none.
 
 A program may pass a DataFrame of pandas, polars or Arrow in place of a file (`register_frame`).  Scenarios and
 policies hold a table's public schema as TOML, which `format_schema_toml` writes.
@@ -51,8 +54,8 @@ def is_data_frame(value: object) -> TypeGuard[DataFrame]:
 def register_frame(frame: DataFrame) -> str:
     """Copy a DataFrame, and return the table name under which it can be loaded.
 
-    The name follows from the content and the user's key (`in_memory_name`), and ends in .parquet, so that it reads
-    as the path of a table.  Later changes of the DataFrame change no run.
+    The name follows from the content and the user's secret key, and ends in .parquet, so that it reads as the path
+    of a table.  Later changes of the DataFrame change no run.
 
     Raises:
         InputError: The value is no table, has no records, or a column is nested or binary or has no unique name.

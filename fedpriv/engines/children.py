@@ -46,6 +46,8 @@ def reap_processes(home: Path) -> Iterator[None]:
     `home`: a helper process, in its own session, sees the end of a pipe that only this process holds open, and
     then ends them.  If the helper is killed, this process starts another within a second.  If both are killed
     within this second, the processes stay.
+
+    At the usual end of the block the processes are ended as well, and `home` is left to the caller.
     """
     command, stop = [sys.executable, "-P", "-m", __name__, str(home)], threading.Event()
 

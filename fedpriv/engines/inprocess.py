@@ -1,6 +1,8 @@
 """Engine that runs the real ServerApp, strategy and ClientApp in one process.
 
-A Flower Grid calls the deployed ClientApp in this process, without the network.
+A Flower Grid calls the deployed ClientApp in this process, without the network.  A cell is one run: the settings
+of a scenario, with one value for each swept key and one seed.  A silo is a party that holds records, here a node
+of the Grid.
 """
 
 import gc
@@ -34,7 +36,13 @@ class InProcessGrid(Grid):
     """Flower Grid whose nodes are Contexts, and which answers a message while the message is pushed."""
 
     def __init__(self, client_app: ClientApp, silos: int, run_config: Mapping[str, Any]) -> None:
-        """Make one node for each of `silos` silos, whose Context keeps the silo's state between messages."""
+        """Make one node for each of `silos` silos, whose Context keeps the silo's state between messages.
+
+        Args:
+            client_app: App of the silos, which answers each message.
+            silos: Number of silos.  Silo i is node 1000 + i.
+            run_config: Flower's configuration of the run, which each Context has.
+        """
         # Flower makes the metadata of a new message from these values.  In a deployment Flower itself sets them.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN_ID, SUPERLINK_NODE_ID, 1
         self._run = Run.create_empty(_RUN_ID)

@@ -1,5 +1,9 @@
 """Engines by name, the memory that a run needs, and the retention of freed memory during a run.
 
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A group is the
+cells that an engine computes together, as replicates.  Each silo, a party that holds records, keeps a running sum
+over rounds, which is released with the noise of a mechanism.
+
 `make_engine` imports an engine when it is first used, because each engine has heavy dependencies.
 
 `check_memory` refuses a run that needs more memory than the machine has, or than a limit allows, before the run
@@ -116,11 +120,17 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
 def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> MemoryNeed | None:
     """Estimate the memory of a run, and check that it is available.
 
-    The arguments and the result are those of `estimate_memory`.
+    Args:
+        cells: Cells of the run.
+        engine: Name of the engine, a key of `ENGINES`.
+        workers: Number of processes that run groups of cells at once.
+
+    Returns:
+        The estimate, or None if there is none for this engine or for no cells (`estimate_memory`).
 
     Raises:
         InputError: The machine, a control group or a limit of the process has less; the message names remedies.
-            Or `estimate_memory` refuses a cell.
+            Or the engine cannot compute a cell, or a cell cannot be planned.
     """
     available, limit = available_memory(min(workers, len(cells)))
     need = estimate_memory(cells, engine, workers)
@@ -179,6 +189,10 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
         plan: Plan of the group's first cell.
         task: Records and objective of that cell.
         cells: Cells of the group, one replicate each.
+
+    Returns:
+        Bytes by purpose, whose sum is the need: states, blocks of noise that are drawn in advance, directions and
+        copies of records, the vectors and records of a round, and checkpoints.
     """
     count = len(cells)
     size, vector = task.train.features.element_size(), plan.objective.dimension

@@ -1,5 +1,8 @@
 """Worker engine: groups of cells as Ray tasks, on the cores of this machine or on a cluster.
 
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its outcome is the
+result of this run.  Checkpoints are stored states from which an unfinished group continues.
+
     cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine
     observer, checkpoints, caller ◀── progress and evaluations, checkpoints, outcomes, one stream a task ──
 
@@ -75,7 +78,7 @@ def run_worker(
     yield RemoteCall("began", (socket.gethostname(), os.getpid(), installed_versions()))
     import_files([Path(file) for file in imports])
     resolved = [resolve_cell(cell, "a worker's cell") for cell in cells]
-    events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()  # None after the last outcome
     sender = _EventSender(checkpoints or {}, events.put)
 
     def run() -> None:
@@ -306,6 +309,12 @@ def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpo
     """Submit a group with its last checkpoint, and return the task's stream of events.
 
     Ray itself does not retry (max_retries=0), so that each attempt starts from the checkpoint of its time.
+
+    Args:
+        ray: The module `ray`, connected to a cluster.
+        engine: Name of the engine that the worker runs.
+        group: Cells of the group, whose number of attempts is increased.
+        checkpoints: Store of checkpoints.
     """
     group.attempts += 1
     group.attempt_rounds = 0
@@ -368,8 +377,8 @@ def _ray_environment(home: Path) -> Iterator[None]:
     """Set the environment variables of the processes that Ray starts on this machine.
 
     At the end of the context the earlier values are restored.  The variables are a new token for Ray's messages
-    and the requirement of it, two further settings of Ray, and FLWR_HOME = `home`, by which the processes are
-    found and ended.
+    and the requirement of it, and FLWR_HOME = `home`, by which the processes are found and ended.  Two more tell
+    Ray to send no statistics of use, and to leave the accelerators that a task sees as they are.
 
     Guarantee: Ray, which runs the code that it is sent, requires a token that is new and random.  The token stands
     only in the environment of this run's processes, which no other user but root can read.

@@ -1,9 +1,14 @@
 """Norm bounds that are never too small, and clipping factors computed from them.
 
+An increment is the vector that is clipped for a record: its gradient, or a combination of its gradients at several
+points.  A batch of B records contributes the sum of its clipped increments, each times its record's weight, which
+is not negative.
+
 A clip holds in exact arithmetic, but a silo computes in floating point, at queries that its server may choose.  So
-every norm here is an upper bound of the exact norm of the vector that is added up, rounding of the sum included:
+an increment is clipped by an upper bound of the exact norm of the vector that is added up:
 
 * A norm is enlarged by its largest relative rounding, and by the largest norm that squares may lose by underflow.
+* The rounding of the increment itself, and of its product with the factor, is added to its norm.
 * Overflow is excluded: increments computed from numbers above `_MAX_REPRESENTABLE` count as not representable, and
   so do increments that are not finite.
 * Increments that are not representable are set to zero by `where`, since a product with 0 would keep a NaN.
@@ -75,9 +80,9 @@ def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
     """Bound the norm along an axis from above, in float64, and drop the axis.
 
     The bound is the computed norm, times a factor and plus a number that cover all rounding and underflow.  It is
-    inf or NaN if a value is not finite or a square overflows.  The factor is 1 plus about n/2 + 4 half units in
-    the last place of the type in which the n squares are computed: float32 for up to 1,024 values in float32, else
-    float64.
+    inf or NaN if a value is not finite or the sum of squares overflows.  The factor is 1 plus about n/2 + 4 half
+    units in the last place of the type in which the n squares are computed: float32 for up to 1,024 values in
+    float32, else float64.
 
     Args:
         vectors: Vectors of n values along `axis`.
@@ -162,16 +167,16 @@ def clipping_if_certain(
     norm of all output gradients, which is at least the norm of each, times the largest norm of an input.  For a
     handful of records the joint norm takes a fraction of the time of all norms.
 
-    Guarantee: no increment is longer than the clip.  A result other than None is that of `compute_clipping`, bit
-    for bit, unless that function's norm bound exceeds the clip by rounding, relatively by at most 1e-4.
+    Guarantee: if the result is not None, no increment is longer than the clip.  The result's factors are those of
+    `compute_clipping`, bit for bit, unless that function's norm bound exceeds the clip by rounding, relatively by
+    at most 1e-4.
 
     Args:
         output_gradients: Output gradients of n values, one column for each record, (..., n, B).
-        max_input_norm: Function that returns an upper bound of the norms of all inputs, with rounding covered as
-            by
-            `upper_norm`.
+        max_input_norm: Function that returns an upper bound of the norms of all inputs, which covers the rounding
+            of these norms (`upper_norm`).
         weights: (..., B) or (B,), in the sum's type.
-        clip: Clip norm.
+        clip: Clip norm, a number or a tensor that is broadcast to (..., B).
 
     Returns:
         The clipping, or None if the cheap bound does not decide: the bound is above the clip, above the largest
@@ -185,6 +190,7 @@ def clipping_if_certain(
     ):
         return None
     gradient_norm, input_norm = joint_upper_norm(output_gradients), max_input_norm()
+    # Twice the allowance for rounding of `compute_clipping`, so that rounding of this product is covered too.
     norm = gradient_norm * input_norm * (1.0 + 2.0 * _FACTOR_ROUNDINGS * _EPS[weights.dtype])
     if not (norm <= clip and norm + gradient_norm + input_norm <= _MAX_REPRESENTABLE[weights.dtype]):
         return None
@@ -198,14 +204,21 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
 
     `norm` is the upper bound of an increment's norm plus its largest rounding.
 
+    The operand norm of an increment bounds all numbers from which the increment is computed.  Increments whose
+    operand norm is not finite, or above `_MAX_REPRESENTABLE` for the type of `weights`, are not representable and
+    have factor 0.  The caller sets their values to zero (`Clipping.zero_unrepresentable`).
+
     Guarantee: a factor times its increment, summed in the type of `weights`, has norm at most weight · `clip`
-    whatever the increment is, for clips of 2^-40 to 2^40.  Increments whose operand norm is not finite, or above
-    `_MAX_REPRESENTABLE` for this type, are not representable and have factor 0.
+    whatever the increment is, for clips of 2^-40 to 2^40 and once unrepresentable increments are set to zero.
 
     Args:
         bounds: Bounds of the increments.
         weights: (..., B) or (B,), in the sum's type.
-        clip: Clip norm.
+        clip: Clip norm, a number or a tensor that is broadcast to (..., B).
+
+    Returns:
+        The factors and masks.  A record counts as clipped if its factor is below its weight by more than
+        `_FACTOR_TOLERANCE`, relatively.
     """
     max_norm, eps = _MAX_REPRESENTABLE[weights.dtype], _EPS[weights.dtype]
     # A comparison with NaN is False.

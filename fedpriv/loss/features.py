@@ -1,9 +1,15 @@
 """Features of a record by itself, and augmentation of pictures.
 
+An increment is the vector that a record adds to a clipped sum: its gradient, or a combination of its gradients at
+several points, clipped.  A view is an objective that wraps another one, its `base`.  An axis "..." of points and
+records is that of replicates: runs that are computed side by side.  A batch layout has the round of a batch, and
+for each record its silo (the party that holds it) and its row index there.  Participation is secret if only the
+silo knows which of its records a round reads.
+
 A feature map of one record, with public constants, releases nothing: the record's increment is clipped, whatever
 its features are.  Statistics of the training set, such as its mean image, would have to be paid for.  Frozen
-features of a pre-trained module are such a map too.  The module's weights are named by their SHA-256
-(imported.py), so silo and server have the same map or none.
+features of a pre-trained module are such a map too.  The module's weights are named by their SHA-256, so silo and
+server have the same weights or none.
 
 `AugmentedView` computes increments on shifted and mirrored copies of each picture ("augmentation multiplicity").
 A transform of a copy is three integers: pixels down, pixels right, and 1 for a mirror.  Transforms are drawn by
@@ -76,12 +82,12 @@ def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
 def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Compute histograms of oriented gradients in cells of 4 x 4 pixels: (n, h, w) -> (n, 8 · h/4 · w/4).
 
-    The histograms are those of Dalal & Triggs 2005, section 6, without overlapping blocks.  Derivatives are
-    central differences.  The length of an edge is divided in proportion between the two nearest of 8 directions,
-    and averaged over the cell.  Every feature is at most 1/√2.
+    The histograms follow Dalal & Triggs 2005, section 6, with 8 directions of the full circle, without blocks and
+    without normalization.  Derivatives are central differences of pixels / 255.  The length of an edge is divided
+    in proportion between the two nearest directions, and averaged over the cell.  Every feature is at most 1/√2.
 
     Args:
-        images: Gray images of bytes.
+        images: Gray images of bytes, (n, h, w).
         dtype: Type of the features.
 
     Raises:
@@ -93,6 +99,7 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
             f"shape {images.shape[1:]}"
         )
     gray = pixel_features(images, dtype).view(images.shape)
+    # Result for an image on which the computation raises.
     fallback = torch.zeros(1, DIRECTIONS * math.prod(side // CELL for side in images.shape[1:]), dtype=dtype)
     histograms = torch.empty(len(images), fallback.shape[1], dtype=dtype)
     for index, features in enumerate(evaluate_per_record(_histograms, (gray,), fallback)):
@@ -123,6 +130,8 @@ def _histograms(gray: Tensor) -> Tensor:
 
 def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
+
+    The norm is met up to rounding.
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
     this row by itself.  If a bound that holds in any order of additions shows that a row is short enough, and
@@ -165,8 +174,8 @@ def compute_frozen_features(
 
     Guarantee: a record's features are a function of the record and the weights, bit for bit, whatever the module
     does with a batch: each record is a batch of its own.  A record on which the module raises, or returns another
-    number of features, has zeros for features, and no other record's features change.  Buffers are reset before
-    every record.  The code is trusted to keep nothing else between calls.
+    number of features than for a record of zeros, has zeros for features, and no other record's features change.
+    Buffers are reset before every record.  The code is trusted to keep nothing else between calls.
 
     Args:
         values: Records, (n, f).
@@ -309,10 +318,10 @@ class AugmentedView(View):
     Evaluations are those of `base` on the records themselves.
 
     Guarantee: a record's copies are made of its own content and of public coins alone, which are keyed by the seed
-    of the first model, the silo, the round and the record's row index in the silo.  The copies are the same
+    of the initial model, the silo, the round and the record's row index in the silo.  The copies are the same
     whichever other records are read, so copies go with secret participation.  `copies_objective` clips the mean
     gradient of a record's copies as a whole, so that one record moves the sum by at most its weight times one clip
-    under zero-out, however many copies there are.
+    if it is added or removed, however many copies there are.
     """
 
     title = "model.augment"
@@ -348,13 +357,13 @@ class AugmentedView(View):
         return 4 * self.augmentation.copies * int(values)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum clipped increments as `Objective` does, of a batch that has the rows of the batch layout.
+        """Sum the weighted clipped increments of a batch that has the rows of the batch layout.
 
         The increments are those of `copies_objective` on rows that hold all copies of a record.  At most
         `_CHUNK_VALUES` values of copies exist at a time (more on a GPU), or those of one record.
 
         Args:
-            query: Combination of gradients, at points (..., d).
+            query: Points (..., d), and the coefficient of the gradient at each of them.
             batch: Records (..., B, …) and weights, (B,) or (..., B).
             clip: Norm bound, a number or (..., 1).
 
@@ -384,13 +393,14 @@ class AugmentedView(View):
     def _chunks(self, batch: Batch) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
         """Yield chunks of a batch, each with the transforms of its records' copies, (..., records, copies, 3).
 
-        An empty batch is one chunk.
+        A chunk has as many records as `_CHUNK_VALUES` values of copies hold (more on a GPU), and one at least.  An
+        empty batch is one chunk.
 
         Args:
             batch: Records (..., B, …) in the order of the batch layout, and weights, (B,) or (..., B).
 
         Raises:
-            ValueError: The batch layout has another number of rows.
+            ValueError: The batch layout has another number of rows than the batch.
         """
         records, weights = batch
         axis, count = records.record_axis, records.features.shape[records.record_axis]
@@ -471,8 +481,8 @@ def apply_transforms(rows: Tensor, picture: tuple[int, int, int], transforms: Te
     Args:
         rows: Pictures, (B, c · h · w).
         picture: Shape (c, h, w) of a picture.
-        transforms: Pixels down, pixels right (negative for up and left), and 1 for a mirror, (B, copies, 3).
-        shift: Largest number of pixels of a shift.
+        transforms: Pixels down, pixels right (negative for up and left), and 1 for a mirror or 0, (B, copies, 3).
+        shift: Largest number of pixels of a shift, by which pictures are padded with zeros.
 
     Returns:
         The copies, (B, copies · c · h · w).
@@ -492,10 +502,10 @@ def augment_objective(
 ) -> Objective:
     """Make the objective on copies of the records, or return the objective itself without augmentation.
 
-    Views stay in place around the augmented objective.
+    Views around the objective of a module are kept, around the augmented objective.
 
     Args:
-        objective: Objective of a torch module, possibly behind views.
+        objective: Objective of a torch module, possibly inside of views.
         augmentation: Settings of the copies, or None.
         layout: Layout of a record's features.
         shape: Shape in which the module takes a record, or () for the shape of the layout.

@@ -32,8 +32,9 @@ def frozen_names(module: nn.Module) -> list[str]:
 def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     """Return a copy in which only the layers and parameters named in `except_` are trained.
 
-    A BatchNorm with running statistics and without trainable parameters is put into evaluation mode.  The layer
-    then maps each record by its constants, and the result depends on this record only.
+    A parameter that is shared under several names is trained if one of them is in a layer or parameter of
+    `except_`.  A BatchNorm with running statistics and without trainable parameters is put into evaluation mode.
+    The layer then maps each record by its constants, and the result depends on this record only.
 
     Args:
         module: Module to copy, which is not changed.

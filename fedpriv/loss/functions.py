@@ -13,9 +13,10 @@ bias, and for an embedding a_t is a token: the index of a row of the table.
 | embedding | Σ_t δ_t, added to row a_t |
 | any bias | Σ_t δ_t |
 
-`make_weight_terms` represents the sum of several gradients: over calls, and over the points of an increment (see
-layered.py).  Outer products are stored as gradients if these are much smaller, and gradients of an embedding as
-the rows of the record's tokens.
+An increment of a record is Σ_k c_k times its gradient at point x_k, with the coefficients c_k of a query.
+`make_weight_terms` represents the sum of several gradients: over calls, and over the points of an increment.
+Outer products are stored as gradients if these have at most half as many values as their factors, and gradients of
+an embedding as the rows of the record's tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -147,7 +148,7 @@ class ConvolutionFunction:
         the patches of their own group's input channels only.
 
         Args:
-            inputs: Inputs, (B, …, channels, *sides).
+            inputs: Inputs, (B, …, channels, *sides), with any number of axes between B and the channels.
             output_gradient: Gradients at the outputs, (B, …, output channels, *output sides).
             shape: Shape of the weight, (output channels, channels / groups, *kernel).
 
@@ -295,11 +296,13 @@ def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> Lay
     """Represent each record's gradient with respect to a weight, as a sum over the uses of the weight.
 
     Args:
-        uses: Calls of functions with this weight, or points of an increment.
+        uses: Uses of this weight: one for each call of a function and for each point of an increment, or for the
+            difference of two points.
         shape: Shape of the weight.
 
     Returns:
-        * For one or two uses by linear functions with a single position each, the factors δ and a (`DenseTerms`).
+        * For one or two uses by linear functions with a single position each, the factors δ and a (`DenseTerms`),
+          without a bias.
         * For any other uses by linear functions, the gradients if they have at most half as many values as the
           factors δ_t and a_t of all positions, and otherwise these factors (`PositionTerms`).
         * For embeddings, gradients of the rows of the table that are the record's tokens (`EmbeddingTerms`).
@@ -351,7 +354,8 @@ def long_upper_norm(vectors: Tensor) -> Tensor:
     """Upper bound in float64 on the Euclidean norm of each row, (B, n) -> (B,).
 
     The squares of each piece of `_CHUNK_LENGTH` values are added in the type of the rows.  The bounds of the
-    pieces are combined in float64.
+    pieces are combined in float64.  So the bound exceeds the norm by about the rounding of a short sum, however
+    many values a row has.
     """
     if vectors.shape[1] <= _CHUNK_LENGTH:
         return upper_norm(vectors)
@@ -383,6 +387,9 @@ class PositionTerms:
         Rounding errors are relative to Σ_t ‖δ_t‖ ‖a_t‖, since terms that cancel in the gradient leave their errors
         in it.  The norm is computed from the T² inner products of positions if the factors are small compared with
         a gradient, and from the gradients of a few records at a time otherwise.
+
+        The number of roundings is T for the additions and 4 for products and factors.  The operand norm bounds the
+        norms of the gradient and of both factors.
         """
         gradient_norms, input_norms = upper_norm(self.output_gradients), upper_norm(self.inputs)
         spread = (gradient_norms * input_norms).sum(-1)

@@ -1,17 +1,18 @@
-"""Clipped sums for any module, without per-record gradients where these have a closed form.
+"""Clipped sums for any module, from terms in closed form for the parameters that allow it.
 
-The increment of a record z is Σ_k c_k ∇f(x_k; z), for the points x_k and the coefficients c_k of a query.  If a
-parameter goes into functions of functions.py only, its part of the increments of all B records is represented by
-`LayerTerms`: factors that give each record's norm and the clipped sum without the gradients themselves ("ghost
-norms", see layered.py).  Gradients of all other parameters are materialized record by record, (B, size), in the
-same backward pass.  A plan (`_GhostPlan`) says which parameters those are.  The plan follows from passes of a
-record of zeros, and from no data.
+The increment of a record z is Σ_k c_k ∇f(x_k; z), for the points x_k and the coefficients c_k of a query, and is
+clipped as a whole.  If a parameter goes into functions of functions.py only, its part of the increments of all B
+records is represented by `LayerTerms`, from which each record's norm and the clipped sum are computed.  For linear
+functions these terms may be factors of the gradients in place of the gradients ("ghost norms").  Gradients of all
+other parameters are materialized record by record, (B, size), in the same backward pass.  A plan (`_GhostPlan`)
+says which parameters those are.  The plan follows from passes of a record of zeros, and from no data.
 
-Each record passes through the module alone, under vmap, so that no code of the module can look at another record.
-`TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is called with
-a parameter, the function is computed for all records at once, as vmap would do, and the call is stored as a
-`TracedCall`.  One backward pass of autograd then gives the gradients at the outputs of every call.  No gradient by
-a traced parameter is formed.
+Each record passes through the module alone, under vmap, so that code of the module computes with one record's
+values.  `TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is
+called with a parameter, and with settings that have a closed form, the function is computed for all records at
+once, as vmap would do, and the call is stored as a `TracedCall`.  One backward pass of autograd then gives the
+gradients at the outputs of the calls.  It forms no gradient by a parameter that the loss depends on through such
+calls only.
 
 Guarantee: if a loss depends on a parameter in any way but through the traced calls, autograd finds it.
 `Trace.compute_output_gradients` names the parameters that have another way into a loss, and those of calls that
@@ -115,7 +116,8 @@ class Trace:
         Args:
             loss: Sum of the losses of all records, times a coefficient, ().
             leaves: Tensors to differentiate by in the same pass.
-            on_gradient: Callback for the output gradient of a call.
+            on_gradient: Callback that takes the index of a call, the call and its output gradient (B, …).  It is
+                not called for a call that the loss does not depend on.
 
         Returns:
             Names of the traced parameters whose gradient is not all in the calls, and the gradients by `leaves`.
@@ -183,10 +185,12 @@ class TracingMode(TorchFunctionMode):
         """Run a call of a torch function on one record's values inside the vmap, with a trace of parameters.
 
         * A layer function whose weight and bias are traced parameters, or missing, is computed for all records at
-          once, with the twins of the parameters, and the call is added to the trace.
+          once, with the twins of the parameters, and the call is added to the trace.  A twin is a leaf of autograd
+          with the parameter's values, and at least one of weight and bias is needed.
         * A recurrent layer or cell runs as its unrolled form, and multi-head attention as torch's own code, both
           in this mode, so that the functions inside of them are traced.
-        * Attention without mask and dropout is one call for all records, and torch goes through them one by one.
+        * Attention without mask and dropout, of queries, keys and values with equal leading axes, is one call for
+          all records, and torch goes through them one by one.
         * Any other call is passed on unchanged.
 
         Args:
@@ -342,10 +346,9 @@ class _TracedPass(NamedTuple):
 
 @dataclass(frozen=True)
 class GhostObjective(ModuleObjective):
-    """`ModuleObjective` that avoids per-record gradients of parameters with closed forms.
+    """`ModuleObjective` with terms in closed form for parameters that go into layer functions only.
 
-    These are parameters that go into layer functions only.  Without any, and where a pass fails, increments are
-    computed as by `ModuleObjective`.
+    Without such parameters, and where a pass fails, increments are computed as by `ModuleObjective`.
 
     Guarantee: each record passes through the module alone, under vmap, whatever the module's code does with a
     batch; functions of all records at once are torch's own, and known to compute each record on its own.
@@ -359,9 +362,9 @@ class GhostObjective(ModuleObjective):
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the clipped increments of one replicate by the plan, chunk by chunk of records.
 
-        A single record, records of a shape without a plan, and a chunk on which the module raises or departs from
-        the plan are left to `ModuleObjective`.  At a time about as many values exist as the largest of
-        `_CHUNK_VALUES` (more on a GPU), 8 d for each point, and those of one record.
+        A batch of at most one record, records of a shape without a plan, and a chunk on which the module raises or
+        departs from the plan are left to `ModuleObjective`.  At a time about as many values exist as the largest
+        of `_CHUNK_VALUES` (more on a GPU), 8 d for each point, and those of one record.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -405,7 +408,8 @@ class GhostObjective(ModuleObjective):
             records: Records, of which only shapes, type and device are used.
 
         Returns:
-            The plan, or None if a pass of zeros fails, or if no gradient is in a traced call.
+            The plan, or None if a pass of zeros raises a RuntimeError, an IndexError or a ValueError, or if no
+            gradient is in a traced call.
         """
         shape = records.features.shape[1:]
         if shape not in self.plans:
@@ -475,6 +479,11 @@ class GhostObjective(ModuleObjective):
             materialized: Names of parameters whose gradients autograd forms record by record.
             is_only_point: Whether the query has no other point.  The terms of a parameter with a single call are
                 then made as soon as autograd comes to the call, so that the call's inputs need not be stored.
+
+        Returns:
+            Calls whose terms are not made yet, with their output gradients, in the order of the calls.  Then the
+            terms by parameter, the gradients (B, size) of the materialized parameters that the losses depend on,
+            and the names of the traced parameters whose gradients are not all in the calls.
         """
         with torch.inference_mode(False), torch.enable_grad():
             # Forward pass.  A materialized parameter has a copy (a leaf) for every record, so that autograd's
@@ -549,8 +558,8 @@ class GhostObjective(ModuleObjective):
 
         Returns:
             The sum by parameters, (size,) each or None for a parameter without gradient, and the count, ().  The
-            result is None if the module raises on a record, if the calls lack a part of a gradient, or if the
-            calls differ between the points.
+            result is None if the module raises a RuntimeError, an IndexError or a ValueError on a record, if the
+            calls lack a part of a gradient, or if the calls differ between the points.
         """
         weights = batch.weights
         try:

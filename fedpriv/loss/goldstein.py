@@ -8,8 +8,13 @@ the ball for gradients; the paper exchanges the two in places.
     first order:   mean_j ∇f(x + y_j)                                        y_j in the ball of radius α
     zeroth order:  mean_j d/(2α) (f(x + α u_j) - f(x - α u_j)) u_j           u_j on the unit sphere
 
-f is one record's loss, d the dimension of x.  Both estimate ∇f_α without bias.  A record's contribution to a query
-is Σ_k c_k times the estimate at point x_k, and is clipped after the sum over all directions and points.
+f is one record's loss, d the dimension of x.  Both estimate ∇f_α without bias.  A query has points x_k and
+coefficients c_k.  A record's increment, its contribution to the query, is Σ_k c_k times the estimate at point x_k,
+and is clipped after the sum over all directions and points.  An axis "..." of points and records is that of
+replicates: runs that are computed side by side.  A batch layout has the round of a batch, and for each record its
+silo (the party that holds it) and its row index there.  Participation is secret if only the silo knows which of
+its records a round reads.
+
 Directions are drawn in chunks, which bounds the memory: a chunk has all or some of the directions of some records.
 
 `GoldsteinView` adds a metric to evaluations.  x is (r, β)-stationary for F if some convex combination of gradients
@@ -128,7 +133,8 @@ class SeededDirections:
             count: Number of vectors of a record.
             size: Number of coordinates.
             like: Tensor that gives the type (float32, or float64 for any other) and the device.
-            window: Vectors to draw, or None for all.
+            window: Records, by their positions in the batch, and the range `first` … `last` - 1 of their vectors
+                that is drawn.  None stands for all vectors of all records.
 
         Returns:
             The vectors, (B, count, size), or (records, last - first, size) with a window.  Several seeds, one for
@@ -177,8 +183,8 @@ class RandomSmoothing(View):
     `shares_directions`, so that a difference of two gradients is small when the points are near.  Otherwise each
     point has its own.
 
-    Guarantee: as for any objective, a record's increment is clipped as a whole, so one record moves the sum by at
-    most its weight times `clip` under zero-out, whatever the loss and however few directions there are.
+    Guarantee: a record's increment is clipped as a whole, so one record moves the sum by at most its weight times
+    `clip` if it is added or removed, whatever the loss and however few directions there are.
     """
 
     radius: float
@@ -209,7 +215,7 @@ class RandomSmoothing(View):
         return dataclasses.replace(self, base=self.base.for_batch(slots), batch_layout=slots)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum clipped increments as `Objective` does, of a batch that has the rows of the batch layout.
+        """Sum the weighted clipped increments of a batch that has the rows of the batch layout.
 
         At most `_CHUNK_VALUES` numbers of directions around a point exist at a time in a replicate, or those of
         one direction.  They are all directions of a few records, or some directions of one record.  Sizes of
@@ -227,7 +233,7 @@ class RandomSmoothing(View):
         records, weights = batch
         record_count, point_count = weights.shape[-1], len(query.points)
         values_per_record = self._directions_per_point(point_count) * self.dimension
-        if record_count * values_per_record <= _CHUNK_VALUES:
+        if record_count * values_per_record <= _CHUNK_VALUES:  # all directions at once
             total, clipped = self._clip_contributions(query, records, weights, [None], clip)
         else:
             parts, chunk_size = [], max(1, _CHUNK_VALUES // values_per_record)
@@ -297,8 +303,13 @@ class RandomSmoothing(View):
     def _draw_directions(self, points: Sequence[Tensor], window: DirectionWindow | None) -> list[Tensor]:
         """Directions for each point: (..., B, count, d), or (..., records, last - first, d) for a window.
 
-        If directions are shared, all points have the same tensor.  Otherwise point k has the directions numbered
-        k · count … (k + 1) · count - 1 of one draw.
+        They lie in the unit ball for estimates from gradients, and on the unit sphere for those from values.
+        `count` is the number of directions around a point.  If directions are shared, all points have the same
+        tensor.  Otherwise point k has the directions numbered k · count … (k + 1) · count - 1 of one draw.
+
+        Args:
+            points: Points x_k of the query, (..., d) each.
+            window: Records and the range of their directions around each point, or None for all.
 
         Raises:
             ValueError: The objective has no batch layout.
@@ -462,6 +473,13 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
     and x.  A step adds the point g_i of least ⟨g_i, x⟩ to the members, and x becomes the least-norm point of their
     hull.  The algorithm ends when ‖x‖² - ⟨g_i, x⟩ is at most 1e-12 of the largest squared norm of a point, or when
     g_i is a member already.
+
+    Args:
+        points: Points g_i, one or more.
+
+    Returns:
+        The point x, its norm, and the lower bound min_i ⟨g_i, x⟩/‖x‖ on the norms in the hull, or 0 in place of a
+        negative bound.  If all points are 0, all three are 0.
     """
     squared_norms = np.sum(points**2, axis=1)
     largest = float(np.max(squared_norms))

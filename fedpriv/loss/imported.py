@@ -1,8 +1,9 @@
 """Torch modules by import path, "package.module:Name", and their weights by SHA-256.
 
-A module is imported only when its model is built, not when a scenario is read: a guard checks the name first.  Its
-requirements are then tested by running it (`check_outputs`): it maps one record to as many outputs as needed, and
-no record's outputs depend on other records.  `make_trained_model` returns a trained model as a torch module.
+A module is imported when its model is built, and not when the scenario that names it is read.  Its requirements
+are tested by running it (`check_outputs`): it maps one record to as many outputs as needed, and no record's
+outputs depend on other records.  `make_trained_model` returns a trained model as a torch module.  The initial
+model of a run is called x_1.  A view is an objective that wraps another one, its `base`.
 
 A scenario names a file of weights by its digest and not by a path, so all parties have the same values.  The file
 is looked for in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt.
@@ -75,10 +76,10 @@ def import_callable(path: str, key: str) -> Callable[..., Any]:
 def build_module(path: str, key: str, positional: tuple[int, ...], arguments: dict[str, Any]) -> nn.Module:
     """Build the torch module that the class or function at `path` returns.
 
-    torch's generator starts from seed 0 for the call, and has its former state afterwards.
+    torch's CPU generator starts from seed 0 for the call, and has its former state afterwards.
 
-    Guarantee: `CodeError.public_message`, which is all that a guard says of a failure, depends on the scenario
-    alone.
+    Guarantee: `CodeError.public_message`, the part of the message for everybody, has no words of the code, and
+    depends on the arguments and on the kind of the failure alone.
 
     Args:
         path: Import path, "package.module:Name".
@@ -105,10 +106,10 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """Replace every BatchNorm by a GroupNorm with as many parameters, which depends on one record only.
+    """Replace BatchNorm layers by GroupNorm with as many parameters, which depends on one record only.
 
     The number of groups is the largest divisor of the number of channels up to 32.  Submodules are replaced in
-    place.
+    place.  A layer that a module has under two names is replaced under the first of them only.
 
     Returns:
         The module, or its replacement if the module itself is a BatchNorm.
@@ -254,7 +255,7 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
     The module is run, and must not change its buffers or parameters (`run_trial`).  Then records 1 and 2 of a
     batch of 3 are replaced.  Outputs of record 0, and the gradient of the sum of their squares, have to be exactly
     equal before and after, at the module's own parameters and at these plus standard normal numbers (unless values
-    are not finite there).  A batch of one has to give the same outputs up to 1e-3.
+    are not finite there).  A batch of one has to give the same outputs up to 1e-3, relative and absolute.
 
     Increments are computed of each record alone, so that a dependence would not break their guarantee.  But the
     model that is evaluated would differ from the model that is trained.
@@ -266,7 +267,8 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
         inputs: Layout of each input, or empty for numbers.
 
     Raises:
-        InputError: Outputs or gradients depend on other records, or are not finite at the module's own parameters.
+        InputError: Outputs or gradients depend on other records, or are not finite at the module's own parameters;
+            or the module changes its buffers or parameters.
     """
     generator = torch.Generator().manual_seed(0)
     parameters = trainable_parameters(module)
@@ -342,10 +344,11 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
 
     Args:
         objective: Objective that was trained, possibly behind views.
-        vector: Flat parameters, (d,).
+        vector: Flat parameters, (d,).  For a linear score, numbers behind the d weights are not used.
 
     Returns:
-        The module in evaluation mode, with its loss.
+        The module in evaluation mode, with its loss, and the number of leading features that it takes (None for
+        all).
 
     Raises:
         InputError: The objective is neither that of a torch module nor a linear score.
@@ -366,7 +369,7 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
             )
         case LinearScore():
             layer = nn.Linear(objective.dimension, 1, bias=False, dtype=point.dtype)
-            weights = point[: objective.dimension].view(1, -1)  # a row may append other numbers to the weights
+            weights = point[: objective.dimension].view(1, -1)  # without numbers that follow the weights
             return TrainedModel(_set_parameters(layer, {"weight": weights}), None, objective.loss)
     raise InputError(f"{type(objective).__name__} is no torch module; cell.model() gives its parameters")
 
@@ -428,7 +431,7 @@ def read_weights(weights: str, key: str) -> bytes:
         key: Key of the scenario, for error messages.
 
     Raises:
-        InputError: There is no such file, or its digest is another.
+        InputError: The file cannot be read, or its digest is another.
     """
     file = weights_folder() / f"{weights.removeprefix('sha256:')}.pt"
     try:
@@ -490,7 +493,7 @@ class InitializedView(RecordView):
 def load_constants(module: nn.Module, weights: str | None, path: str) -> frozenset[str]:
     """Load a file of weights into the module, and return the names of trainable parameters that it lacks.
 
-    These parameters start from the scenario's seed, such as a head or the parameters that `lora` adds.
+    Such parameters are those of a new head, or those that `lora` adds.
 
     Guarantee: every frozen parameter and, with a digest, every buffer of a state_dict has the values of the named
     digest.  A frozen parameter or, with a digest, a buffer of the state_dict without values in the file raises

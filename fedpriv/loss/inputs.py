@@ -5,6 +5,9 @@
 | `wrap_module` | a module that takes flat rows (B, width) and restores its inputs' shapes and types |
 | `LabelledView` | an objective whose records have several labels each, behind their features |
 | `make_layout_objective` | a module's objective for records of a layout and a chosen loss |
+
+An objective is a loss over flat parameters, a view an objective that wraps another one, its `base`, and x_1 the
+initial model of a run.
 """
 
 from collections.abc import Sequence
@@ -185,7 +188,9 @@ def make_layout_objective(
     """Make the objective of a module for records of a layout, and return it with the wrapped module.
 
     The module is put behind layers that take flat rows (`wrap_module`), and its outputs are checked against the
-    loss. The objective is put behind a `LabelledView` if labels have a shape, as several labels do.
+    loss.  A loss that is a function, or that needs outputs of several axes, gets a `ModuleObjective`.  Any other
+    loss gets the objective of `make_module_objective`.  The objective is put behind a `LabelledView` if labels
+    have a shape, as several labels do.
 
     Args:
         module: Module that maps inputs of a batch to outputs.
@@ -217,6 +222,7 @@ def make_layout_objective(
         inputs=inputs,
         why_needed=_describe_needed_outputs(layout, classes),
     )
+    # A module on the meta device has sizes but cannot be run, so that the shape of its outputs is not known.
     if isinstance(loss, FunctionLoss) and not any(parameter.is_meta for parameter in wrapped.parameters()):
         loss = _check_loss_function(replace(loss, output_axes=len(output_shape)), output_shape, classes, dtype)
     if isinstance(loss, FunctionLoss) or (needed_shape is not None and len(needed_shape) > 1):
@@ -251,7 +257,7 @@ def _check_loss_function(loss: FunctionLoss, outputs: tuple[int, ...], classes: 
         dtype: Type of outputs, and of labels that are numbers.
 
     Raises:
-        InputError: The function fails, or returns something else.
+        InputError: The function fails, or returns anything but a tensor of shape ().
     """
     label = torch.zeros(loss.label_shape, dtype=torch.int64 if classes else dtype)
     try:

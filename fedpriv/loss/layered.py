@@ -1,8 +1,9 @@
 """Sequential modules of layers with closed forms: one forward and backward pass at each point.
 
 A query has points x_k and coefficients c_k, and a record's increment is the sum of c_k times the gradient of its
-loss at x_k.  With δ_k the gradient of the loss at a layer's outputs and a_k the layer's inputs, both at point k,
-the increment's part in that layer is Σ_k c_k δ_k ⊗ a_k.  This part is represented as
+loss at x_k, clipped as a whole.  x_1 is the initial model of a run.  With δ_k the gradient of the loss at a
+layer's outputs and a_k the layer's inputs, both at point k, the increment's part in that layer is Σ_k c_k δ_k ⊗
+a_k.  This part is represented as
 
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 
@@ -10,8 +11,11 @@ whose terms are about as small as the increment itself if the points are close. 
 the terms c_k δ_k ⊗ a_k would lose all digits to cancellation in float32, with c = (t, -(t-1)) in round t for
 instance.  A norm that is too small would break the clip.
 
+A block is a layer with parameters, and the layers without parameters that follow it.  Layers without parameters
+before the first block come first.
+
 `make_module_objective` chooses the objective of a module: `LayeredObjective` for an nn.Sequential in which every
-layer has a closed form and every parameter is trained, and `GhostObjective` (ghost.py) otherwise.
+layer has a closed form and every parameter is trained and used once, and `GhostObjective` (ghost.py) otherwise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -101,8 +105,9 @@ class LayeredObjective(BaseModuleObjective):
             dtype: Type of the parameters.
 
         Returns:
-            The objective, or None if the module is no nn.Sequential, a layer has no closed form, occurs twice or
-            changes the number of records, or a parameter is frozen or belongs to two layers.
+            The objective, or None if the module's type is not nn.Sequential, a layer has no closed form or changes
+            the number of records, a layer with parameters occurs twice, or a parameter is frozen or belongs to two
+            layers.
 
         Raises:
             InputError: The module cannot be trained (`check_module`).
@@ -137,14 +142,14 @@ class LayeredObjective(BaseModuleObjective):
                 blocks[-1] = blocks[-1]._replace(stateless_layers=(*blocks[-1].stateless_layers, stateless))
             else:
                 leading_layers.append(stateless)
-        # The names differ if a layer occurs twice, or a parameter is frozen or belongs to two layers.
+        # The names differ if a layer with parameters occurs twice, or a parameter is frozen or in two layers.
         parameter_names = [name for block in blocks for name in (block.weight, block.bias) if name is not None]
         if parameter_names != list(trainable_parameters(module)):
             return None
         return cls(module, loss, seed, dtype, tuple(leading_layers), tuple(blocks), values)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum clipped increments as `Objective` does, in chunks of records.
+        """Sum the weighted clipped increments of a batch, in chunks of records.
 
         At a time about as many values exist as the largest of `_CHUNK_VALUES` (more on a GPU), 8 d for each model
         and point, and those of one record.
@@ -277,7 +282,12 @@ class LayeredObjective(BaseModuleObjective):
 
         Args:
             point: Parameters by name, (..., *shape).
-            first_inputs: Prepared inputs of the first block (`_first_inputs`).
+            first_inputs: Inputs of the first layer with parameters, in the form in which it takes them
+                (`_first_inputs`).
+
+        Returns:
+            The prepared inputs of each layer with parameters, the tensors that layers without parameters saved for
+            their derivatives, and the module's outputs (..., B, outputs).
         """
         inputs, saved, values = [first_inputs], [], first_inputs
         for index, block in enumerate(self.blocks):
@@ -364,8 +374,8 @@ def make_module_objective(
     A sequential module of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten gets a `LayeredObjective`,
     and any other module a `GhostObjective`.  A sequential module gets a `GhostObjective`, too, if it has a Linear
     on several axes, a Conv2d with groups or with padding other than numbers of zeros, a MaxPool2d with `ceil_mode`
-    or with indices as outputs, a layer that occurs twice, or a frozen parameter.  Both compute the same numbers up
-    to rounding.
+    or with indices as outputs, a layer with parameters that occurs twice, or a frozen parameter.  Both compute the
+    same numbers up to rounding.
 
     Args:
         module: Module whose trainable parameters are the point.

@@ -2,9 +2,12 @@
 
 Values have shape (..., B, *shape), where the leading axes are models.  Weights (..., *shape) have the leading axes
 only.  A layer without parameters (`StatelessLayer`) maps values to outputs, and output gradients to input
-gradients.  A layer with parameters (`ParameterLayer`) makes terms (`LayerTerms`) besides.  The part of a record's
-increment in the layer's weight is Σ_k output_gradients[k] ⊗ inputs[k], one term for each point k of the query
-(`loss.layered` says which).  For a convolution each term is also summed over positions.
+gradients.  A layer with parameters (`ParameterLayer`) makes terms (`LayerTerms`) besides.
+
+A query has points x_k and coefficients c_k, and a record's increment is the sum of c_k times the gradient of its
+loss at x_k.  With a_k the layer's inputs, and δ_k the gradient at its outputs times c_k, both at point k, the
+increment's part in the layer's weight is (Σ_k δ_k) ⊗ a_0 + Σ_{k≥1} δ_k ⊗ (a_k - a_0).  The factors of its terms
+are output_gradients[k] = u_k and inputs[k] = v_k.  For a convolution each term is also summed over positions.
 """
 
 from collections.abc import Callable, Sequence
@@ -223,7 +226,9 @@ class DenseTerms:
 
         The bias gradient is u_0.  The squares of weight and bias are bounded separately: inner products of the
         weight's terms may cancel each other, but must not cancel the square of the bias.  Rounding errors are
-        relative to Σ_k ‖u_k‖ ‖v_k‖ + ‖u_0‖.
+        relative to Σ_k ‖u_k‖ ‖v_k‖ + ‖u_0‖ (without a bias, to the sum).  Their number is that of the terms for
+        the additions, and 4 for products and factors.  The operand norm bounds the norms of the increment and of
+        all factors.
         """
         gradient_norms, inputs = (
             [upper_norm(part) for part in parts] for parts in (self.output_gradients, self.inputs)

@@ -21,9 +21,10 @@ Robust phase retrieval with power 2 is from Duchi & Ruan 2019; with power 1 it i
 A `Population` is a distribution of records whose risk is known.  Evaluations report the excess risk, to compare it
 with theory.
 
-A `RecordBlock` gathers the records of several rounds, for replicates that read the same ones.  Values that depend
-on the records only are computed once for all rounds of a block: an objective calls `compute_per_block`, which
-returns the same numbers for records that are in no block.
+Replicates are runs that are computed side by side, on a leading axis.  A `RecordBlock` gathers the records of
+several rounds, for replicates that read the same ones.  Values that depend on the records only are computed once
+for all rounds of a block: an objective calls `compute_per_block`, which returns the same numbers for records that
+are in no block.
 """
 
 import math
@@ -450,7 +451,8 @@ class RecordBlock:
     def split_rounds(self) -> Iterator[BlockRecords]:
         """Yield the records of each round, repeated for every replicate, (replicates, B, …).
 
-        The repetition is a view of the same memory.
+        The repetition is a view of the same memory.  Each item also refers to the block, to the position of its
+        round, and to the round's records without the axis of replicates (`shared`).
         """
         shared_rounds = zip(*(column.unbind() for column in self._records), strict=True)
         expanded = zip(
@@ -508,7 +510,11 @@ def compute_per_block(records: Records, name: Hashable, compute: Callable[[Recor
 def _max_feature_norm(records: Records, dtype: torch.dtype) -> float:
     """Upper bound on the norms ‖z‖ of the features of all records of a round, computed in `dtype`.
 
-    For records in a block the bounds of all rounds are computed at once.
+    For records in a block the bounds of all rounds are computed at once, and stored under a name with the dtype.
+
+    Args:
+        records: Records of the round, one or more.
+        dtype: Type to which features are converted.
     """
     if isinstance(records, BlockRecords):
         max_norm: float = records.block.compute_part(
@@ -594,6 +600,7 @@ class SoftmaxRegression(LinearObjective):
 
         The norm of a record's increment is ‖output gradient‖ · ‖features‖.  The norms of single records are not
         computed if a cheap bound for all of them shows that no increment is clipped (`clipping_if_certain`).
+        Features are (..., B, f), or (B, f) for records of a block, which all replicates share.
 
         Args:
             output_gradients: Combined output gradients, (..., classes, B).

@@ -144,6 +144,7 @@ def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
         if not float(uncensored[bin_index + 1]):
             break
         has_event, survives = is_observed & (survived_counts <= bin_index), survived_counts > bin_index
+        # `has_event` masks all other records, whose G at a clamped index does not count.
         squared_errors = (
             has_event
             * survival[..., bin_index].square()
@@ -494,7 +495,12 @@ def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
     """Predict the class of each label, or its value, (n, *labels), from outputs (n, *outputs).
 
     The class is that of the largest output.  With a single logit, the class is 1 above 0, else 0.  Outputs of a
-    loss that predicts no classes are returned as they are, but for a last axis of one output, which is dropped.
+    loss that predicts no classes are returned as they are.  A last axis of one output is dropped, except for
+    `MeanOverLabels`, whose last axis is then one of labels.
+
+    Args:
+        loss: Loss that the model was trained with.
+        outputs: Outputs of n records.
     """
     has_label_axes = isinstance(loss, MeanOverLabels)
     while isinstance(loss, MeanOverLabels | ClassWeighting):
@@ -567,8 +573,8 @@ class LossChoice:
     def make_loss(self, label: tuple[int, ...], classes: int) -> tuple[Loss, tuple[int, ...] | None]:
         """Make the loss for labels of a shape, and find the shape of the outputs that it needs.
 
-        A loss by name is the mean over the labels of a record if there are several (`MeanOverLabels`).  A function
-        gets all labels of a record in one call.
+        A loss by name is the mean over the labels of a record if their shape is not () (`MeanOverLabels`).  A
+        function gets all labels of a record in one call.
 
         Args:
             label: Shape of one record's labels, or () for a single label.
@@ -591,6 +597,7 @@ class LossChoice:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, and they are {actual}"
             )
+        # None stands for two classes, and for numbers from 0 to 1.
         if kind.takes_classes is None and classes > 2:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"

@@ -2,7 +2,7 @@
 
 `MODELS` has the rows by name.  Linear models for any data (rows with `compute_features_and_bias`) take the
 features that their settings name, scaled, and a constant 1.  `add_module` adds a torch module of the user as a
-row.
+row.  x_1 is the initial model of a run.
 """
 
 import copy
@@ -106,7 +106,7 @@ class SoftmaxSettings(ModelSettings):
         goes with pixels, and orientations and scaling up need `feature_norm`.
 
         Raises:
-            ValueError: A key is missing, or is for other features.
+            ValueError: A key is missing, is for other features, or is no import path or digest.
         """
         if self.backbone is not None:
             if not is_import_path(self.backbone):
@@ -151,8 +151,8 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
         settings: Settings of the features.
 
     Returns:
-        The features, whose last column is 1.  Without it, the norm of a row is at most `feature_norm` if that is
-        set.
+        The features, whose last column is 1.  Without it, the norm of a row is at most `feature_norm`, up to
+        rounding, if that is set.
 
     Raises:
         InputError: Features are numbers and `feature_norm` is missing, without which they have no bound; or the
@@ -333,7 +333,7 @@ class PerceptronSettings(ModuleSettings):
 def perceptron(
     activation: type[nn.Module], loss: Loss | None = None, features: Callable[..., Tensor] = flat_pixels
 ) -> Model:
-    """Make a row for a network with one hidden layer: features - hidden - outputs.
+    """Make a row of the table of models for a network with one hidden layer: features - hidden - outputs.
 
     The network has an output for each class without a `loss`, one for each bin with `HazardLoss`, and a single one
     with any other loss.  |⟨x, z⟩| is the sum of two rectifiers, so `nn.ReLU` can represent the sizes of phase
@@ -503,7 +503,7 @@ def add_model(name: str, model: Model) -> None:
 
 
 def find_model(name: str) -> Model:
-    """Find a row by name, or make one for an import path.
+    """Find the row of a model by its name, or make one for an import path.
 
     A name is looked for in `MODELS`, among the add-ons, and in `MODELS` again after the user's extensions are
     loaded.
@@ -595,7 +595,8 @@ def add_module(
         shape: Shape of one record, such as (1, 28, 28).  By default records are flat, and records with several
             inputs keep the shape of each input.
         regression: Whether labels are real numbers.
-        loss: Loss as for `fedpriv.run`.  By default the cross-entropy, or the squared error for a regression.
+        loss: Loss by name, as a mapping of settings, or as a function of one record's output and label.  By
+            default the cross-entropy, or the squared error for a regression.
 
     Raises:
         InputError: fedpriv ships a model of that name, or `loss` is no loss.

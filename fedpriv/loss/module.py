@@ -2,7 +2,8 @@
 
 The module defines the structure and the frozen parameters.  The trainable parameters are the flat point, (d,), and
 x_1 is the point at which a run starts.  A record's increment is Σ_k c_k ∇f(x_k; record) for the points x_k and
-coefficients c_k of a query, clipped as a whole.  Gradients of a few records exist at a time.
+coefficients c_k of a query, clipped as a whole.  Gradients of a few records exist at a time.  Replicates are runs
+that are computed side by side, on the leading axes of points and records.
 """
 
 import math
@@ -92,7 +93,7 @@ class ModuleObjective(BaseModuleObjective):
         check_module(self.module)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum clipped increments as `Objective` does, replicate by replicate.
+        """Sum the weighted clipped increments of a batch, replicate by replicate.
 
         Records are taken in chunks, so that their gradients at all points have at most `_CHUNK_VALUES` values
         (more on a GPU), or a chunk is one record.
@@ -184,6 +185,8 @@ class ModuleObjective(BaseModuleObjective):
         * If all records raise, gradients are computed without vmap.
         * If none raises, the error of the batch is raised.
 
+        An error of the batch whose message has the word "random" counts as vmap's refusal of random numbers.
+
         Args:
             points: Parameters by name, (*shape) each, at each point.
             records: Records of the batch, (B, …).
@@ -224,7 +227,7 @@ class ModuleObjective(BaseModuleObjective):
         Args:
             points: Parameters by name, (*shape) each, at each point.
             records: Records of the batch, (B, …).
-            error: Error of the batch, which is raised if the module raises on every record.
+            error: Error of the batch, which is raised if the module raises on every record at one of the points.
 
         Returns:
             Gradients (B, *shape) by parameter for each point, NaN for a record on which the module raises.
@@ -253,7 +256,7 @@ class ModuleObjective(BaseModuleObjective):
         return gradients
 
     def _gradient_of_one(self, parameters: dict[str, Tensor], records: Records) -> dict[str, Tensor]:
-        """Gradient of one record, (1, *shape) by parameter, in a fifth of the time of vmap(grad).
+        """Gradient of one record, (1, *shape) by parameter, by autograd, which is faster here than vmap(grad).
 
         A parameter that the loss does not depend on has gradient 0.
 
@@ -381,14 +384,14 @@ def unflatten_point(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str
 def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
     """Draw x_1 (d,) from `seed`, with weights and biases uniform in ±1/√(fan in).
 
-    The fan in is the number of values of the layer's weight divided by the length of its first axis, as torch
-    counts it.  torch initializes its Linear and
-    convolution layers with the same distribution (He et al. 2015, a = √5).  The point is a function of `seed` and
-    the shapes, with two exceptions:
+    The fan in of a parameter of two or more axes is the number of its values divided by the length of its first
+    axis.  A vector has the fan in of its layer's `weight`.  torch initializes its Linear and convolution layers
+    with the same distribution (He et al. 2015, a = √5).  The point is a function of `seed` and the shapes, with
+    two exceptions:
 
     * A layer may name parameters that are zero (`begin_at_zero`).
-    * A vector keeps its values if the layer has no matrix called `weight`.  Examples are scales and shifts of a
-      normalization, and biases of recurrent layers.
+    * A vector keeps its values if the layer has no `weight` of two or more axes.  Examples are scales and shifts
+      of a normalization, and biases of recurrent layers.
 
     Args:
         module: Module whose trainable parameters make up the point, in the order of `trainable_parameters`.

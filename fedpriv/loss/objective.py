@@ -10,7 +10,9 @@
 | `fast_paths` | the shortcuts that a loss may have as attributes |
 | `Bfloat16View` | passes through a model in bfloat16 |
 
-Public coins are public random numbers that an increment depends on, such as directions or shifts of pictures.
+An increment is a record's clipped contribution to a sum: its gradient, or a combination of its gradients at the
+points of a query.  Public coins are public random numbers that an increment depends on, such as directions or
+shifts of pictures.
 
 `Bfloat16View` computes gradients at models and from features that are rounded to 8 significant bits.  The model,
 its noise, norms, clips and sums stay in the run's own types, since a guarantee depends on them.  Micikevicius et

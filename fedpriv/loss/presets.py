@@ -55,7 +55,9 @@ def lora(
     train: Collection[str] = (),
     seed: int = 0,
 ) -> nn.Module:
-    """Return a copy whose Linear layers train a product of two small matrices, with all else frozen.
+    """Return a copy whose Linear layers train a product of two small matrices.
+
+    Parameters that are in no product are frozen, unless `train` names them.
 
     A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random, B (out, rank) zero,
     W frozen, and b frozen unless `train` names it.  Layers of subclasses of Linear, and those whose weight `train`
@@ -171,6 +173,7 @@ class Transformer(nn.Module):
         self.words, self.last = nn.Embedding(words, width), nn.Linear(width, outputs)
         layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
+        # Sines and cosines with periods of 2π to about 200π positions, as a vector of norm 1/√2 for each position.
         angles = torch.arange(length).unsqueeze(1) / 100.0 ** (torch.arange(0, width, 2) / width)
         self.register_buffer("places", torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1) / width**0.5)
 

@@ -60,9 +60,10 @@ def check_one_release(rounds: int, algorithm: str, step: object, clip: object) -
 
 @dataclass(frozen=True)
 class RidgeStatistics(Deterministic):
-    """Objective with increments -svec(u uᵀ), whose mean is the model after one step of size 1 from 0.
+    """Objective with increments -svec(u uᵀ), the contributions of records to a clipped sum.
 
-    `compute_weights` makes a linear predictor of the model.
+    A step of size 1 from 0 against their mean leads to the model, the mean of svec(u uᵀ).  `compute_weights` makes
+    a linear predictor of this model.
 
     Guarantee: for a query with coefficient 1 and a clip of 1 (`check_one_release`), an increment is a function of
     its own record alone, whatever the query's point is.  Its norm is 1 at most, and it is no further than
@@ -97,7 +98,7 @@ class RidgeStatistics(Deterministic):
         return torch.zeros(self.dimension, dtype=self.dtype)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the clipped increments -svec(u uᵀ), a chunk of records at a time.
+        """Sum the weighted clipped increments -svec(u uᵀ), a chunk of records at a time.
 
         At most `_CHUNK_VALUES` values of increments exist at a time, or those of one record.
 
@@ -207,7 +208,7 @@ class RidgeStatistics(Deterministic):
 
         Args:
             point: Released moments, (d,).
-            published: Public numbers of the release.
+            published: Public numbers of the release: std, n, and the share of row indices that count.
 
         Returns:
             A coefficient for each feature, the constant included.

@@ -258,12 +258,12 @@ class ImportedSettings(ModuleSettings):
 
 
 def make_imported_model(path: str) -> Model:
-    """Make a row for the torch module at an import path.
+    """Make a row of the table of models for the torch module at an import path.
 
     The module is imported when its objective is made, and not before.  It is then built with the numbers of
     features and outputs, has GroupNorm in place of BatchNorm if the settings say so, and gets the weights of the
-    settings' digest if there is one.  x_1 then has the file's values for the trainable parameters that the file
-    names, and values of the seed for the others.
+    settings' digest if there is one.  With a digest, the initial model x_1 has the file's values for the trainable
+    parameters that the file names, and values of the seed for the others.
 
     Args:
         path: Import path, "package.module:Name".

@@ -5,8 +5,8 @@
   Labels are (n,), and a score is (...).
 * `ScoreView` is an objective whose evaluation has the scores that a scenario names, of all test records and silo
   by silo.
-* `SummedScores` is an objective whose increments are scores of test records, for test records that a silo does not
-  share.  Record b contributes
+* `SummedScores` is an objective whose increments, the contributions of records to a sum, are scores of test
+  records, for test records that a silo does not share.  Record b contributes
 
       (right_b - 1/2,  loss_b / bound - 1/2)     for a classification
       (loss_b / bound - 1/2)                     for a regression
@@ -75,6 +75,9 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
     Args:
         outputs: Logits, (..., n, classes) or (..., n, 1).
         labels: Classes, (n,), of which at least two occur.
+
+    Returns:
+        The area in 0 … 1 for each model, (...).
     """
     scores = to_logits(outputs)
     if scores.shape[-1] == 2:
@@ -360,9 +363,10 @@ class SummedScores(View):
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """Compute the contribution of each record in float64, (..., B, `dimension`), for `model` (..., d).
 
-        The columns are the share of right predictions minus 1/2, for a classification only, and the loss divided
-        by `loss_bound`, clamped to [0, 1], minus 1/2.  For a classification with one label the loss is the
-        cross-entropy.  A loss of NaN or inf counts as `loss_bound`, and -inf as 0.
+        `records` are (B, …), or (..., B, …) with the leading axes of `model`.  The columns are the share of right
+        predictions minus 1/2, for a classification only, and the loss divided by `loss_bound`, clamped to [0, 1],
+        minus 1/2.  For a classification with one label the loss is the cross-entropy.  A loss of NaN or inf counts
+        as `loss_bound`, and -inf as 0.
         """
         if not self.classes:
             return self._scale_losses(self.base.losses(model, records)).unsqueeze(-1)
@@ -409,6 +413,7 @@ def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> 
             several class labels is a function, which does not say which predictions are right.
     """
     name = "outputs" if classes else "losses"
+    # The methods of `Deterministic` raise, so that a class without its own has no outputs or losses.
     if getattr(type(base), name, None) is getattr(Deterministic, name):
         raise InputError(
             f"evaluation: {type(base).__name__} gives no {name} record by record; "

@@ -1,9 +1,8 @@
 """Recurrent layers and embeddings in operations that torch.func.vmap can batch.
 
-Under vmap, a gradient of GRU, RNN or a recurrent cell raises, since gates are written into a tensor of one record.
-A gradient of an LSTM or an EmbeddingBag is computed one record after another, and one of a sparse table does not
-exist.  `make_vmap_module` replaces
-the forward pass of such layers, and keeps their parameters.
+Under vmap, a gradient of GRU, RNN or a recurrent cell raises, since gates are written into a tensor of one
+record.  A gradient of an LSTM or an EmbeddingBag is computed one record after another, and one of a sparse table
+does not exist.  `make_vmap_module` replaces the forward pass of such layers, and keeps their parameters.
 
 torch runs a recurrent layer as one function, inside of which neither vmap nor a trace of parameters can look.
 `UNROLLED_FUNCTIONS` has functions that compute the same step by step, from functions of `torch.nn.functional`.
@@ -70,7 +69,7 @@ def _run_layer(
     """Run all layers and steps of torch.lstm, gru, rnn_tanh or rnn_relu.
 
     Args:
-        cell: Function of one step.
+        cell: Function of one step, from the input's part of the gates, the state's part and the state.
         values: Inputs, (steps, records, features), or (records, steps, features) if `batch_first`.
         state: State before the first step, (layers · directions, records, width).  For an LSTM it is a pair of
             hidden values and cells.
@@ -126,9 +125,9 @@ def _run_direction(
     """Run all steps of one layer in one direction, and return their outputs and the last state.
 
     Args:
-        cell: Function of one step.
+        cell: Function of one step, from the input's part of the gates, the state's part and the state.
         steps: Inputs of all steps, (steps, records, features).
-        state: State before the first step that is run.
+        state: State before the first step that is run: hidden values, and for an LSTM the cells as well.
         parameters: Weights of input and state, and their biases if there are any.
         backward: Whether steps are run from the last to the first.
         projection: Matrix (projected width, width) that is applied to the hidden values of every step, or None.
@@ -222,8 +221,8 @@ class _Unrolled(nn.RNNBase):
             values: Inputs, (steps, records, features), (records, steps, features) with `batch_first`, or
                 (steps, features) of a single record.
             start: State before the first step, (layers · directions, records, width), or (layers · directions,
-                width) for a single record.  For an LSTM it is a pair of hidden values and cells.  None stands for
-                zeros.
+                width) for a single record.  For an LSTM it is a pair of hidden values and cells, and hidden values
+                have the projected width if there is a projection.  None stands for zeros.
 
         Returns:
             The last layer's outputs in the layout of `values`, directions side by side, and the last states in the
@@ -287,7 +286,12 @@ class _UnrolledCell(nn.RNNCellBase):
     """One step of a recurrent layer."""
 
     def forward(self, values: Tensor, start: Tensor | RecurrentState | None = None) -> Tensor | RecurrentState:
-        """Compute the next state as torch's cell does, (..., hidden), or a pair of them for an LSTM."""
+        """Compute the next state, (..., hidden), or a pair of hidden values and cells for an LSTM.
+
+        Args:
+            values: Input of the step, (..., features).
+            start: State before the step, in the form of the result, or None for zeros.
+        """
         state_size = 2 if isinstance(self, nn.LSTMCell) else 1
         if start is None:
             state: RecurrentState = (values.new_zeros(*values.shape[:-1], self.hidden_size),) * state_size

@@ -7,6 +7,9 @@
 | `LocalSteps` | x_t - w_K, w_0 = x_t, w_k = w_{k-1} - η_l · gradient of its k-th batch | McMahan et al. 2018 |
 | `LocalTraining` | x_t minus the model after a silo's own epochs, unclipped | McMahan et al. 2017 |
 
+A contribution to a sum is called an increment.  Neighbouring data sets differ in one unit: under zero-out its
+contribution is replaced by zeros, and under replace-one its records by others.
+
 A unit u contributes v_u, a combination of the gradients of its records r at the queries x_t, x_{t-1}, … with
 coefficients c_k.  `PerUnit` clips this vector.  In `QuantileClip`, C_t is the query's last coordinate, the bit b_u
 says whether v_u is within C_t, ρ is the weight of the bit, and both releases of the paper are one.
@@ -215,13 +218,13 @@ class QuantileClip(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Compute the scaled vector and the bit of one unit, (..., d + 1).
 
-        The vector is v / max(‖v‖, C_t), with v from `base`.  The last coordinate is ρ (b - ½), where b is 1 if
-        ‖v‖ ≤ C_t, else 0.  The unit counts as clipped if b is 0.
+        The vector is v / max(‖v‖, C_t), with v from `base`.  The last coordinate is ρ (b - ½), where b is 1 if ‖v‖
+        ≤ C_t, else 0, or 0 for a unit without records.  The unit counts as clipped if ‖v‖ > C_t.
 
         Args:
             query: One point, (..., d + 1): x_t, then C_t, which is clamped to `MIN_ADAPTIVE_CLIP` …
                 `MAX_ADAPTIVE_CLIP`.
-            batch: Records of the unit, with weights of sum 1, 0 for absent records.
+            batch: Records of the unit, with weights of sum 1, or all 0 for a unit without records.
             clip: Clip of single records in `base`, which `PerUnit` sets to `UNCLIPPED`.
         """
         ((point,), coefficients), weights = query, batch.weights
@@ -284,7 +287,15 @@ class LocalSteps(View):
         return self.steps * points
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Compute the displacement of each client's model by its local steps, (..., d)."""
+        """Compute the displacement of each client's model by its local steps, (..., d).
+
+        The number of clipped records is 0.
+
+        Args:
+            query: One point, (..., d), from which the steps start.  Its coefficient is not used.
+            batch: Records of each client, (..., B, …), with weights above 0 for those that are present.
+            clip: Not used, since nothing is clipped here.
+        """
         (start,), (records, weights) = query.points, batch
         present = (weights > 0.0).to(start.dtype)
         scores = fast_paths(self.base).linear
@@ -412,7 +423,13 @@ class LocalTraining(View):
         return self.epochs * points
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Compute Σ_i p_i (query - w_i) over the silos, (..., d), with no clipped records."""
+        """Compute Σ_i p_i (query - w_i) over the silos, (..., d), with no clipped records.
+
+        Args:
+            query: One point, (..., d), from which every silo starts.  Its coefficient is not used.
+            batch: Records (..., B, …) in the order of the silos, with their weights.
+            clip: Not used, since nothing is clipped here.
+        """
         (initial_model,), (records, weights) = query.points, batch
         total, start = torch.zeros_like(initial_model), 0
         for _, record_count in self.silo_sizes:
@@ -446,7 +463,7 @@ class LocalTraining(View):
         Args:
             initial_model: Model of the query, (..., d).
             silo_records: Records of the silo in the round, (..., B, …).
-            present: 1 for each record, and 0 for padding of a batch of several replicates, (..., B).
+            present: 1 for each record that is present, and 0 for an absent one, such as padding, (..., B).
         """
         model = initial_model
         for _ in range(self.epochs):

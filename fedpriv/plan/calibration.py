@@ -10,9 +10,16 @@ guarantee in real numbers needs clips, noise and sums that floating point holds,
 Before a cell is planned or sent, its noise may be fitted to the points that the run publishes: a mechanism's name
 and numbers take the place of "auto", or of a name without numbers (`fit_cell_noise`).  A fit depends on public
 numbers only: the row's optimizer, its clips up to a factor, the participation, and the options of the noise.  A
-program that builds a plan from the result, such as a silo's guard, finds numbers there, checks and certifies them,
-and never fits.  Published points are an affine map of the row's released sums.  The map is computed from the row's
-own optimizer (`compute_response`), so that no second formula has to agree with the optimizer.
+program that builds a plan from the result finds numbers there, and need not fit.  Published points are an affine
+map of the row's released sums.  The map is computed from the row's own optimizer (`compute_response`), so that no
+second formula has to agree with the optimizer.
+
+A release is a vector that leaves a silo or the server with its noise: here a running sum of increments, which are
+the clipped contributions of records.  A silo's records are read in batches of a fixed size, or of an expected size
+if they are sampled.  A unit of protection is what two neighbouring data sets differ in, a record or a person or
+client with several.  Privacy targets are μ of Gaussian DP.  Participation is public if everybody may know which
+records a round reads, and secret if only their silo may.  A lattice is the multiples of a unit in which an integer
+release is counted.  The slack of a claim is what arithmetic and random bits of finite length may add to δ.
 """
 
 import dataclasses
@@ -73,9 +80,9 @@ def compute_response(
     """Compute the weights of released sums in the points that an optimizer publishes.
 
     The points are the output after T rounds, and some that are evenly spaced among the queries x_2, …, x_T and the
-    output.  The weights are the gradients of the points with respect to the releases, in one coordinate: the
-    optimizer is run as a stream (`_OptimizerStream`) and differentiated (`apply_adjoint`).  First the optimizer is
-    checked to be linear, over at most 4 rounds.
+    output (without the output if it is x_T itself).  The weights are the gradients of the points with respect to
+    the releases, in one coordinate: the optimizer is run as a stream (`_OptimizerStream`) and differentiated
+    (`apply_adjoint`).  First the optimizer is checked to be linear, over at most 4 rounds.
 
     Args:
         optimizer: Optimizer of the row.
@@ -295,7 +302,12 @@ def _fit_request(cell: Cell) -> str | None:
 
 
 def _fit_noise(request: str, cell: Cell) -> FittedNoise:
-    """Fit noise to the points that the cell's algorithm publishes, and time the fit in seconds."""
+    """Fit noise to the points that the cell's algorithm publishes, and time the fit in seconds.
+
+    Args:
+        request: Text of everything that the fit depends on (`_fit_request`), which is stored with the fit.
+        cell: Cell whose settings ask for a fit.
+    """
     settings, start_seconds = cell.algorithm.settings, time.perf_counter()
     assert isinstance(settings, NoiseSettings)
     with torch.inference_mode(False):  # Flower's apps run in inference mode, and a response takes a backward pass
@@ -425,11 +437,12 @@ def make_exact_plan(
     """Plan the lattice, sums and noise of a run whose releases are integers.
 
     The cell's μ is converted to a μ for the units of one silo in the public order, for which the finest lattice
-    and its noise are fitted.  Then the precision of a clip and the slack of the claim are checked.
+    and its noise are fitted.  Then the slack of the claim is checked, and if increments are less than 2 clips
+    apart, the precision of a clip.
 
-    Guarantee: no recorded μ is above the target of the silos that it is for, or in secret participation above the
-    μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the run
-    has a first step, too.
+    Guarantee: no μ of the result is above the target of the silos that it is for, or in secret participation above
+    the μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the
+    run has a first step, too.
 
     Args:
         cell: Cell with a privacy target.
@@ -609,6 +622,10 @@ def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
     Guarantee: from round 2 on the sums of every round decay as the workload says, by which the noise is calibrated
     and charged: by 0 in a round that restarts them, and by `estimator.decay` in all others.
 
+    Args:
+        estimator: Estimator, which gives the decay and the clip of each round.
+        schedule: Participation: which records a round reads.
+
     Raises:
         InputError: A round of the estimator has another decay, or decay, clips or period are out of their ranges.
     """
@@ -670,7 +687,7 @@ def calibrate_float_noise(
         return Noise()
     sums = RunningSums(mechanism, workload, relation)
     distance, mu, mus = schedule.distance(sums), schedule.calibrated_mu(sums, target, delta), None
-    if cell.privacy.shares:
+    if cell.privacy.shares:  # silos have targets of their own
         mus = [schedule.calibrated_mu(sums, silo_target, delta) for silo_target in cell.target_mus or ()]
     return cell.algorithm.trust_setting.calibrate_noise(
         distance,

@@ -1,11 +1,11 @@
 """Runs besides the training: evaluations by silos, and the first step of [data.scale].
 
-Both are planned and accounted for as runs of DP-SGD, so that silos, guards, noise, integers and ledger treat them
-like every other run.
+Both are planned and accounted for as runs of DP-SGD of their own.  A cell is one run of a scenario with all its
+settings, a silo a party that holds records, and a trust setting says whether silos or the server add the noise.
 
-An evaluation reads the same test records of every silo, `evaluation.records` of them, as a round of DP-SGD whose
-increments are scores in place of gradients: bounded vectors of one or two numbers (loss/scores.py), or of more
-with curves.
+Each evaluation reads the same test records of a silo, as a round of DP-SGD.  Its increments, the contributions of
+records to the released sum, are scores in place of gradients: bounded vectors of one or two numbers
+(loss/scores.py), or of more with curves.
 
 The first step is a run of one round, whose model is moments of columns:
 
@@ -59,7 +59,8 @@ def first_step_cell(cell: Cell) -> Cell | None:
     (batch size).  None is returned for data without a table and for scaling that is known or not asked for.
 
     Guarantee: the first step is √share · μ-GDP for each record under the cell's relation, where the run's target
-    is μ.  A run without a target has a first step without noise.
+    is μ, and share is the part of μ² that [data.scale] gives to the first step.  A run without a target has a
+    first step without noise.
 
     Raises:
         InputError: The algorithm's trust setting has no first step.
@@ -138,10 +139,10 @@ def prepare_scenario(
 
     Args:
         scenario: Scenario of the run.
-        cached_fits: Fits of a run that is resumed, as for `fit_scenario_noise`.
+        cached_fits: Fits of a run that is resumed, by the text of what they depend on, which are not repeated.
         on_fit: Function that is called with every new fit.
         has_records: Whether the records are here, and not at remote silos.
-        for_release: Whether the noise protects somebody, as for `make_plan`.
+        for_release: Whether the noise protects somebody.  Releases of a private run are then integers.
 
     Returns:
         The scenario with numbers in every cell, its fits by request, and the first step of each point, or None
@@ -205,9 +206,9 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
 def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | None:
     """Return the row indices in `test_with_missing` of each silo, in reading order, (rows of the silo,).
 
-    The result is None if any row may go to any silo, and is otherwise as `partition_test_records` says: rows
-    that the silo also has in the training part (if cells of a table decide which rows count, and no units are
-    formed), rows of the silo's site (for a partition by site), or both, the former first.
+    The result is None if any row may go to any silo.  Otherwise a silo has rows that it also has in the training
+    part (if cells of a table decide which rows count, and no units are formed), rows of its site (for a partition
+    by site), or both, the former first.
 
     Args:
         cell: Cell of the training.
@@ -395,7 +396,7 @@ def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool 
     Args:
         cell: Cell of the training.
         objective: Objective of the model, without views.
-        for_release: Whether the noise protects somebody, as in `make_plan`.
+        for_release: Whether the noise protects somebody.  Releases of private evaluations are then integers.
 
     Returns:
         The plan, or None if silos do not evaluate.
@@ -407,6 +408,7 @@ def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool 
     if cell.evaluation is None:
         return None
     check_scaling_known(cell)
+    # With `data.validation` training records are held out, and their share of rows that count holds.
     schema, tests = cell.data.table_schema, cell.data.validation is None
     scores = make_summed_scores(objective, cell.evaluation.loss_bound, classes=cell.model.is_classification)
     if (curves := cell.evaluation.curves) is not None:

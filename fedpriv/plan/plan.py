@@ -1,10 +1,14 @@
 """Plan of a run: everything that is public and fixed before round 1.
 
-Silo, server, accountant and every engine build the same plan from the same scenario cell (`make_plan`), so that no
+Silo, server, accountant and engines build the same plan from the same scenario cell (`make_plan`), so that no
 number has to be sent.  A cell is one run of a scenario with all its settings, and a row is the algorithm that it
-names: estimator (increments and running sums), mechanism (noise) and optimizer.  A plan contains the calibrated
-parts of the run, the types and lengths of its messages, and a table of its rounds (`PlannedRound`).
-`allows_absences` and `excess_risk_bound` state two properties of a run in advance.
+names: estimator (increments and running sums), mechanism (noise) and optimizer.  An increment is a record's
+clipped contribution to a round, and a release a running sum of increments with its noise.  Trust says who adds the
+noise (silos or the server), participation which records a round reads, and a unit of protection is a record, or a
+person or client with several.
+
+A plan contains the calibrated parts of the run, the types and lengths of its messages, and a table of its rounds
+(`PlannedRound`).  `allows_absences` and `excess_risk_bound` state two properties of a run in advance.
 """
 
 import math
@@ -190,7 +194,11 @@ class Plan:
     """Rounds 1, 2, …"""
 
     def __post_init__(self) -> None:
-        """Derive all fields below `model_length`, and then the table of rounds."""
+        """Derive all fields below `model_length`, and then the table of rounds.
+
+        A masked message has bytes of words on integers, and numbers of 64 bits otherwise.  A message to which the
+        server adds noise has integers or float64, and any other message the type of the models.
+        """
         is_exact, trust = self.exact_plan is not None, self.trust
         masked, integers_at_server = (
             trust.masked and bool(self.noise.sources),
@@ -297,8 +305,8 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     """Plan a run: calibrate the noise to the cell's privacy target and derive the optimizer from it.
 
     Guarantee: clips and noise of a plan are numbers that floating point holds (`check_clips`, `check_noise`), and
-    sums in floating point do not hide their noise (`check_sums`); InputError otherwise, for a silo's guard and for
-    a simulation alike.  Sums of a run without noise are not checked.
+    sums in floating point do not hide their noise (`check_sums`); InputError otherwise, for a deployment and for a
+    simulation alike.  Sums of a run without noise are not checked.
 
     Args:
         cell: Cell of a scenario, with its scaling known.
@@ -368,6 +376,10 @@ def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Me
     The mechanism is made for the running sums of the estimator's own clips.  A row may raise its clips once its
     mechanism is known, and the running sums then have the raised clips.
 
+    Args:
+        cell: Cell of a scenario.
+        problem: Public numbers of the run, such as the dimension and the constants of the loss.
+
     Raises:
         InputError: The row has no estimator or mechanism for these settings, or the estimator's rounds decay
             otherwise than its running sums are charged (`make_workload`).
@@ -428,6 +440,7 @@ def find_increment_diameter(
         order: Participation of the records.
     """
     first, is_independent = estimator.round(1), type(mechanism) is IndependentGaussian
+    # Plain: clipped as a whole, without local steps, and the gradient at the round's own query.
     is_plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
     if type(objective) not in PROVED_DIAMETERS or not is_shipped(type(objective)):
         return APART

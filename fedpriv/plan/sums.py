@@ -1,8 +1,9 @@
 """Released running sums as accounting needs them: sensitivities, blocks and overlaps.
 
-Running sums A s of the increments s of T rounds are released with the noise B z of a mechanism, A = B C, which is
-post-processing of C s + z.  The increment of round t adds its product with column C_t, (T,), to C s.  Under secret
-participation a record's rounds are unknown, but two of them are at least `groups` rounds apart.
+Running sums A s of the increments s of T rounds, the clipped contributions of records, are released with the noise
+B z of a mechanism, A = B C.  The release is post-processing of C s + z.  The increment of round t adds its product
+with column C_t, (T,), to C s.  Noise fades if columns fall towards 0 but never end.  Under secret participation a
+record's rounds are unknown, but two of them are at least `groups` rounds apart.
 """
 
 import math
@@ -102,12 +103,14 @@ class RunningSums:
     def displacement_and_overlap(self, groups: int) -> tuple[float, float]:
         """Compute κ and the largest overlap of two rounds of one record, 0 for disjoint blocks.
 
-        The overlap of rounds s and t is ⟨C_s, C_t⟩ clip_s clip_t / κ², from 0 to 1.  Noise whose columns fade
-        without an end has overlaps.  All other noise, integers, and mechanisms with an assumption are treated as
-        `block_displacement` does.
+        κ = max_t clip_t ‖C_t‖ bounds the contribution of a record in one round to C s.  The overlap of rounds s
+        and t is ⟨C_s, C_t⟩ clip_s clip_t / κ², from 0 to 1.  Noise whose columns fade without an end has
+        overlaps.  All other noise, integers, and mechanisms with an assumption are treated as blocks: the rows of
+        C s that a record of one round changes, which have to be disjoint for two rounds (`block_displacement`).
 
         Guarantee: κ² and the overlap times κ² are v and a of `accounting.fading` at σ = 1, rounded up, for noise
-        that fades, C ≥ 0, in real numbers.
+        that fades, C ≥ 0, in real numbers.  These are the largest clip_t² ‖C_t‖², and the largest
+        clip_s clip_t ⟨C_s, C_t⟩ of two rounds of one record.
 
         Args:
             groups: Distance of two consecutive rounds in which a record may take part.
@@ -134,9 +137,10 @@ class RunningSums:
     def fading_overlaps(self, groups: int, bins: int) -> FadingOverlaps | None:
         """Compute a bound of the overlaps of a record's rounds as chains that fade, in units of κ².
 
-        A chain (`accounting.chain`) bounds the overlaps by a covariance that falls with the distance of two
-        rounds.  The k-th rounds of all groups are treated as one round: inner products of their columns are
-        replaced by the largest of any group, and clips too, in units of κ.
+        The overlap of rounds s and t is clip_s clip_t ⟨C_s, C_t⟩, and κ the largest clip_t ‖C_t‖.  A chain
+        (`accounting.chain`) bounds the overlaps by a covariance that falls with the distance of two rounds.  The
+        k-th rounds of all groups are treated as one round: inner products of their columns are replaced by the
+        largest of any group, and clips too, in units of κ.
 
         Guarantee: the chains are above all overlaps of two rounds of one record, whatever the record's group, for
         the noise of `displacement_and_overlap`.

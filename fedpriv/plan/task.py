@@ -1,7 +1,8 @@
 """Task of a cell: the records of a federation as features of a model, partitioned over the silos.
 
-The last tasks stay in memory.  Records may be grouped into units, persons or clients with several records
-each.  A record that a unit lacks is a row of zeros with the label of an absent record.
+A cell is one run of a scenario with all its settings, and a silo a party that holds records.  The last tasks stay
+in memory.  Records may be grouped into units, persons or clients with several records each.  A record that a unit
+lacks is a row of zeros with the label of an absent record.
 """
 
 import dataclasses
@@ -152,7 +153,7 @@ class Task(PublicTask):
 def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> Records:
     """Combine features with labels, where a regression's labels get type `dtype`.
 
-    Labels of rows that do not count are marked, and stay so (`counted_mask`).  Several labels of a record follow
+    Labels of rows that do not count are -1, or NaN for numbers, and stay so.  Several labels of a record follow
     its features in the same row, as 0 if the record does not count.  The `labels` of such records only state
     whether each record counts.
 
@@ -326,7 +327,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
     Raises:
         InputError: Data set and model do not fit, or there are too few records.
     """
-    # The data set, split and blanked as asked for.
+    # The data set, split and blanked as asked for.  Features that are still to be scaled are not rounded before.
     data, model = inputs.data_name, inputs.model
     dataset = load(
         data,
@@ -353,6 +354,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
                 f"model.name = {model.name!r} takes the cells of a table, and {display_name(data)} is none; take "
                 "another model, or a table"
             )
+        # Only training records have raw cells.
         train_images, test_images = dataset.raw_cells, np.zeros((len(test_images), dataset.raw_cells.shape[1]))
     # Features, and training records held out in place of test records.
     layout = inputs.make_layout(train_images, dataset.train_labels, dataset.class_count)
@@ -375,6 +377,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
         Records(*(column[torch.from_numpy(counts_mask)] for column in test)) if not counts_mask.all() else test,
         None if sites is None else Sites(sites.names, sites.train, sites.test[counts_mask]),
     )
+    # Rows in both parts stand in the order of the file in the test part, so that row indices are places in it.
     rows_in_both = (
         (schema := find_schema(data, inputs.table)) is not None and schema.splits_by_content and validation is None
     )
@@ -405,6 +408,7 @@ def load_task(cell: Cell) -> Task:
     if unit.name == RECORD.name:
         task = load_task_of_inputs(inputs, validation)
     else:
+        # With the partition "iid" a client's records are consecutive in the data, and need no section [data].
         clients, data = cell.federation.clients, cell.data
         task = _load_unit_task(
             unit, inputs, validation, None if clients is None or data.partition == "iid" else (clients, data)

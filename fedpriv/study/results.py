@@ -3,14 +3,16 @@
 | file | content |
 |---|---|
 | results.json | finished cells; rewritten whole, about once a second at most; `complete` once no cell is missing |
-| cells.jsonl | finished cells that results.json does not contain yet |
+| cells.jsonl | cells that were finished after results.json was rewritten |
 | history.jsonl | one line for each evaluated round of a cell |
 | checkpoints/ | checkpoints of unfinished cells |
 | .lock | lock file of the process that runs in the folder |
 | models/NNNN.npy | published model of cell NNNN |
 | table.md | measured values beside published ones |
 
-Reports compute claims of privacy from the stored releases, and never read them from the stored claims.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its record in the
+folder has a number, its scenario, its measurements and its releases, the vectors that were published with noise.
+`read_claims` computes claims of privacy from the stored releases, and not from the stored claims.
 """
 
 import json
@@ -130,7 +132,7 @@ class RunFolder(RunObserver):
             path: The folder.
             scenario: Scenario of the run.
             engine: Name of the engine.
-            resume: Whether the folder may hold results of this run, whose cells are then kept.
+            resume: Whether the folder may hold results of this run, whose groups without a missing cell are kept.
             rerun: Command that runs the same again, or None for a run started by a program.
             fits: Fitted noise of the scenario by request, stored for runs that resume.
             group_cells: Function that groups the cells which the engine computes together, or None if it computes
@@ -184,6 +186,10 @@ class RunFolder(RunObserver):
 
         The model gets a file of its own, and the record becomes a line of cells.jsonl.  results.json is rewritten
         if the last time is more than a second ago, or if no cell is missing.
+
+        Args:
+            place: Number of the cell in the folder.
+            finished: Outcome of the cell.
         """
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
@@ -228,6 +234,9 @@ class RunFolder(RunObserver):
         A group of cells that the engine computes together is computed again if one of its cells is missing.  Each
         batch of seeds has its own groups.  The run is continued: seeds and scenario of this folder become those
         of the stored run and of the seeds that are added.
+
+        Args:
+            group_cells: Function from cells to groups of their indices, or None if each cell is computed alone.
 
         Raises:
             InputError: The stored run is another one, or cannot be read.

@@ -1,8 +1,13 @@
 """Compare the cost of noise mechanisms without a run, for equal silos and one clip norm.
 
+A silo is a party that holds records.  It sums their clipped contributions (increments) of a round, and a running
+sum adds these sums up over rounds, each time after a multiplication by the decay.  A mechanism correlates the
+noise of released running sums over rounds.  Trust says whether silos or the server add it, and participation which
+records a round reads; it is secret if only a record's silo knows that.
+
 `AccountingSetting` is the question of `fedpriv privacy`: rounds, decay, silos, trust, neighbours and
-participation.  `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of
-a release.  `MechanismTable` lists all mechanisms at one guarantee, with the noise in the running sums, and in the
+participation.  `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of a
+release.  `MechanismTable` lists mechanisms at one guarantee, with the noise in the running sums, and in the
 queries and the output that are computed from them.  `measure_seconds_per_round` measures time on this machine, and
 is the only function of this file that imports torch.
 """
@@ -357,11 +362,12 @@ class MechanismTable:
 def tabulate_mechanisms(
     setting: AccountingSetting, mu: float, response: NoiseResponse, workload: Workload, max_vectors: int = 4
 ) -> MechanismTable:
-    """Tabulate all mechanisms for a workload at one guarantee, including fitted ones.
+    """Tabulate mechanisms for a workload at one guarantee, including fitted ones.
 
-    `compare_mechanism` computes the noise of a mechanism in queries and output at μ = 1, for a sum under zero-out.
-    The table multiplies this noise by the factor from there to the mean over silos at `mu`: the noise in the mean
-    of running sums over the noise in one running sum at μ = 1.
+    Above 4,096 rounds T, mechanisms with T vectors of state are left out.  `compare_mechanism` computes the noise
+    of a mechanism in queries and output at μ = 1, for a sum under zero-out.  The table multiplies this noise by
+    the factor from there to the mean over silos at `mu`: the noise in the mean of running sums over the noise in
+    one running sum at μ = 1.
 
     Args:
         setting: Silos and trust of the noise, calibrated for the clip norms of `workload`.
@@ -392,12 +398,13 @@ def tabulate_mechanisms(
         output_ratio = None if output is None or bound.output is None else output / bound.output
         ratio = PublishedNoise(comparison.published_noise.queries / bound.queries, output_ratio)
         lines.append(MechanismLine(name, mechanism, cost, published, ratio, mechanism == best.mechanism))
+    # Factor from the noise at μ = 1 to that at `mu`, as the first mechanism has it.
     unit = lines[0].published.queries / (lines[0].ratio.queries * bound.queries)
     return MechanismTable(tuple(lines), _scale_published(bound, unit))
 
 
 def _mechanisms_by_name(workload: Workload, candidates: list[MechanismCandidate]) -> dict[str, Mechanism]:
-    """Return the mechanisms of a table by name, the fitted candidates last.
+    """Return the mechanisms of a table by name, the fitted `candidates` last.
 
     Above 4,096 rounds T, mechanisms with T vectors are left out.  A candidate that equals a mechanism without fit
     is not repeated, and one whose name is taken gets its number of vectors as a suffix.

@@ -1,12 +1,14 @@
 """Stored records of finished cells, checkpoints of unfinished ones, and checks of a resumed run.
 
-A record of results.json holds a cell's scenario, measurements, releases and claim.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A record of
+results.json holds a cell's scenario, measurements, releases (vectors published with noise) and claim of privacy.
 
 RUN_DIR/checkpoints has at most one file for each unfinished group of cells, which is deleted when the group is
 finished.  Checkpoints hold sums without noise, so their mode is 0600, and the folder's mode is 0700.
 
-A resumed run may add seeds, and change nothing else in its scenario.  Its engine may be another one.  A cell keeps
-its number, and so its model file keeps its name.  Cells of added seeds are numbered after all others.
+A resumed run may add seeds.  Its sweep, its [tuned] and the settings of cells that have a result or a checkpoint
+stay the same.  Its engine may be another one.  A cell keeps its number, and so its model file keeps its name.
+Cells of added seeds are numbered after all others.
 """
 
 import dataclasses
@@ -251,7 +253,12 @@ class CheckpointFolder(Checkpoints):
         return path.read_bytes() if path.exists() else None
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a checkpoint for its owner only, or notify the observer of the first failure."""
+        """Write a checkpoint for its owner only, or notify the observer of the first failure.
+
+        Args:
+            name: Name of the checkpoint, which gives the name of its file.
+            content: Checkpoint as bytes.
+        """
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             # Not durable: a checkpoint that a crash of the machine loses costs only time.

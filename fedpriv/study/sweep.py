@@ -1,8 +1,9 @@
 """Run the cells of a scenario that have no result yet, and write results as cells finish.
 
-One run at a time uses a folder.  A scenario whose table is scaled privately has first steps: runs of one round
-that release the noisy moments of the columns.  In every invocation each first step is run once, before the rounds
-that use its numbers.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A point is the cell
+with its values of the swept keys.  One run at a time uses a folder.  A scenario whose table is scaled privately
+has first steps: runs of one round that release the noisy moments of the columns.  In every invocation each first
+step is run once, before the rounds that use its numbers.
 """
 
 import fcntl
@@ -208,9 +209,10 @@ def run_sweep(
 ) -> Path:
     """Run the cells of a scenario that have no result yet, and return the folder with the results.
 
-    A resumed run may have more seeds than before.  The new seeds are run, and finished cells stay unchanged.  A
-    run that stops at any moment, even by an exception of an observer, leaves a valid folder that can be resumed.
-    Unfinished cells then continue from their checkpoints, if the engine writes checkpoints.
+    A resumed run may have more seeds than before.  The new seeds are run, and finished cells stay unchanged, but
+    for those of a group that has a missing cell, which is computed again as a whole.  A run that stops at any
+    moment, even by an exception of an observer, leaves a valid folder that can be resumed.  Unfinished cells then
+    continue from their checkpoints, if the engine writes checkpoints.
 
     Args:
         scenario: Scenario of the run.

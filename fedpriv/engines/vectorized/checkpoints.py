@@ -1,8 +1,9 @@
 """Checkpoints from which a killed simulation resumes.
 
-A checkpoint is bytes: a JSON header and the arrays of tensors, without code.  The header names the cells and the
-versions that computed the checkpoint, because other versions may compute other numbers.  States are trees of
-tensors, numbers, texts, None, tuples, named tuples and dataclasses.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A checkpoint is
+bytes: a JSON header and the arrays of tensors, without code.  The header names the cells and the versions that
+computed the checkpoint, because other versions may compute other numbers.  States are trees of tensors, numbers,
+texts, None, tuples, named tuples and dataclasses.
 """
 
 import dataclasses
@@ -197,7 +198,8 @@ def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, dev
     """Restore a state from its JSON tree, the inverse of `_flatten_state`, with tensors on `device`.
 
     A list of the tree becomes the dataclass or named tuple that stands at its place in `like`, a state of the same
-    types, and otherwise a plain tuple, whose parts become tensors, plain values and plain tuples only.
+    types, and otherwise a plain tuple, whose parts become tensors, plain values and plain tuples only.  `arrays`
+    has the array of index i under the name "arrayi".
     """
     if isinstance(tree, dict):
         if "value" in tree:

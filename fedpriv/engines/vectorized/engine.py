@@ -1,12 +1,19 @@
 """Vectorized engine: all seeds and noise levels of a sweep as replicates of one program.
 
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its plan has the
+public numbers of the run.  Cells that differ only in seeds and numbers form a group, whose cells are the
+replicates.  In a round, silos form the clipped contributions of their records at a query (increments) and keep
+their running sum, which is released with the noise of a mechanism.  A silo that does not reply in a round is
+absent.  The outcome of a cell is its model, metrics and releases.
+
 The engine runs the same round steps as a silo and a server, for all silos at once and with the replicate as the
 leading axis.  The running sum and every mechanism are linear.  So the engine keeps only the weighted mean over
 silos of both: it forms the increments of all silos' records in one batched call, and draws the mean of the
 silos' noise vectors (`NoiseFeed`).  Silos that take local steps are computed one after another.
 
-Every few seconds a group of replicates stores its state (`GroupCheckpoints`).  A killed run resumes from it with
-the same bits, because noise and secret participation are functions of seed and round.
+At most every two seconds a group of replicates stores its state (`GroupCheckpoints`).  A run that was killed
+resumes from it with the same bits on the same machine, because noise and secret participation are functions of
+seed and round.
 """
 
 import itertools
@@ -72,7 +79,7 @@ class GroupCheckpoints:
         The observer is notified of a damaged checkpoint.  Versions are not compared here.
 
         Args:
-            like: State of the types of the checkpoint's, such as the one before round 1.
+            like: State with the types of the checkpoint's state, such as the state before round 1.
             device: Device of the checkpoint's tensors.
         """
         content = self._checkpoints.latest(self._name)
@@ -137,6 +144,11 @@ def run_vectorized(
     round.  A group resumes from its checkpoint in `checkpoints`.  The checkpoint is deleted when the caller asks
     for an outcome after the group's last one.
 
+    Args:
+        cells: Cells to run.
+        observer: Observer of the events: progress, evaluations and notes.
+        checkpoints: Store of checkpoints of unfinished groups, by default none.
+
     Raises:
         InputError: This engine cannot compute a cell, or a cell cannot be planned.
         RunError: The device cannot be used, or a round failed.
@@ -176,7 +188,14 @@ class _ReplicateGroup:
     def __init__(
         self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: RunObserver
     ) -> None:
-        """Stack the numbers in which the plans differ, and set up noise, absences and evaluations."""
+        """Stack the numbers in which the plans differ, and set up noise, absences and evaluations.
+
+        Args:
+            indices: Index of each cell among all cells of the run.
+            cells: Cells of the group.
+            plans: Plan of each cell.
+            observer: Observer of progress and evaluations.
+        """
         self._indices, self._cells, self._observer = indices, cells, observer
         self._run_section, self._task = cells[0].run, load_task(cells[0])
         self._dtype, self._device = self._task.train.features.dtype, find_device(self._run_section.device)
@@ -211,8 +230,9 @@ class _ReplicateGroup:
     def run(self, group_checkpoints: GroupCheckpoints) -> list[IndexedOutcome]:
         """Run all rounds from the group's checkpoint or from round 1, and return the outcome of each cell.
 
-        The observer receives progress, and the metrics of the rounds in which models are evaluated.  Checkpoints
-        are stored in between, when they are due.
+        The observer receives progress, and the metrics of the rounds in which models are evaluated, the last round
+        among them.  Checkpoints are stored in between, when they are due.  The wall-clock time of a run that was
+        killed counts up to its checkpoint.
         """
         start_time, last_report = time.perf_counter(), -math.inf  # the first round is reported at once
         rounds = self._plan.schedule.rounds
@@ -281,9 +301,7 @@ class _ReplicateGroup:
         Round t forms the noisy mean q~_t of the silos' releases at the query x_t, (replicates, d), and the
         optimizer turns q~_t into x_{t+1}.  Clipped records, and records of weight above 0, are counted.
 
-        In a public order without absent silos, no records or vectors move between host and device during rounds.
-        For a mechanism whose privacy rests on the distance of successive queries, one number a round is read back
-        to check that distance.
+        For a mechanism whose privacy rests on the distance of successive queries, that distance is checked.
 
         Raises:
             RunError: The query moved farther than the mechanism's sensitivity assumes.
@@ -350,8 +368,9 @@ class _ReplicateGroup:
         """Gather the records and weights of each round from `first_round` on.
 
         A record's weight is p_i, the weight of its silo in the mean, divided by the number of the silo's records
-        that the round reads (the expected number if records are sampled), or 0 if the record or its silo is
-        absent.  Records are units if these are rows.
+        that the round reads (the expected number if records are sampled), or 0 if the record does not count or its
+        silo is absent.  If the unit of protection is a person or client with several records, units take the place
+        of records here, and the records that a unit lacks are left to `PerUnit`.
         """
         (train, presence), plan = (self._task.train, None), self._plan
         if plan.unit.max_records == 1:  # for units of several records, `PerUnit` masks absent records

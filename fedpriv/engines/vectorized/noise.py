@@ -1,5 +1,8 @@
 """Batches and noise of many replicates, gathered and drawn for a block of rounds at a time.
 
+A replicate is one of several runs that are computed together.  A silo is a party that holds records, and a party
+that adds noise is a silo or the server.  A mechanism correlates fresh noise over rounds.
+
 Batches: in a public order, every replicate reads equally many records in a round (`OrderedBatches`).  If the
 rounds of records are drawn, rows are padded to one width with records of weight 0 (`SampledBatches`).
 
@@ -100,9 +103,10 @@ class OrderedBatches:
         """Gather the records and weights of each round from `first_round` on.
 
         Consecutive rounds with the same number of batches are gathered in blocks.  A block has as many rounds as
-        would read at most 2^20 feature values with one batch each, over all orders, and at least one.  The blocks
-        do not depend on `first_round`, so that records have the same memory layout as in a run from round 1.  A
-        round without batches has no records.
+        would read at most 2^20 feature values with one batch each, over all orders, and at least one.  A block of
+        one round is used again if the next round reads the same batches.  The blocks do not depend on
+        `first_round`, so that records have the same memory layout as in a run from round 1.  A round without
+        batches has no records.
         """
         # Sizes: rounds of a block, the batches of every round, and weights and order for each number of batches.
         features, labels = self._train
@@ -382,6 +386,7 @@ class NoiseFeed:
         self._rounds, self._dimension, self._draw_count = rounds, size, draws
         max_draws = max(draws(t) or 1 for t in range(1, rounds + 1))
         max_rounds = min(_MAX_BLOCK_ROUNDS, _MAX_BLOCK_VALUES // (size * len(replicate_sums) * max_draws))
+        # Short runs have several blocks, too, so that the next is drawn while one is used.
         self._block_rounds = max(1, min(max_rounds, rounds // (2 * _PREFETCHED_BLOCKS)))
 
     @property
@@ -402,7 +407,8 @@ class NoiseFeed:
     def _prefetch(self, first_round: int) -> Iterator[Tensor]:
         """Yield the noise of each round from `first_round` on, the first round of a block.
 
-        On the CPU a thread draws up to two blocks in advance.
+        On the CPU a thread draws up to two blocks in advance.  Round 1 is drawn by itself, so that it need not
+        wait for a whole block.
         """
         if first_round == 1:
             yield from self._draw_block(range(1, 2))
@@ -425,7 +431,7 @@ class NoiseFeed:
                 yield from futures.popleft().result()
 
     def _draw_block(self, rounds: range) -> list[Tensor]:
-        """Draw the vectors of all replicates for each round of a block, and scale them.
+        """Draw the vectors of all replicates for each round t in `rounds`, a block, and scale them.
 
         A round of the result is (replicates, d), or (draws, replicates, d) if the mechanism has `draws`, with 1 in
         place of the replicates if the vectors stay unscaled.
@@ -493,8 +499,8 @@ class DeviceSums:
     """Noise of a stream, Σ_j w_j z_j with its relative weights w_j, drawn by the generator of a device.
 
     Each sum is a function of seed, parties, weights, round and node on one kind of device, so that a run can be
-    resumed.  There is no vector of a single party.  The generator is torch's and not cryptographic: it is used in
-    simulations only, and never for a vector that leaves a silo or a server.
+    resumed.  There is no vector of a single party.  The generator is torch's and not cryptographic, so that it is
+    good for simulations only.
     """
 
     def __init__(self, noise_sum: NoiseSum, size: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,10 +1,14 @@
 """Silos of a group of replicates: the weighted mean of their releases of a round, (replicates, d).
 
+A silo sums the clipped contributions of its records at the query of a round (increments).  It keeps their decayed
+sum over rounds (running sum), and releases this sum with the noise of a mechanism.
+
 If silos take gradients at the query, the map from their increments and noise to releases is linear, and only means
 over silos are kept (`AveragedSilos`).  If silos take local steps, the point of each silo is kept (`LocalSilos`).
 Records of absent silos are left out, and their noise is that of their last release (`absence_corrections`).
 
-Cells that differ only in seeds and numbers form a group (`group_cells`).
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells that differ
+only in seeds and numbers form a group (`group_cells`), whose cells are the replicates.
 """
 
 import itertools
@@ -119,11 +123,22 @@ class AveragedSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
-        """Update the mean of the silos' running sums, and release it with the mean of their noise.
+        """Update the mean of the silos' running sums, and return it with the mean of their noise.
 
         One sum over the records of all silos is the mean over silos, because a record's weight contains its silo's
         weight.  The running sum that is returned has no noise, unless the next round multiplies the sum by 0.
         With some mechanisms the noise is enough only for a query near the query before, which is checked first.
+
+        Args:
+            t: Round, from 1.
+            round_plan: Public numbers of the round.
+            query: Query of each replicate, (replicates, d).
+            batch: Records of the round with their weights.
+            running_sum: Mean running sum before the round, and vectors of past rounds.
+            mechanism_state: State of the noise mechanism before the round.
+
+        Raises:
+            RunError: The query moved farther than the mechanism's sensitivity assumes.
         """
         check_query_distance(self._step.plan.mechanism, running_sum.past_vectors, t, query, f"round {t}")
         state = RoundState(t - 1, running_sum.past_vectors, (running_sum.total,), mechanism_state)
@@ -163,7 +178,19 @@ class LocalSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
-        """Release at each silo's own point, and return the weighted mean, (replicates, d)."""
+        """Compute each silo's release from its own point, and return their weighted mean, (replicates, d).
+
+        A silo's point follows from the query and the silo's past vectors.  The mechanism state is returned
+        unchanged, since noise is fresh in every round.
+
+        Args:
+            t: Round, from 1.
+            round_plan: Public numbers of the round.
+            query: Query of each replicate, (replicates, d).
+            batch: Records of the round with their weights, sorted by silo.
+            running_sum: Vectors of past rounds, (silos, replicates, d) each, and a sum that is passed on.
+            mechanism_state: State of the noise mechanism.
+        """
         mean, start = torch.zeros_like(query), 0
         clipped_count = query.new_zeros(query.shape[:-1], dtype=torch.int64)
         fresh = None if self._fresh is None else next(self._fresh)
@@ -282,6 +309,10 @@ def absence_corrections(group: Replicates, absences: ReplicateAbsences) -> Itera
         correction_t = Σ_i (c_{i,t} - n_{i,t}),  c_{i,t} = n_{i,t} if silo i is present, else decay_t · c_{i,t-1}
 
     with c_{i,0} = 0.  The sum is over the silos that are absent in some round, because all other terms are 0.
+
+    Args:
+        group: Replicates, with their plans and seeds of noise.
+        absences: Silos that are absent, by round and replicate.
     """
     plan, dtype = group.plan, str(group.dtype).removeprefix("torch.")
     zeros = torch.zeros(len(group.plans), plan.objective.dimension, dtype=group.dtype, device=group.device)
