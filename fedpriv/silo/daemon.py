@@ -227,7 +227,7 @@ class RequestQueue:
         self._events = GuardEvents()
         self._collects_metrics = collects_metrics
         self._metrics = self._collect_metrics()
-        self._start_time: float | None = None
+        self._start_time: float | None = None  # of the request that is answered now
         key_bytes = SIGNED_KEY_BYTES * (policy.allow.silos or guards.training.peer_count)
         # The scenario is JSON in JSON, with every quote escaped, and keys and checkpoints are hexadecimal.
         self._max_header_bytes = 4 * MAX_SCENARIO_BYTES + 2 * (key_bytes + MAX_CHECKPOINT_BYTES)
@@ -365,7 +365,8 @@ class RequestQueue:
         """Answer a request.
 
         A request is for the shapes of a scenario's model, for a preview of admission, for the public key of a run
-        (round 0), or for the message of a round.
+        (round 0), or for the message of a round.  A header without the key "protocol" passes the check of the
+        version.
 
         Args:
             header: Header of the request, whose keys decide between these.
@@ -398,7 +399,7 @@ class RequestQueue:
             and isinstance(cell, str)
             and isinstance(key_hex, str)
             and isinstance(checkpoint_hex, str)
-            and type(t) is int
+            and type(t) is int  # and no truth value
         ):
             return malformed
         guard = self._guards.training if header.get("tests") is not True else self._test_guard()

@@ -1,6 +1,13 @@
 """Silo folders for a demonstration, each with records from a public data set and a policy.
 
 A silo of a real deployment has records already, and its administrator writes the policy.
+
+* A cell is one run of a scenario, with a value for each key.
+* A shard is the file of a silo's records.
+* An allowance is a section [allow] or [evaluation] of a policy, as a dictionary.
+* The first step of a cell is a private release, before the rounds, by which columns of numbers are scaled.
+* A budget is a μ of Gaussian differential privacy, which composes over runs to √Σμ².
+* A slack is a probability with which μ may fail.  Runs whose records take part in secret need some.
 """
 
 import json
@@ -57,8 +64,8 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
     A table that says which records are for testing, or whose raw cells the model reads, stays a table: each silo
     gets its own rows as a CSV file.
 
-    The shards are the simulation's, in the order in which it reads them, so that a deployment without noise equals
-    the simulation.  A policy allows `run_count` runs of the whole scenario and nothing wider.
+    The shards have the records that the simulation's silos have, in the order in which it reads them.  The budget
+    of a policy suffices for `run_count` runs of the whole scenario.
 
     Args:
         scenario: Scenario whose cells have one data set, federation, seed, trust setting, relation and number of
@@ -126,6 +133,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         else:
             write_shard(guard / "shard.npz", dataset, order[silo], tests[silo])
             keys, table = {"silo": silo, "classes": dataset.class_count, "shard": "shard.npz"}, None
+        # Each silo has a budget of its own where targets differ by silo.
         if any(cell.privacy.shares for cell in run_cells):
             allow["budget"] = budget(run_allowance(cell, load_task(cell), silo) for cell in run_cells)
         write_policy(guard / "policy.toml", format_policy({**keys, **state}, allow, table, evaluation))
@@ -256,15 +264,15 @@ def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> di
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
     """Write training records of a silo, then the remaining test rows of the silo's site, as a CSV file.
 
-    The key of the records is written beside it.  Without a partition by site the file has the training records
-    only.
+    The remaining test rows are those that are no training record of this silo, in the order of the table.  The key
+    of the records is written beside the file.  Without a partition by site the file has the training records only.
 
     Args:
         path: File of the shard, .csv.
         cell: Cell whose data section describes the table.
-        dataset: Data set with the row indices of the table.
+        dataset: Data set with the table's row indices of its training part and of its test part.
         silo: Number of the silo.
-        records: Indices of the training records.
+        records: Indices of the silo's records in the training part.
     """
     assert dataset.row_indices is not None
     (train, test), sites = dataset.row_indices, dataset.sites if cell.data.partition == "site" else None

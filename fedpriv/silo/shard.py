@@ -6,6 +6,11 @@ and labels that a scenario's model takes, and caches them between queries, which
 A ledger contains a fingerprint of the records under a key.  The key is 32 random bytes in a file beside the
 records, mode 0600.  No ledger and no backup contains the key, so that nobody who has only these can test guesses
 at records on the fingerprint.
+
+* A cell is the scenario of one run, with a value for each key.
+* A unit is what neighbouring data sets differ in: a record, or a person with all records of this person.
+* A record that does not count is a dummy record: it fills a row, and contributes nothing.
+* A split is the training part or the test part of a silo's records.
 """
 
 import dataclasses
@@ -159,6 +164,7 @@ class Shard:
         """
         digest = hashlib.sha256()
         for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
+            # Records with several inputs are a structured array, whose fields are described with their names.
             kind = values.dtype.str if values.dtype.names is None else values.dtype.descr
             digest.update(f"{kind} {values.shape} ".encode())
             digest.update(np.ascontiguousarray(values).data)
@@ -204,6 +210,10 @@ class Shard:
     def _check_unit(self, unit: Unit) -> None:
         """Check that these records can be protected by a unit.
 
+        Records can always be protected.  Persons need the name of each record's person.  Each person is padded to
+        the most records of a unit.  A bound above 16 records, which a server chooses, is refused if all persons
+        would have more than 2^26 values.
+
         Guarantee: a refusal depends on the number of persons and on shapes, and on nobody's number of records.
 
         Raises:
@@ -248,7 +258,8 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
         test: Prefix of the test records' arrays.
 
     Raises:
-        InputError: If there is no such file, or its records are not what `fedpriv.data.own.check_records` takes.
+        InputError: If there is no such file, it cannot be read, an array is missing or has a wrong shape or type,
+            or images (or features) and labels have values that no record can have (`data.own.check_records`).
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -263,6 +274,14 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
 
 def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
     """Read and check a silo's own table.
+
+    A row of the table may be in the training and in the test part, and then counts in one of them at most.  A row
+    that does not count has features of zeros there.
+
+    Args:
+        path: File of the table.
+        schema: Public description of the columns.
+        silo: Number of the silo.
 
     Raises:
         InputError: If the table does not keep to `schema` or has no training records, with a message of one line.
@@ -286,6 +305,8 @@ def _parse_split(
     arrays: Mapping[str, NDArray[Any]], prefix: str, classes: int, path: Path, test: Shard | None = None
 ) -> Shard:
     """Check and convert the arrays of one split.
+
+    A row that does not count has features of zeros in the result, and a label of -1, or NaN for real numbers.
 
     Args:
         arrays: Arrays of the file by name.
