@@ -385,12 +385,12 @@ class SiloLedger:
         Checkpoints of other ledgers are ignored.  A conversion, which computes the chain again from another
         fingerprint of the records, gives the ledger another name, and checkpoints with the former name count.
 
-        Args:
-            checkpoints: Checkpoints in the bytes in which they are sent.
-
         Guarantee: a claim of the server is compared and changes nothing: no row, no mark, no other request.  Of
         commits from before the ledger's conversion only the numbers are compared, since their heads
         cannot be computed again.
+
+        Args:
+            checkpoints: Checkpoints in the bytes in which they are sent.
 
         Raises:
             RunError: If a checkpoint of this ledger names a commit that stored no reply of the ledger, or has

@@ -203,16 +203,16 @@ class Silo:
         Rounds that were missed since the last answered one count as rounds whose sum of increments is zero, and
         their noise is drawn and not sent.  The releases are then a part of the stream that was accounted for.
 
-        Args:
-            state: State after the last answered round.
-            t: Round, from 1.
-            query: Query of the round, (d,).
-
         Guarantee: under an untrusted server the sequence of releases over the whole run keeps the claim of
         `make_silo_stream` for each unit of this silo, such as a record.  Under a trusted server releases are
         exact, and only the server may see them.  The choice of the records that a round draws in secret never
         leaves this object, and nothing but the release and the state depends on it, except the counts of a
         simulation.
+
+        Args:
+            state: State after the last answered round.
+            t: Round, from 1.
+            query: Query of the round, (d,).
 
         Raises:
             RunError: If `check_query` refuses the round or the query.  The noise was not calibrated for
