@@ -581,7 +581,7 @@ def make_dp_event(event: Any) -> Any:
 
 
 def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
-    """Return μ of every round of the worst record in a fixed order, for a stream in public order with noise.
+    """Return μ of every round of the worst record, as in a fixed order, for a stream in public order.
 
     A record of a fixed order takes part every `rounds_per_epoch` rounds, and the worst one has the largest Σ μ_t²
     over its rounds.  A round moves at most `blocks.bands` rows of C s, from its own on.  The result is [] if two
