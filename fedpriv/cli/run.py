@@ -2,8 +2,8 @@
 
 With --watch the report page is served during the run, on loopback only.
 
-A cell is one run of a scenario: a sweep point and a seed.  An engine computes cells, and an observer is told of
-the events of a run, such as a finished cell.  A claim is the guarantee that is stored with the results of a cell.
+A cell is one run of a scenario: a sweep point and a seed.  An engine computes cells, and an observer handles the
+events of a run, such as a finished cell.  A claim is the guarantee that is stored with the results of a cell.
 """
 
 import hashlib

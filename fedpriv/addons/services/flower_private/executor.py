@@ -5,6 +5,10 @@
 ADDRESS is that of a Runtime API.  FOLDER has the API's certificate and the executor's secret.  PARENT is the id of
 the process whose end also ends the executor.  TYPE is a type of task, which is the name of the program that runs
 such tasks.
+
+A task is the server, the simulation or a client app of a run, and its token proves to the Runtime API that a
+process belongs to it.  A heartbeat of a task tells Flower that its process is alive.  The executor's own heartbeat
+is a file that its service reads.
 """
 
 import logging
