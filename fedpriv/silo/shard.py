@@ -161,10 +161,10 @@ class Shard:
         """SHA-256 of images, labels and persons of the training records, which must not be stored in any file.
 
         A reader who knows all records but one could test guesses at the last record with the digest.
+        Type and shape of the arrays are digested, too, and the names of fields if records have several inputs.
         """
         digest = hashlib.sha256()
         for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
-            # Records with several inputs are a structured array, whose fields are described with their names.
             kind = values.dtype.str if values.dtype.names is None else values.dtype.descr
             digest.update(f"{kind} {values.shape} ".encode())
             digest.update(np.ascontiguousarray(values).data)
