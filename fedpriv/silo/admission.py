@@ -276,7 +276,7 @@ class Admission:
             return cell, wide._build_objective(cell)[1]
 
     def canonicalize(self, cell_json: str) -> str:
-        """Return the scenario as canonical JSON, the same for all spellings of a scenario.
+        """Return the scenario as canonical JSON, the same for all orders of its keys.
 
         Raises:
             RunError: If the text is too long, is no scenario, has a number beyond the limits, or names code that

@@ -345,8 +345,8 @@ class RequestQueue:
     def _answer_or_refuse(self, request: PendingRequest) -> Reply:
         """Answer a request without raising.
 
-        Every error becomes a refusal.  Refusals of the guard are counted and logged, and of an error in code only
-        the log has the reason.
+        Every error becomes a refusal.  Refusals of the guard are counted, and not all of them are logged
+        (`GuardEvents`).  Of an error in code only the log has the reason.
         """
         try:
             return self._answer(request.header, request.query)

@@ -210,9 +210,9 @@ class Shard:
     def _check_unit(self, unit: Unit) -> None:
         """Check that these records can be protected by a unit.
 
-        Records can always be protected.  Persons need the name of each record's person.  Each person is padded to
-        the most records of a unit.  A bound above 16 records, which a server chooses, is refused if all persons
-        would have more than 2^26 values.
+        Single records pass, and persons if the records name them.  Each person is padded to the most records of a
+        unit, a bound that a server chooses.  A bound above 16 records is refused if all persons would have more
+        than 2^26 values.
 
         Guarantee: a refusal depends on the number of persons and on shapes, and on nobody's number of records.
 
