@@ -17,8 +17,9 @@ A price is (μ, δ₀), the part of the silo's lifetime budget that a run costs 
 has a curve of (ε, δ), from which its μ at a slack is computed.  The policy sets the slack of a run
 (`allow.slack_per_run`).
 
-A guard admits a scenario and checks its price when it opens the run and at every later query, and reuses cached
-results (fedpriv/silo/guard.py).  It checks the run's name and the number of missed rounds at every query, too.
+A guard admits a scenario and checks its price when it opens the run and at every later query of the open run, and
+reuses cached results (fedpriv/silo/guard.py).  It checks the run's name at every query, too, and the number of
+missed rounds at every query that was not answered before.
 """
 
 import hashlib

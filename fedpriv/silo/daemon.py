@@ -1,8 +1,10 @@
 """Process of a silo's guard: it owns records, keys, ledger and policy, and answers on a Unix socket.
 
-The silo's ClientApp connects to the socket, whose frames are described in protocol/messages.py.  Nothing is
-unpickled.  Every connection has a thread that reads and writes.  Only the main thread has the guard, and it
-answers one request at a time.
+The silo's ClientApp connects to the socket.  A request is two frames, a header (a JSON object) and the bytes of a
+query, which may be empty, and a request for health is a header alone.  A reply is a header, with a second frame if
+a message or a public key follows.  Nothing is unpickled.  Every connection within the limit on their number has a
+thread that reads and writes.  Only the main thread calls the guard, and it answers one request at a time.  A tick
+is a time that the policy sets, of which answers take a multiple, or 0.
 
 Requests that the guard refuses are logged, the first 100 and then every 1,000th, and malformed requests are not.
 The time for which an unknown server's scenario can keep a guard busy is limited.

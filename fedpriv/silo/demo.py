@@ -102,6 +102,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
     }
     if memory := max(cell_allowance.get("memory", 0) for cell_allowance in allowances):
         allow["memory"] = memory
+    # Summed exactly, as a guard adds slacks.
     if slack := run_count * sum(exact_decimal(cell_allowance.get("slack", 0.0)) for cell_allowance in allowances):
         allow["slack"] = float(slack)
     if model_paths := sorted({path for cell_allowance in allowances for path in cell_allowance.get("models", [])}):
@@ -141,7 +142,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 
 
 def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[str, Any]:
-    """Return the section [allow] of the narrowest policy that admits one run of a cell.
+    """Return the section [allow] of a policy that admits one run of a cell.
 
     Always present are trust, relation, clip, rounds, budget and dimension.  Other keys are present only if their
     defaults do not suffice.  `silo` decides the budget only; the memory is that of the silo that needs most.
@@ -196,7 +197,7 @@ def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
 
 
 def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, float]:
-    """Return the narrowest budget, and slack if any, with which all `silos` answer one run of `cell`.
+    """Return a budget, and a slack if one is needed, with which all `silos` answer one run of `cell`.
 
     The budget is the largest target μ of these silos.  For records that take part in secret it is the largest μ
     that one of them is charged at slack `SLACK_PER_RUN`.
@@ -213,7 +214,7 @@ def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, fl
 
 
 def evaluation_allowance(cell: Cell, run_count: int = 1) -> dict[str, Any]:
-    """Return the narrowest [evaluation] for `run_count` runs of `cell`, or {} without evaluations.
+    """Return the section [evaluation] for `run_count` runs of `cell`, or {} without evaluations.
 
     Raises:
         InputError: If no policy allows the evaluations, because they have no noise.

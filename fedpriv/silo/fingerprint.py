@@ -74,7 +74,8 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
 def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     """Check that a ledger is for these records, after converting a ledger of fedpriv 0.3.0.
 
-    Guarantee: a key is made only for a ledger without a key, so that no other records get a fingerprint unnoticed.
+    Guarantee: this function makes a key only for a ledger without a key, so that no other records get a
+    fingerprint unnoticed.
 
     Raises:
         InputError: If the ledger is for other records, or the key of the records is missing, cannot be used or is

@@ -10,8 +10,8 @@ that is charged, and its cost to a lifetime budget.
 * A stream is the sequence of a party's releases over the rounds of a run.  Its guarantee is a μ of Gaussian
   differential privacy, or a curve of (ε, δ) if records take part in secret rounds.
 * A price is (μ, δ₀): μ holds except with probability δ₀, the slack.
-* An add-on is a package of fedpriv whose runs a policy allows by a key of its own, and an extension is a module of
-  the site's own.  Both add rows to the tables of models and algorithms.
+* An add-on is a part of fedpriv whose runs a policy allows by a key of its own, and an extension is a module of
+  the site's own, which can add rows to the tables of models and algorithms.
 * A link is a symbolic link on the way to a file.
 """
 

@@ -284,7 +284,8 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
         silo: Number of the silo.
 
     Raises:
-        InputError: If the table does not keep to `schema` or has no training records, with a message of one line.
+        InputError: If the table cannot be read, does not keep to `schema`, has records of another site, or has no
+            training records, with a message of one line.
     """
     encoded = load_silo_table(path, schema, silo)
     train, test = encoded.split.train, encoded.split.test

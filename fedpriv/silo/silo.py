@@ -19,8 +19,9 @@ itself (trusted).  In floating point s_t is a running sum over the rounds, and y
 A silo with a guard computes in integers if its run has noise.  A simulation sums in float64 with the seed's noise,
 unless its scenario says integers.
 
-A silo may be put back to an earlier state, for example by a restored disk.  If it then gets another query, it
-draws other noise in that round and in all later rounds.  If it gets the same query, it returns the same bytes.
+A silo that computes in integers may be put back to an earlier state, for example by a restored disk.  If it then
+gets another query, it draws other noise in that round and in all later rounds.  If it gets the same query, it
+returns the same bytes.
 Masks depend on the chain of queries in the same way, so that no two messages share a mask.  Silos that get the
 same queries agree on their masks, and a server that sends different queries to silos gets a sum of masks.
 """
@@ -363,8 +364,7 @@ def pack_state(state: RoundState) -> bytes:
 
     The layout is the header, the query chain and a byte for the type of every vector, together padded to 8 bytes,
     then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.  Each vector keeps its own
-    type: past queries have the run's, past releases are float64, sums are int64 in exact releases and float64
-    otherwise, and noise is float64.
+    type: float32, float64 or int64.
     """
     vectors, dtypes = (*state.past_vectors, *state.accumulator, *state.mechanism_state), list(_NUMPY_TYPES)
     counts = len(state.past_vectors), len(state.accumulator), len(state.mechanism_state)
