@@ -205,7 +205,7 @@ class ServerAggregator:
 
         Args:
             messages: Message of silo 0, 1, …, each of the round's `message_length` in the plan's `message_dtype`.
-            t: Round, from 1, one more than in the previous call.
+            t: Round, from 1, the one after the last round that was released or repeated.
             query: Query x_t of the round, (d,).  The noise of a trusted server is keyed by the query.
 
         Returns:

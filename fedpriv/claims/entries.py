@@ -94,8 +94,8 @@ class LedgerEntry:
     def recomputed_record(self) -> dict[str, Any]:
         """Record of the cell in which every figure of privacy is computed from the releases.
 
-        Guarantee: tables, pages and figures are made of this record, and a figure of privacy that is written
-        beside the releases shows nowhere.
+        Guarantee: the figures of `claim_figures`, `rho` and the figures of evaluations are computed from the
+        releases, whatever was written beside these.
         """
         record = {**self.record, **self._figures}
         # "rho" has μ once more, for an algorithm whose paper calls it ρ.

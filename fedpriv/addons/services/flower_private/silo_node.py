@@ -9,7 +9,7 @@ and its answer, and a bundle is the packed files of the app that a run was start
 
 The node runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  The node
 exits with LOST_EXIT_CODE if the SuperLink is away or does not know the node's key, and is then started again by
-its supervisor.  It does so as well if its supervisor has ended.
+its supervisor.  It also exits if its supervisor has ended.
 """
 
 import email.utils
