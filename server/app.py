@@ -179,6 +179,9 @@ class SiloEvaluation:
             grid: Grid with the silos' nodes.
             nodes: Node id of silo 0, 1, ….
             timeout: Longest wait for replies, in seconds.
+
+        Raises:
+            RunError: A silo does not reply, refuses or sends a malformed message, or the journal cannot be written.
         """
         content = query_content(to_array_record(model), number, ConfigRecord())
         checkpoints = self._checkpoints

@@ -65,6 +65,10 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def __init__(self, folder: Path, entry_sizes: EntrySizes) -> None:
         """Open the journal in `folder`, and create it if it is new.
 
+        Args:
+            folder: Folder of the journal, which gets mode 0700.
+            entry_sizes: Type of the entries' values, and their number in each round.
+
         Raises:
             RunError: If another server has the journal open, the folder cannot be used, or others have permissions
                 on the key or the entries.

@@ -215,7 +215,7 @@ GUARD_SOCKET = "guard.sock"
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     """Write a policy for each silo whose limits suffice for this run, with shards and ledgers.
 
-    A shard has the silo's training records, and its held-out test records for evaluations by silos.  Shard and
+    A shard has the silo's training records, and its held-out test records, if any, for evaluations.  Shard and
     ledgers of a silo that has one of them are not changed, because the ledgers record earlier releases.  A shard
     is a table (.csv) if the model reads raw cells of a table, and otherwise a file of arrays (.npz).
 

@@ -149,8 +149,8 @@ class Executor:
     def poll(self) -> None:
         """Ask for one task and start its process, then send heartbeats or report failures for all tasks.
 
-        A task whose process still runs gets a heartbeat, and one whose process has ended is reported and
-        forgotten.
+        A task whose process runs gets a heartbeat while it may still be starting.  One whose process has ended is
+        reported if it failed, and forgotten.
         """
         try:
             answer = self._task_client.ask(

@@ -65,8 +65,8 @@ class Presence:
         """Forward a request to the app, and record its sender.
 
         A request to the Control API is recorded by the run in its header, if it follows one.  A request to the
-        Fleet API is recorded by the silo's key, after the app has admitted it (200) or refused its signature
-        (401).
+        Fleet API is recorded by the silo's key, after the app has admitted it (200), or has refused its signature
+        (401) because of the silo's clock.
         """
         headers = (
             Headers(scope=scope) if scope["type"] == "http" else Headers()
