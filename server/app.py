@@ -77,7 +77,7 @@ from fedpriv.server.strategy import (
 
 
 def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require_all: bool = True) -> None:
-    """Check that every silo would admit the run.
+    """Check that the silos would admit the run.
 
     A refusal is final if asking again does not help.  The clock of a silo is compared with this process's clock,
     because a SuperLink refuses SuperNodes whose clock is far off.
@@ -181,7 +181,8 @@ class SiloEvaluation:
             timeout: Longest wait for replies, in seconds.
 
         Raises:
-            RunError: A silo does not reply, refuses or sends a malformed message, or the journal cannot be written.
+            RunError: A silo does not reply, refuses or sends a malformed message, or the journal cannot be
+                written.
         """
         content = query_content(to_array_record(model), number, ConfigRecord())
         checkpoints = self._checkpoints
