@@ -262,7 +262,8 @@ class PrivateStrategy(FedAvg):
 
         Raises:
             InputError: The strategy had its run already, or the arrays, the number of rounds or the terms cannot
-                be used, or round 1 alone exceeds `max_epsilon`.  Nothing was sent yet.
+                be used, or there is a `max_epsilon` that round 1 alone exceeds, or that a run without noise cannot
+                keep.  Nothing was sent yet.
             RunError: A silo refuses, fails, or does not answer although the run needs it, or its ClientApp answers
                 without `PrivateClient`.
         """

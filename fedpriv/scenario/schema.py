@@ -44,8 +44,8 @@ from fedpriv.scenario.sections import (
 def check_absences(federation: FederationSection, key: str | None, trust: Trust) -> None:
     """Refuse a run without some silos if its trust setting needs all of them.
 
-    The section's key `away` may only name silos 0 … silos - 1.  If the section has the number of rounds, `away`
-    may only name rounds up to this number.
+    The section's key `away` has rounds by the number of a silo, as text without leading zeros, and may only name
+    silos 0 … silos - 1.  If the section has the number of rounds, `away` may only name rounds up to this number.
 
     Guarantee: a release without a silo is a sum with fixed weights, and its noise is the claimed noise.
 
