@@ -3,8 +3,8 @@
 A dataclass whose fields are options is a group of options: `expand_option_groups` makes a command from a
 function that takes one.  Facts, which are named numbers and texts, and a guarantee are printed as text or as one
 JSON object.  In a text, leakage, sensitivity and noise that is needed are rounded up, and a noise multiplier is
-rounded down.  A setting has all that noise depends on but its target: rounds, participation, clips, silos, trust.
-The module imports no torch.
+rounded down.  A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring
+relation, and neither a mechanism nor a target.  The module imports no torch.
 """
 
 import json

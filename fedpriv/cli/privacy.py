@@ -8,7 +8,8 @@ and `ledger` always.
   the farthest that one unit moves the sums to which it adds fresh noise.
 * The running sum of a round is the decayed sum of all records' increments so far.  An increment is a record's
   clipped contribution to a round.
-* A setting has rounds, participation, clip norm, batch, silos and trust: all that noise depends on but its target.
+* A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither
+  a mechanism nor a target.
 * A stream is the releases of one party (a silo, several silos alike, or the server) in one step of a run.  A step
   is the rounds, or a first step before them, about the same records.
 * A cell is one run of a scenario, and its claim is the guarantee that its entry in results.json states.
