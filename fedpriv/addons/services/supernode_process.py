@@ -235,7 +235,7 @@ def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -
 
     Each start uses a new port, because another process may take a free port before the SuperNode listens on it.
     Flower's exit codes do not distinguish a lost SuperLink from other ends, so that each end of a SuperNode that
-    no signal ended counts as a lost SuperLink.
+    no signal ended counts as a lost SuperLink, and its code is returned as 0.
     """
     port = free_port()
     commands = {
