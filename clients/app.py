@@ -6,6 +6,10 @@ bytes to the guard's Unix socket and back.  In a simulation the app is the silo 
 Flower's own SuperNode starts a process for each message.  Therefore torch is imported only by a simulation, and
 for a run configuration that names a scenario's file and has no `cell-json`.
 
+A query is the vector that the server sends in a round, and a release is the silo's answer to it.  A cell is one
+run of a scenario, with a value for each key.  Masks hide a release in the sum over silos.  A checkpoint is a
+position in a silo's ledger, its account of charges and replies.
+
 A request to a guard is two frames, a JSON header and the query's bytes, which may be empty.  A reply is one frame,
 or two if bytes follow its header.
 
@@ -91,7 +95,15 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
 
 
 def forward_key(message: Message, context: Context, socket: Path) -> Message:
-    """Return a message with the guard's public key for the masks of this run, or with a refusal."""
+    """Return a message with the guard's public key for the masks of this run, or with a refusal.
+
+    The guard answers round 0, which has no query, with the key.
+
+    Args:
+        message: Message that asks for the key.
+        context: Flower's Context of the run.
+        socket: Unix socket of the guard.
+    """
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
     answer = ask_release(socket, ledger_run_id(context), _cell_json(context), 0, np.empty(0, np.uint8))
@@ -112,7 +124,9 @@ def forward_admission_query(message: Message, context: Context, socket: Path) ->
 def find_protocol_mismatch(context: Context) -> Refusal | None:
     """Return a refusal if the coordinator has another protocol, or None if its protocol is this one.
 
-    Callers check the protocol before the guard gets anything of the run.
+    Callers check the protocol before the guard gets anything of the run.  The coordinator is the server of the
+    run.  Its protocol, a number, and its version of fedpriv are in the run configuration, and a coordinator whose
+    protocol is missing there is refused, too.
     """
     protocol, version = (context.run_config.get(key) for key in ("protocol", "fedpriv"))
     if protocol == PROTOCOL_VERSION:

@@ -2,6 +2,9 @@
 
 A silo's state is stored in Flower's Context.  `make_client_app` makes a ClientApp over silos in this process that
 answer like guards, without SuperNodes and sockets.
+
+A query is the vector that the server sends in round t, and a release is the silo's answer.  The state is what a
+silo keeps from one round to the next, with a digest of all queries so far (`query_chain`).
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +46,7 @@ _STATE_RECORD, _STATE_KEY = "fedpriv-silo", "state"
 
 @dataclass(frozen=True)
 class SimulatedFederation:
-    """Records, plan and noise source of all silos of a simulation, built once a scenario and process.
+    """Records, plan and noise source of all silos of a simulation.
 
     The noise is keyed by the scenario's seed, and silo and round name the part of it that a silo draws.
     """
@@ -102,7 +105,10 @@ class ContextStore:
         self._records, self._name = records, name
 
     def load(self, silo: Silo) -> RoundState:
-        """Load the state of a silo, its initial state if none is stored."""
+        """Load the state of a silo, its initial state if none is stored.
+
+        A state that has not left this process is stored as an object, and any other one as bytes.
+        """
         record = record_values(self._records).get(self._name)
         if record is None:
             return silo.initial_state()

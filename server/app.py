@@ -10,6 +10,13 @@ scenario says so:
 | trusted, curator | exact integer sums | their sum with the server's noise |
 | no noise | exact means | none |
 
+* A cell is one run of a scenario, with a value for each key, and a plan has what is known of it before round 1.
+* A release of the server is the vector that it makes of a round's messages, for which, or for whose sources,
+  privacy is claimed.
+* The journal is a folder of the server with the release of each finished round, and the key of the server's noise.
+* A checkpoint is a position in a silo's ledger, which the server remembers and sends back with the next query.
+* The roster is the node id of silo 0, 1, ….
+
 Before the first round of a deployment every silo is asked whether it would refuse the run (`check_admission`).
 Nothing is opened, charged or released for that query, so that a run that one silo refuses costs the others
 nothing.
@@ -70,7 +77,10 @@ from fedpriv.server.strategy import (
 
 
 def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require_all: bool = True) -> None:
-    """Check that every silo would admit the run.
+    """Check that the silos would admit the run.
+
+    A refusal is final if asking again does not help.  The clock of a silo is compared with this process's clock,
+    because a SuperLink refuses SuperNodes whose clock is far off.
 
     Args:
         grid: Grid with the silos' nodes.
@@ -169,6 +179,10 @@ class SiloEvaluation:
             grid: Grid with the silos' nodes.
             nodes: Node id of silo 0, 1, ….
             timeout: Longest wait for replies, in seconds.
+
+        Raises:
+            RunError: A silo does not reply, refuses or sends a malformed message, or the journal cannot be
+                written.
         """
         content = query_content(to_array_record(model), number, ConfigRecord())
         checkpoints = self._checkpoints
@@ -253,7 +267,11 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
 
 
 def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> CellOutcome:
-    """Run all rounds of one simulated cell over a grid."""
+    """Run all rounds of one simulated cell over a grid.
+
+    All noise of the server comes from the scenario's seed.  With a section [evaluation], evaluations are rounds
+    over the silos' test records, with a plan, a key and a noise of their own.
+    """
     task = load_task(cell)
     plan = make_plan(cell, task.objective)
     strategy = simulated_strategy(plan, plan.objective.initial(), cell)
@@ -379,7 +397,19 @@ def _run_strategy(
     evaluation_plan: EvaluationPlan | None,
     silo_evaluation: SiloEvaluation | None,
 ) -> CellOutcome:
-    """Run all rounds of a strategy with evaluations, and make the outcome of the cell."""
+    """Run all rounds of a strategy with evaluations, and make the outcome of the cell.
+
+    The metrics of the outcome are those of the last evaluation.
+
+    Args:
+        strategy: Strategy of the server, before its first round.
+        grid: Grid with the silos' nodes.
+        cell: Cell that is run, with the number of evaluations and the longest wait.
+        task: Objective of the model, and the public test set.
+        observer: Observer of progress and of evaluations.
+        evaluation_plan: Plan of evaluations by silos, or None if the server evaluates on the public test set.
+        silo_evaluation: Evaluations by silos, or None likewise.
+    """
     start, plan = time.perf_counter(), strategy.plan
     evaluated_rounds = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))
     timeout = cell.deployment.patience

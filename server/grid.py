@@ -171,7 +171,13 @@ class PatientGrid(Grid):
     def __init__(
         self, grid: Grid, *, has_registered_nodes: bool = False, on_wait: WaitCallback = lambda silos, since: None
     ) -> None:
-        """Wrap a grid, with a callback for the silos that the server waits for."""
+        """Wrap a grid, with a callback for the silos that the server waits for.
+
+        Args:
+            grid: Grid of Flower, which sends the messages.
+            has_registered_nodes: Whether the names of nodes say which silos they are.
+            on_wait: Callback with the silos, and the start of the wait in seconds of the epoch.
+        """
         self._grid, self._on_wait, self._has_registered_nodes = grid, on_wait, has_registered_nodes
         self._silo_by_node: dict[int, int] = {}  # node -> silo, as reported or registered
         self._moved_nodes: dict[int, int] = {}  # first node of a silo -> its current node
@@ -210,6 +216,9 @@ class PatientGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Return the replies that arrive within `timeout` seconds, each as the reply to the original message.
+
+        A message is sent again, to the current node of its silo: after 30 s without a reply, and twice as long
+        each further time; 2 s after an error that may pass; and at once if the silo has another node.
 
         Pauses of more than 5 seconds, in which this process was stopped or the SuperLink did not answer, do not
         count, up to 15 minutes together.
@@ -252,7 +261,7 @@ class PatientGrid(Grid):
             self._redirect_messages(pending_messages)
             elapsed, last_poll = time.monotonic() - last_poll, time.monotonic()
             paused_seconds += elapsed if elapsed > _MIN_PAUSE_SECONDS else 0.0
-            reporter.report(
+            reporter.report(  # -1 stands for a node whose silo is not known.
                 self._silo_by_node.get(pending.message.metadata.dst_node_id, -1) for pending in pending_messages
             )
         reporter.finish()

@@ -65,6 +65,10 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def __init__(self, folder: Path, entry_sizes: EntrySizes) -> None:
         """Open the journal in `folder`, and create it if it is new.
 
+        Args:
+            folder: Folder of the journal, which gets mode 0700.
+            entry_sizes: Type of the entries' values, and their number in each round.
+
         Raises:
             RunError: If another server has the journal open, the folder cannot be used, or others have permissions
                 on the key or the entries.
@@ -100,8 +104,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def load_noise_key(self) -> bytes:
         """Return the noise key of the run, 32 bytes, which is drawn before its first round.
 
-        A run has one key, because the noise of a tree is correlated over rounds, and a reader could average the
-        noise of two keys on the same sums.  After the last round no noise is drawn, and the result is zeros.
+        A run has one key, because noise can be correlated over rounds, and a reader could average the noise of two
+        keys on the same sums.  After the last round no noise is drawn, and the result is zeros.
 
         Raises:
             RunError: If the key is lost after the first round, wiped or damaged, or cannot be read or stored.
@@ -154,7 +158,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def load_secret_state(self) -> bytes:
         """Return the packed secret state after the last finished round, or b"" without one.
 
-        There is no such state before the first round, and in runs whose server keeps no sums of silos.
+        The secret state has sums of silos without noise, from which the server continues.  There is no such state
+        before the first round, and in runs whose server keeps no sums of silos.
 
         Raises:
             RunError: If the state is lost or damaged.
@@ -175,7 +180,9 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         return self._folder / f"sums-{t}.bin"
 
     def missed_rounds(self) -> MissedRounds:
-        """Return the rounds that silos missed, up to the last round in the journal.
+        """Return the rounds that silos missed, up to the last round in the journal, by silo.
+
+        The file is written before a round's entry, so that it can name a round that the journal does not have.
 
         Raises:
             RunError: If the file is damaged.
@@ -215,7 +222,12 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     ) -> None:
         """Store the entry of round t durably, before anything that depends on it leaves.
 
-        The arguments are those of `Journal.record`.
+        Args:
+            t: Round, the one after the last finished round.
+            entry: Values of the round from which its release can be computed again, and the query chain.
+            missed_rounds: Rounds that silos missed until now, by silo.
+            last_releases: Each silo's last message, (silos, d), or None if no later round can need it.
+            secret_state: Packed sums of silos for the next round, secret outside the server, or b"".
 
         Raises:
             RunError: If the disk refuses, or the round is out of order.

@@ -15,6 +15,10 @@ the integer sums of silo i, in multiples of the round's unit, and b_i is its bat
 i in the mean, and release_i its message in floating point.  The run's type is `run.dtype`.  The matrices C and B
 are those of the noise mechanism: noise is added to C s, and B turns y into the releases.
 
+A query chain is a digest of the queries so far.  The optimizer is the algorithm's rule from releases to the next
+query and to the model that is published; its state follows from the releases.  The journal is the server's store
+of releases, from which a run continues after a crash.  A node is a SuperNode of Flower.
+
 `ReleaseStrategy` hands q~_t to the optimizer, which returns x_{t+1}.  The weights p_i of the mean are fixed.  A
 missing, failed, malformed or non-finite reply ends the run with the silo's number and the round; the mean is never
 formed over fewer silos.  A scenario may let a silo that does not reply count with an increment of 0 instead, as
@@ -141,7 +145,7 @@ class ServerRelease(NamedTuple):
 class ServerAggregator:
     """Aggregator of the messages of one run, called round by round in order.
 
-    Guarantee: a server that really releases adds no noise in floating point; see `fedpriv.rounds.integers`.
+    Guarantee: outside a simulation the server adds no noise in floating point.
 
     Guarantee: each release is a function of the journal's entries alone (`JournalEntry`), y_t or q~_t of the
     rounds so far; the noise that a trusted server adds to integers is keyed by all queries so far and by the sums
@@ -201,7 +205,7 @@ class ServerAggregator:
 
         Args:
             messages: Message of silo 0, 1, …, each of the round's `message_length` in the plan's `message_dtype`.
-            t: Round, from 1, one more than in the previous call.
+            t: Round, from 1, the one after the last round that was released or repeated.
             query: Query x_t of the round, (d,).  The noise of a trusted server is keyed by the query.
 
         Returns:
@@ -209,8 +213,8 @@ class ServerAggregator:
             after this round (`sends_round_sums`).
 
         Raises:
-            RunError: A message is not finite, is a masked message of another length, or has exact sums beyond the
-                bounds of the plan.  The error names the silos at fault.
+            RunError: A message is not finite (the error names its silo), is a masked message of another length, or
+                has exact sums beyond the bounds of the plan.
         """
         total = torch.cat(messages) if self._publishes_each_silo else self._steps.aggregate(messages, t)
         if not is_finite(total):  # weights are positive, so a non-finite value reaches the mean

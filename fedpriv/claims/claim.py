@@ -6,6 +6,17 @@ numbers from `claim_figures`, and its sentences from `PrivacyClaim.format_senten
 `describe_cells` for several cells that differ in their figures only, and from `format_figures`
 for a cell of results.json.
 
+* A stream is the sequence of releases of one party (a silo, several silos alike, or the server) over the rounds of
+  one step of a run.  Its guarantee is a μ of Gaussian differential privacy, or a curve of (ε, δ) if records take
+  part in secret rounds.
+* A step is the rounds of a run, or its first step: a release before the rounds, about the same records, by whose
+  result columns of numbers are scaled.
+* A unit is what neighbouring data sets differ in, such as a record or a person.  The relation says how they differ
+  in it: another unit takes its place (replace-one), or it contributes zero (zero-out).
+* μ by counting is a bound that is counted exactly, smaller than the charged μ where a paper's constants charge
+  more.
+* A cell is one run of a scenario, with an entry in results.json.
+
 Three cases need sentences of their own: several records of one person (`describe_group_privacy`), the test records
 on which silos evaluate (`describe_evaluation`), and a first step that a run uses and is charged for without having
 taken it (`EXTERNAL_STEP_NOTE`).
@@ -109,7 +120,10 @@ def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
 
     The text names the unit, the relation, the trust setting, the figures or their ranges over the cells, the
     source of the noise, and the budgets of silos that differ.  For cells without noise it says that there is no
-    privacy.
+    privacy.  Unit, relation and trust setting are read from the first cell.
+
+    Args:
+        cells: One or more cells, as in results.json.
     """
     first = cells[0]
     server = find_trust(first["trust"]).title
@@ -131,10 +145,16 @@ def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> s
     """Describe the ε at δ of each silo's messages in all steps of a run, or return "" if all are equal.
 
     The result is "" as well if no silo's own messages have a guarantee, for example if only sums are released.
+    Two ε count as equal up to a relative 1e-6.  Silos alike are listed as one.  If more than twelve would be
+    listed, the text has the smallest and the largest ε only.
 
     Guarantee: every ε is computed from the streams of releases, so that a silo's ε follows from the noise that the
     silo added, whatever noise the scenario asked for.  A first step, of the silo or elsewhere, is composed with
     the silo's rounds.
+
+    Args:
+        streams: All streams of the run.
+        delta: δ of each ε.
     """
     from fedpriv.claims.ledger import ROUNDS
 
@@ -303,6 +323,12 @@ def compute_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee]
 def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[Guarantee] | None:
     """Compose the claims of all steps of a run, or return None if a step has no claim.
 
+    The μ of the result is √Σμ² over the steps.  Its μ by counting is composed alike, with the charged μ of a step
+    that has none by counting.
+
+    Args:
+        claims: Claim of each step, None for a step without noise.
+
     Raises:
         InputError: If the steps have different relations or units, or a step has no μ.
     """
@@ -328,6 +354,10 @@ def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> Privacy
 def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee] | None:
     """Compute the claim of the streams of one step, or None without streams or if one has no noise.
 
+    A unit with records in one silo is in one of the streams, so that the weakest guarantee of the streams is
+    claimed.  For a unit in several silos, as many of them are composed.  The claim is exact, that is, it holds for
+    the program's own arithmetic, if all streams are of integers.
+
     Raises:
         InputError: If streams have different relations or units, or cannot be accounted for or compared, or if
             a unit in several silos has no μ.
@@ -352,6 +382,7 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
     claim = PrivacyClaim(weakest_guarantee, relations.pop(), unit, exact)
     if exact or (mu := weakest_guarantee.mu) is None:
         return claim
+    # Only for floating point and a μ: the μ by counting of the weakest stream, and whether the charged μ is exact.
     counted_mu = max(stream.mu_by_counting for stream in streams)
     return replace(
         claim,
@@ -496,7 +527,12 @@ def evaluation_to_data(
 def describe_evaluation(evaluation: Mapping[str, Any], delta: float) -> str:
     """Describe federated evaluation from its entry in results.json.
 
-    All figures are recomputed from the releases in the entry, and none of its other fields is read.
+    All figures are recomputed from the releases in the entry, and none of its other fields is read.  The text
+    differs between exact sums, for which nothing is guaranteed, and sums with noise.
+
+    Args:
+        evaluation: Entry `evaluation` of a cell of results.json, with one release stream or more.
+        delta: δ of the ε in the text.
     """
     from fedpriv.claims.ledger import stream_from_data
 
@@ -537,7 +573,7 @@ def add_external_first_step(
     """Add a first step of `first_step_mu` to the streams of a run that uses one without having taken it.
 
     If no stream has noise, one is a first step already, or `first_step_mu` is 0, the streams are returned as they
-    are.
+    are.  The added step comes first, and its party is named "elsewhere".
 
     Guarantee: a run that uses the result of a first step is charged for one.  The charge is the step that the run
     took if its streams include one, and otherwise a Gaussian release elsewhere of the whole μ that was set aside
@@ -551,6 +587,7 @@ def add_external_first_step(
     if not first_step_mu or not noisy or any(stream.step == FIRST_STEP for stream in streams):
         return tuple(streams)
     relation = noisy[0].relation
+    # One release of clipped records of norm 1 and weight 1, with the noise that makes its μ `first_step_mu`.
     external_step = ReleaseStream(
         party_name=EXTERNAL_PARTY,
         mechanism=IndependentGaussian(),

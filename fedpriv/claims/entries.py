@@ -3,6 +3,16 @@
 An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names and fields of dp-accounting's classes.
 `make_dp_event` makes the object.
 
+* A cell is one run of a scenario.  Its record is its entry in results.json: the scenario, the figures of privacy
+  that were written, and the releases.  A record in this sense is named `record` here, and other records are those
+  of a silo's data.
+* A stream is the releases of one party over the rounds of a step, with the noise, the clips and the weight of one
+  data record.  A step is the rounds, or a first step: a release before them by whose result columns are scaled.
+* A clip is the norm bound of an increment, and an increment is one data record's contribution to a round.
+* `apart`, the increment diameter, is the largest distance of two increments, in clips: 2 unless a loss is known to
+  have less.
+* The participation says which data records take part in which rounds: in a public order, or in secret.
+
 A stream in a public order is a Gaussian mechanism.  With A s the running sums of the increments s, and A = B C
 (`noise.mechanism`), A s + B z is post-processing of C s + z, and one record moves C s by at most the sensitivity,
 whatever queries were sent in between.  The noise multiplier of a Gaussian event is the noise over the distance by
@@ -84,10 +94,11 @@ class LedgerEntry:
     def recomputed_record(self) -> dict[str, Any]:
         """Record of the cell in which every figure of privacy is computed from the releases.
 
-        Guarantee: tables, pages and figures are made of this record, and a figure of privacy that is written
-        beside the releases shows nowhere.
+        Guarantee: the figures of `claim_figures`, `rho` and the figures of evaluations are computed from the
+        releases, whatever was written beside these.
         """
         record = {**self.record, **self._figures}
+        # "rho" has μ once more, for an algorithm whose paper calls it ρ.
         if record.get("rho") is not None:
             record["rho"] = record["mu"]
         if self.test_streams:
@@ -135,6 +146,8 @@ class LedgerEntry:
     def resolved_cell(self) -> "Cell | None":
         """Resolved scenario, or None if it names an algorithm, a model or others that are not imported here.
 
+        Others are a mechanism and a sampling.  The names are looked up after resolving has failed.
+
         Raises:
             InputError: The scenario is malformed, though all that it names is known, or has keys that this version
                 refuses.
@@ -171,7 +184,11 @@ class LedgerEntry:
         )
 
     def _differences_from_scenario(self) -> Iterator[str]:
-        """Describe differences from the scenario, first those of the record and then those of its streams."""
+        """Describe differences from the scenario, first those of the record and then those of its streams.
+
+        If the scenario cannot be resolved here, a stream with increments closer than two clips cannot be checked
+        and counts as a difference.
+        """
         federation, privacy = self._sections
         scenario_values: dict[str, Any] = {
             "trust": self.record["scenario"]["algorithm"]["trust"],
@@ -194,7 +211,11 @@ class LedgerEntry:
         yield from self._differences_from_target(privacy)
 
     def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
-        """Describe differences in participation, weights, clips (if no shape decides them) and diameter."""
+        """Describe differences in participation, weights, clips (if no shape decides them) and diameter.
+
+        Only streams of the rounds with noise are compared.  A stream of silos has the weight of a record in each
+        of these silos, and any other stream the weight of a record in the mean over silos.
+        """
         from fedpriv.claims.recomputed import recompute_clips, recompute_diameter
         from fedpriv.plan.plan import silo_weights
 
@@ -222,7 +243,11 @@ class LedgerEntry:
                 )
 
     def _differences_from_target(self, privacy: "PrivacySection") -> Iterator[str]:
-        """Describe noise that promises less than the scenario asks for, or so much that it is another run's."""
+        """Describe noise that promises less than the scenario asks for, or so much that it is another run's.
+
+        Compared is μ, or ε at the scenario's δ if the claim has no μ.  It may be up to 1 % below the target.
+        Above the target, rounding is allowed for a μ, and 1 % for an ε that is computed numerically.
+        """
         target, claim = privacy.target_mu, self.claim
         if target is None or claim is None:
             if (target is None) != (claim is None):
@@ -257,7 +282,11 @@ class LedgerEntry:
             yield "noise for release is drawn by a deployment only"
 
     def _differences_of_evaluations(self) -> Iterator[str]:
-        """Describe evaluations that differ from the scenario's in presence, silos, number, relation or noise."""
+        """Describe evaluations that differ from the scenario's in presence, silos, number, relation or noise.
+
+        Relation and silos of evaluations without noise are not compared.  Increments closer than two clips are
+        accepted for a single evaluation with curves only.
+        """
         tests, section = self.test_streams, self.record["scenario"].get("evaluation")
         if bool(section) != bool(tests):
             yield (
@@ -303,13 +332,15 @@ class LedgerEntry:
     def _streams_match_scenario(self) -> bool:
         """Whether the streams are those of all rounds, silos and steps, by the parties that add noise.
 
-        Relation, unit and budget shares of streams with noise are compared, too.
+        Relation, unit and budget shares of streams with noise are compared, too.  A scenario with `data.scale` has
+        a first step, which this run took or which is charged as one elsewhere.  Budget shares are the targets of
+        silos relative to the largest target.
         """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
         first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
         rounds = [stream for stream in self.streams if stream.step == ROUNDS]
         scale, privacy = record["scenario"]["data"].get("scale"), record["scenario"]["privacy"]
-        if (
+        if (  # streams of other steps, a first step without scaling or scaling without one
             len(first_steps) + len(rounds) < len(self.streams)
             or bool(scale) != bool(first_steps)
             or not self._charges_whole_share(scale, first_steps)
@@ -357,7 +388,12 @@ def _cover_all_silos(streams: Sequence[ReleaseStream], trust: str, silos: int) -
 def _promise_shares(streams: Sequence[ReleaseStream], section: Mapping[str, Any]) -> bool:
     """Whether every silo's stream keeps the target that [privacy] sets for this silo, not for another.
 
-    The answer is False if the section is malformed or has no target for a silo.
+    The answer is False if the section is malformed or has no target for a silo.  Streams keep a target if their ε
+    at the scenario's δ is at most that of the target μ, up to rounding for a μ, and up to 1 % for a curve.
+
+    Args:
+        streams: Streams of the rounds with noise.
+        section: Section [privacy] of the scenario, as plain data.
     """
     from fedpriv.scenario.sections import PrivacySection
 
@@ -447,7 +483,8 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
 def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> None:
     """Refuse cells of fedpriv 0.3.0 with copies of records in a secret order.
 
-    Such cells released more than their claim says.  Cells by other versions pass.  Nothing is refused by a program
+    With `model.augment` a record's increment is computed on shifted and mirrored copies of its picture.  Such
+    cells released more than their claim says.  Cells by other versions pass.  Nothing is refused by a program
     whose own version number is 0.3.0, because an editable installation of a later program keeps the number with
     which it was made.
 
@@ -477,6 +514,8 @@ _TOLERANCE = 1e-9
 
 def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
     """Return a cell's event, the accountant's neighbouring relation for this event, and fedpriv's claim.
+
+    The event is by rounds where that is possible, and else the one that the guarantee gives for the whole run.
 
     Guarantee: `event` under `neighboring_relation` dominates the cell's releases about one unit of training
     records under the cell's own relation.
@@ -509,8 +548,8 @@ def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
 def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
     """Return the event of a guarantee round by round, or None if no stream allows it.
 
-    A stream allows an event by rounds if no two rounds of a record move the same part of C s, and if the stream's
-    worst record has the guarantee's μ.
+    A stream allows an event by rounds if the μ of the worst record's rounds, as `_mus_of_worst_record` finds them
+    for a fixed order, compose to the guarantee's μ.  Equal rounds in a row become one repeated event.
 
     Guarantee: in each of its forms, one Gaussian event or several, the event composes to the guarantee's μ, up to
     a relative 1e-9 in which two sums of the same squares round.
@@ -542,15 +581,19 @@ def make_dp_event(event: Any) -> Any:
 
 
 def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
-    """Return μ of every round of the worst record, in a public order with noise.
+    """Return μ of every round of the worst record, as in a fixed order, for a stream in public order.
 
-    The result is [] in any other stream, and unless it is known that no two rounds of a record move the same part
-    of C s.
+    A record of a fixed order takes part every `rounds_per_epoch` rounds, and the worst one has the largest Σ μ_t²
+    over its rounds.  A round moves at most `blocks.bands` rows of C s, from its own on.  The result is [] if two
+    rounds of such a record can move the same row, if bands are not known, and for secret rounds or without noise.
+    For other public orders than a fixed one the result may be that of no record, so that callers compare it with
+    the guarantee.
     """
     blocks = stream.mechanism.blocks(stream.workload)
     epoch_rounds = stream.schedule.rounds_per_epoch
     if stream.schedule.secret or stream.std == 0.0 or blocks is None or blocks.bands > epoch_rounds:
         return []
+    # How far a neighbour moves a sum, for clip 1 and sensitivity 1; `blocks.norms` are norms of C's columns, (T,).
     distance = moved_by(stream.relation, stream.record_weight, 1.0, stream.increment_diameter)
     mus = distance * stream.workload.clips * blocks.norms / stream.std
     record_mus = [mus[first::epoch_rounds] for first in range(min(epoch_rounds, len(mus)))]

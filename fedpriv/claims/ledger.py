@@ -2,6 +2,13 @@
 
 A `ReleaseStream` describes the releases of one party (a silo, several alike, or the server) or the sums of masked
 messages, over a run.  The guarantee of the run is recomputed from the streams alone (`claims.claim`).
+
+* An increment is a record's clipped contribution to a round, and the running sum adds increments over rounds,
+  times a decay.  A clip is the norm bound of an increment.
+* p_i is the weight of silo i in the mean over silos, and B_i its records (or other units) in a batch.
+* Participation says which records take part in which rounds: in a public order, which everybody may know, or in
+  secret rounds, which amplify privacy.
+* An exact release is made of integers with discrete Gaussian noise, and has no rounding errors.
 """
 
 import itertools
@@ -93,6 +100,7 @@ class ReleaseStream:
             # Raises InputError if the rounds are no blocks, whoever wrote the data.
             self.schedule.distance(self.sums)
         # Displacements by a unit add up over silos whose increments are summed, and so does their rounding.
+        # A silo's own stream has a unit's records in this silo; a sum or mean over silos, in up to `max_silos`.
         silo_mu, silo_count = (
             self._integer_claim(self.integer_release).mu,
             1 if self.party_name.startswith("silo") else self.unit.max_silos,
@@ -235,10 +243,16 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
 
 
 def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -> float:
-    """Read the increment diameter of a stream, in clips.
+    """Read the increment diameter of a stream, the largest distance of two increments, in clips.
+
+    Without the key `apart` it is 2, which holds for any increments.
 
     Guarantee: the diameter is below 2 clips only in a public order.  In secret rounds an increment's distance from
     zero leaks, too, and this distance is a whole clip however close two increments are.
+
+    Args:
+        data: Stream as plain data.
+        schedule: Participation of the stream.
 
     Raises:
         InputError: If the diameter is no number from 1 to 2 clips, or is below 2 clips with several rounds or

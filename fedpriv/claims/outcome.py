@@ -152,7 +152,7 @@ def evaluate_models(
         names: Names of the models for errors, one for each model.
 
     Returns:
-        Metrics by name, for each model.
+        Metrics by name, such as test_loss and test_accuracy (a share), for each model in a list.
 
     Raises:
         RunError: If the loss of a model is not finite.  The message names the model.

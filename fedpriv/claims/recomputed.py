@@ -1,9 +1,16 @@
 """Releases of a run, recomputed from its scenario.
 
-A record of a run lists its releases, too.  That list is compared with the recomputed releases, and never trusted.
+The record of a run is its entry in results.json, which lists its releases, too.  That list is compared with the
+recomputed releases, and never trusted.
 
 A silo recomputes with the shapes of its own records, as its guard did.  A reader has no records, and recomputes
 with the shapes that silos signed.
+
+* A plan has what is known of a run before round 1, such as batch sizes, clips and noise.
+* A stream is the releases of one party over the rounds.  Its owner is the name of this party.
+* A first step is a run of one round, before the others and about the same records, by whose result columns of
+  numbers are scaled ([data.scale]).
+* An objective is a model with its loss.
 """
 
 import json
@@ -112,6 +119,9 @@ def recompute_plans(
 def first_step_before(cell: Cell) -> Cell:
     """Return the first step whose release gave a cell its numbers under [data.scale].
 
+    A cell without these numbers (means and deviations) is one whose first step is still to be taken, so that they
+    are left out to make the cell of the first step again.
+
     Raises:
         InputError: If the cell has no [data.scale], no table, or a trust setting without a first step.
     """
@@ -152,7 +162,17 @@ def describe_difference(
 
 
 def _describe_value_difference(name: str, record_value: Any, plan_value: Any, owner: str) -> str | None:
-    """Describe how two values of a field of an owner's stream differ, or None if they are equal."""
+    """Describe how two values of a field of an owner's stream differ, or None if they are equal.
+
+    Dictionaries are compared key by key, and the first difference is described.  Numbers may differ by a relative
+    1e-9.
+
+    Args:
+        name: Dotted name of the field, or "" for a whole stream.
+        record_value: Value in the record, as plain data, or None if it is missing.
+        plan_value: Value in the plan, likewise.
+        owner: Name of the stream's party, for the text.
+    """
     if isinstance(plan_value, dict) and isinstance(record_value, dict):
         parts = (
             (f"{name}.{key}".strip("."), record_value.get(key), plan_value.get(key))
@@ -192,6 +212,12 @@ def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
     For a table the shapes follow from its schema, and `shapes` are only checked.
 
     Guarantee: no memory is allocated for a model, and no code outside fedpriv runs.
+
+    Args:
+        cell: Cell with the model and the data section.
+        shapes: Shapes as `shapes_to_data` returns them: `width`, an integer; `inputs`, pairs of a shape and a kind
+            of values; `labels`, the shape of one record's labels; `classes`, or 0 for labels that are numbers.
+            They can come from a file of anybody, so that at most 64 sizes of at most 2^31 are accepted.
 
     Raises:
         InputError: If the model runs code outside fedpriv or does not take these records, or `shapes` are not

@@ -2,6 +2,10 @@
 
 Tables and sentences are at most as wide as the terminal, and no number is cut.  `coefficients` prints plain tables
 of weights, with intervals that include the noise, for the models that have them.
+
+A cell is one run of a scenario, with an entry in results.json.  A claim is the guarantee that the entry states,
+and the ledger is the entry's list of releases, from which claims are computed again.  A stream is the releases of
+one party (a silo, several silos alike, or the server) over the rounds, with the standard deviation of its noise.
 """
 
 import json
@@ -80,7 +84,7 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
         max(len(text) for text in (heading.name, *(row[n] for row in rows))) for n, heading in enumerate(columns)
     ]
     min_width = sum(12 if column.can_wrap else width for column, width in zip(columns, widths, strict=True))
-    if min_width + 2 * len(columns) > console.width:
+    if min_width + 2 * len(columns) > console.width:  # two spaces beside each column
         print_blocks(caption, columns, rows)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=None, show_edge=False)
@@ -103,6 +107,11 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
     """Print a block of lines for each row, each with a column's name and its value in the row.
 
     A value that does not fit beside its name goes to the next line, and an empty value is left out with its name.
+
+    Args:
+        caption: Caption above the blocks, or "" for none.
+        columns: Columns of the table.
+        rows: Text of each row in each column.
     """
     console = _make_console()
     if caption:
@@ -111,6 +120,7 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
     for row in rows:
         for column, text in zip(columns, row, strict=True):
             if text:
+                # The name has two spaces before it, and two behind it.
                 separator = "\n    " if width + len(text) + 4 > console.width else "  "
                 console.print(Text(f"  {_printable_line(column.name):{width}}{separator}{_printable_line(text)}"))
         console.print()
@@ -321,7 +331,7 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
             f"{folder}: model.name = {cell.model.name!r}: coefficients have intervals where the model is "
             f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}"
         )
-    # Objective that knows how to compute coefficients, under the views of it that the algorithm uses.
+    # Objective that knows how to compute coefficients.  A view is an objective made from another one, its base.
     schema, sizes = cell.data.table_schema, cell.batch_sizes
     objective = (load_public_task(cell) if schema is None else make_schema_task(cell, schema)).objective
     while isinstance(objective, View) and not isinstance(objective, GradientAndHessian):
@@ -335,6 +345,7 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
         if stream.step == ROUNDS  # the model has no noise of a first step, which scales the features
     )
     model = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
+    # Share of the rows read that count; others are for testing, and are read as zeros.
     counted_share = 1.0 if schema is None else schema.counted_share(for_testing=False)
     published = MeanStatistics(
         math.sqrt(variance), round(sum(sizes) * counted_share), counted_share, record["rounds"]

@@ -1,7 +1,8 @@
 """ServerApp of `flwr run .`, which writes the results folder itself.
 
 The engines ray and deployment submit `fedpriv.server.app:app` instead, with the same rounds.  This app is a
-separate module because it imports Flower.
+separate module because it imports Flower.  A cell is one run of a scenario, and its noise may be fitted to the
+scenario before it is run.
 """
 
 import json

@@ -1,9 +1,10 @@
 """Options that commands share, and the printing of accounting facts.
 
 A dataclass whose fields are options is a group of options: `expand_option_groups` makes a command from a
-function that takes one.  Facts and a guarantee are printed as text or as one JSON object.  In a text, leakage,
-sensitivity and noise that is needed are rounded up, and a noise multiplier is rounded down.  The module imports no
-torch.
+function that takes one.  Facts, which are named numbers and texts, and a guarantee are printed as text or as one
+JSON object.  In a text, leakage, sensitivity and noise that is needed are rounded up, and a noise multiplier is
+rounded down.  A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring
+relation, and neither a mechanism nor a target.  The module imports no torch.
 """
 
 import json
@@ -258,6 +259,11 @@ def parse_settings(model: type[M], assignments: Sequence[str], defaults: Mapping
 
     A value is TOML, as in a scenario file, and counts as a text if it is no TOML.  Of several texts
     for a key, the last one counts.
+
+    Args:
+        model: Type of the object.
+        assignments: Texts KEY=VALUE, with keys of the model.
+        defaults: Values of keys that the texts do not have, or None for the model's own defaults.
 
     Raises:
         InputError: A key or a value is refused; the message names the key.

@@ -3,6 +3,17 @@
 The module imports no torch, and a command imports the modules that do its work when it is called.  `compare`,
 which tabulates every mechanism at one guarantee, imports torch only for an algorithm, a measured time or a plot,
 and `ledger` always.
+
+* A mechanism is independent noise or a way to correlate the noise of rounds, such as a tree.  Its sensitivity is
+  the farthest that one unit moves the sums to which it adds fresh noise.
+* The running sum of a round is the decayed sum of all records' increments so far.  An increment is a record's
+  clipped contribution to a round.
+* A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither
+  a mechanism nor a target.
+* A stream is the releases of one party (a silo, several silos alike, or the server) in one step of a run.  A step
+  is the rounds, or a first step before them, about the same records.
+* A cell is one run of a scenario, and its claim is the guarantee that its entry in results.json states.
+* A fact is a named number or text that a command prints.
 """
 
 import dataclasses
@@ -165,7 +176,8 @@ def _print_amplified(
 ) -> None:
     """Print the noise of the mechanisms that secret participation amplifies, at one guarantee.
 
-    The guarantee is the (ε, δ) that μ-Gaussian DP gives at δ.
+    The guarantee is the (ε, δ) that μ-Gaussian DP gives at δ.  Errors are standard deviations per coordinate of
+    the noise in a running sum: the root mean square over rounds, in the last round, and in the mean over silos.
 
     Args:
         setting: Setting with secret participation.
@@ -356,6 +368,8 @@ def _entry_data(entry: "LedgerEntry") -> dict[str, Any]:
 
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     """Format one line of texts for each release stream of a cell, with its μ and the claim of the cell.
+
+    A stream without a μ has its ε at the cell's δ, and one without noise "∞".
 
     A record is in one stream of a step only, so the claim of a step is that of its worst stream.  For persons in
     several silos it is the composition of as many of the worst streams.  The claim of a cell composes a first step

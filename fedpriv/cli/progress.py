@@ -3,6 +3,9 @@
 `Progress` shows a live panel on a terminal, and plain lines elsewhere.  The panel has a progress bar, and a line
 on the current cell: its swept values and seed, its ε, and its loss and accuracy so far.  `JsonLines` writes JSON
 lines.  `TensorBoard` and `MLflow` each need an extra, which is not installed by default.
+
+A cell is one run of a scenario: a sweep point (a value of each swept key) and a seed.  A place is the number of a
+cell, its index in the scenario's points.
 """
 
 import json
@@ -132,7 +135,15 @@ class Progress(RunObserver):
         self._print(fit.summary)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        """Begin to count cells and rounds, and print how many samples are never read, if there are any."""
+        """Begin to count cells and rounds, and print how many samples are never read, if there are any.
+
+        The printed number is the largest of all cells.
+
+        Args:
+            scenario: Scenario of the run.
+            places: Numbers of the cells that are about to be run.
+            folder: Folder of the results.
+        """
         self._scenario, self._folder = scenario, folder
         self._cell_count, self._finished_count = len(places), 0
         self._start_time = time.monotonic()
@@ -154,7 +165,12 @@ class Progress(RunObserver):
         self._current.add_evaluation(t, metrics)
 
     def finished(self, place: int, finished: CellOutcome) -> None:
-        """Count a finished cell, report missed rounds, and print a line if no panel is live."""
+        """Count a finished cell, report missed rounds, and print a line if no panel is live.
+
+        Args:
+            place: Number of the cell.
+            finished: Outcome of the cell, with the rounds that each silo missed.
+        """
         # Absences of a simulation are in its scenario.
         missed_rounds = finished.missed if finished.noise == "release" else {}
         for silo, rounds in missed_rounds.items():  # reported even with --quiet
@@ -299,7 +315,15 @@ class MLflow(RunObserver):
             self._client = module.MlflowClient(tracking_uri=uri)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        """Begin a run for each cell in the scenario's experiment, with the cell's keys as parameters."""
+        """Begin a run for each cell in the scenario's experiment, with the cell's keys as parameters.
+
+        The experiment is created if MLflow has none of the scenario's name.
+
+        Args:
+            scenario: Scenario of the run.
+            places: Numbers of the cells that are about to be run.
+            folder: Folder of the results, which is not logged.
+        """
         with self._translate_errors():
             stored_experiment = self._client.get_experiment_by_name(scenario.name)
             experiment = (

@@ -1,6 +1,9 @@
 """Command `fedpriv run`: load a scenario, run it, write the table and show the results.
 
 With --watch the report page is served during the run, on loopback only.
+
+A cell is one run of a scenario: a sweep point and a seed.  An engine computes cells, and an observer handles the
+events of a run, such as a finished cell.  A claim is the guarantee that is stored with the results of a cell.
 """
 
 import hashlib
@@ -60,7 +63,8 @@ class LivePage(RunObserver):
 
         The version is a digest of the number of events before the page was rendered.  The page is rendered again
         if there were events since, and if more than a second has passed since the last time.  A folder that cannot
-        be read leaves the last page.  Before there is a page, a sentence says so, and the version is "".
+        be read leaves the last page.  Before there is a page, a sentence says so, and the version is "".  The lock
+        keeps requests in several threads from rendering at the same time.
         """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
@@ -145,6 +149,10 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
 
     The folder of the results is not looked at.
 
+    Args:
+        path: Scenario file, or name of a shipped scenario.
+        options: Options of the run, such as the engine.
+
     Raises:
         InputError: The run would be refused for its scenario or its memory.
     """
@@ -161,11 +169,17 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
 def run_scenario(path: Path, options: RunOptions, display_options: DisplayOptions) -> None:
     """Run a scenario's missing cells, write the table of results, and show the results.
 
-    Results are not shown with --quiet, nor with --json, which prints the run's events as lines of JSON.
+    Missing are the cells that a resumed folder does not have, and all cells in a new folder.  Results are not
+    shown with --quiet, nor with --json, which prints the run's events as lines of JSON.
 
-    An interrupt or SIGTERM during the run prints the command that resumes it, unless --quiet is given, and ends
-    the process with exit code 130; finished cells stay stored.  If the engine can resume a failed cell, a RunError
-    also prints that command.
+    An interrupt or SIGTERM during the run prints the command that resumes it, or that no cell was begun, unless
+    --quiet is given, and ends the process with exit code 130; finished cells stay stored.  If the engine can
+    resume a failed cell, a RunError also prints that command.
+
+    Args:
+        path: Scenario file, or name of a shipped scenario.
+        options: Options of the run, such as the engine and the folder.
+        display_options: Options of the display.
 
     Raises:
         InputError: An option, the scenario or the folder cannot be used.

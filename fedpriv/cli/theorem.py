@@ -2,6 +2,10 @@
 
 Leakage is rounded up.  Noise is rounded down if a run has it, and up if a theorem prescribes it.  The module
 imports no torch.
+
+A sweep point has one value of each key that the scenario sweeps.  The problem is the public numbers from which
+theorems start, such as records and dimension.  A prescription is a theorem's numbers for a run, with the
+theorem's conditions.  The excess risk is the loss above the smallest loss of any model.
 """
 
 import dataclasses
@@ -72,7 +76,9 @@ def _print_point(comparison: dict[str, Any]) -> None:
     """Print the numbers of a sweep point beside those of each theorem, then the theorems' conditions.
 
     Args:
-        comparison: Result of `compare_with_theorems`.
+        comparison: Dictionary that `compare_with_theorems` returns: "algorithm", "point" (swept values),
+            "problem", "scenario" (numbers, or a "refusal"), "silos" (numbers of each silo, or none), "theorems"
+            (name, numbers, conditions and "refusal" of each) and "bound" (of the excess risk, or None).
     """
     # Problem: the numbers that the theorems start from.
     swept = ", ".join(f"{key} = {value}" for key, value in comparison["point"].items())

@@ -4,6 +4,7 @@
                                                SamplingMethod.NO_AMPLIFICATION, max_epsilon=4.0))
     strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 0.1, 100, accountant=accountant)
 
+An event is Flower's record of a kind of release: its noise multiplier, and the sizes of cohort and population.
 Releases without amplification compose to μ-Gaussian DP, with μ² = Σ 1/z² over their noise multipliers z.
 Poisson-sampled releases are composed by their privacy loss distributions, rounded up to a grid.  Flower's own
 accountant bounds both by Rényi DP.

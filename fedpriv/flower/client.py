@@ -3,6 +3,12 @@
     private = PrivateClient(context, Net(), nn.CrossEntropyLoss())
     return private.train(msg, load_data(context))
 
+* The terms of a run are its scenario as JSON text, the round, and whether noise comes from the scenario's seed.
+* A cell is the scenario as an object, and a plan has what is known of the run before round 1.
+* A guard is a process at the site with records, policy and budget, which answers in place of this class.
+* A mask is a key stream that hides a message and cancels in the sum over silos.
+* The query is the vector at which a silo computes in a round, and the state is what it keeps between rounds.
+
 A message has the run's terms (`Terms`), among them the round t.  In round 0 a silo answers with its number, and
 with a public key if it masks.  In rounds t from 1 it answers with its message, (length,): the noisy mean over its
 batch, (d,), for an untrusted server, and otherwise exact or masked values (`Silo.make_message`).
@@ -125,7 +131,17 @@ class PrivateClient:
         return Message(refusal_content(Refusal(reason, is_final=True)), reply_to=message)
 
     def _answer(self, content: RecordDict, records: AppRecords | Callable[[], AppRecords]) -> RecordDict:
-        """Answer a message by the node's guard if it has one, otherwise by a silo in this process."""
+        """Answer a message by a guard if there is one, otherwise by a silo in this process.
+
+        The node's configuration names the guard's socket, or else the run's.
+
+        Args:
+            content: Content of the message.
+            records: Records of the silo, or a function that loads them, which is not called if a guard answers.
+
+        Raises:
+            FedprivError: The message, the configuration or the records cannot be used, or the guard refuses.
+        """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
         number, socket = find_guard(self._context, cell.federation.silos)
@@ -179,9 +195,10 @@ class PrivateClient:
     ) -> RecordDict:
         """Answer as silo `number` in this process, without a guard.
 
-        Round 0 makes the run's memory in the Context.  Later rounds restore the silo from the memory, compute its
-        release at the query, the message's arrays, and store the new state.  The last round forgets key and state.
-        A run with a seed also sends the numbers of records and of clipped records.
+        Round 0 makes the run's memory in the Context, with digests of scenario and records and the key of the
+        silo's noise.  Later rounds restore the silo from the memory, compute its release at the query, the
+        message's arrays, and store the new state.  The last round forgets key and state.  A run with a seed also
+        sends the numbers of records and of clipped records.
 
         Raises:
             InputError: The arrays are not the module's trainable parameters, or the scenario cannot be planned.

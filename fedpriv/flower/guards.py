@@ -8,6 +8,9 @@
 The app never sees a record, and the server keeps its strategy: docs/existing-flower-app.md.  The app's scenario
 is public, fixed before round 1, and the same at every silo.
 
+A guard is the process at a site that has the records and answers within the site's policy.  A release is its
+answer to one query, and a cell is the app's scenario as an object, with a value for each key.
+
 `SiloGuard` replaces local training by noisy steps with the scenario's step size η:
 
     x_{k+1} = x_k - η · release_k        release_k: the mean of a batch's clipped gradients at x_k, with noise

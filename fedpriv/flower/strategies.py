@@ -4,6 +4,10 @@
                        clip=1.0, step=0.1)
     result = strategy.start(grid, ArrayRecord(Net().state_dict()), evaluate_fn=evaluate)
 
+A row is an algorithm in fedpriv's table, such as "dp-mu2-fl", with its noise and its optimizer.  A cell is the
+run's scenario as an object, a plan has what is known of the run before round 1, and the claim is the guarantee of
+the rounds so far.
+
 Every ClientApp answers with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number,
 and whether its module, and its guard or its records, fit the run.  In round t, from 1, the query x_t, (d,), goes
 to all silos as named arrays, each silo answers with its message, and the row's optimizer turns the noisy mean of
@@ -258,8 +262,10 @@ class PrivateStrategy(FedAvg):
 
         Raises:
             InputError: The strategy had its run already, or the arrays, the number of rounds or the terms cannot
-                be used, or round 1 alone exceeds `max_epsilon`.  Nothing was sent yet.
-            RunError: A silo refuses, fails, or does not answer, or its ClientApp answers without `PrivateClient`.
+                be used, or there is a `max_epsilon` that round 1 alone exceeds, or that a run without noise cannot
+                keep.  Nothing was sent yet.
+            RunError: A silo refuses, fails, or does not answer although the run needs it, or its ClientApp answers
+                without `PrivateClient`.
         """
         refuse(
             {
@@ -290,6 +296,9 @@ class PrivateStrategy(FedAvg):
         """Return the largest number of rounds whose ε is at most `max_epsilon`, or all rounds without a limit.
 
         The ε of the first t rounds together never falls with t, so that t is found by bisection.
+
+        Args:
+            planned_rounds: Number of rounds of the plan.
 
         Raises:
             InputError: Round 1 alone exceeds the limit, or the run adds no noise.
@@ -351,7 +360,7 @@ class PrivateStrategy(FedAvg):
             The model, and the metrics or None.
 
         Raises:
-            RunError: A silo's answer is missing or cannot be used.
+            RunError: A silo's answer is missing although the run needs it, or cannot be used.
         """
         with torch.inference_mode(), limit_to_one_thread():  # the order of sums must not depend on the cores
             self._started_releases.aggregate_train(server_round, replies)

@@ -8,7 +8,8 @@
 | `model.npy`, then `outcome.json` | result of a run that succeeded |
 | `failure.json` | error of a run that failed |
 
-The run configuration of `flwr run` names the scenario and its cell, as Flower's flat keys.
+The run configuration of `flwr run` names the scenario and its cell, as Flower's flat keys.  A cell is one run of a
+scenario: a sweep point, which has one value of each swept key, and a seed.
 """
 
 import json
@@ -106,8 +107,7 @@ class FolderReader:
     """Reader of one cell's reports, in the engine's process.
 
     A damaged evaluation or result raises a RunError of one line, and a release that no run can have an InputError.
-    A damaged report of progress or of a wait counts
-    as missing.
+    A damaged report of progress or of a wait counts as missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -239,7 +239,7 @@ def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
 
 
 def scenario_from_run_config(run_config: Mapping[str, Any]) -> Scenario:
-    """Return the scenario, with a single sweep point, that a run configuration written by a person names.
+    """Return the scenario, with a single sweep point, that a run configuration of a person names.
 
     The key `scenario` holds a path or the name of a shipped scenario.  The key `set` holds overrides KEY=VALUE,
     separated by spaces, and `cell` holds the index of the sweep point, counted from 0.

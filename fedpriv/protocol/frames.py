@@ -107,6 +107,11 @@ def _receive(connection: socket.socket, size: int, deadline: float | None) -> by
 
     Memory grows with the bytes received, not with the length that was announced.
 
+    Args:
+        connection: Connected socket.
+        size: Number of bytes.
+        deadline: Time of the monotonic clock, in seconds, or None for no limit beyond the socket's own timeout.
+
     Raises:
         OSError: The bytes do not arrive before the deadline, or the other end closed the connection.
     """

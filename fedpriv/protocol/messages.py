@@ -406,7 +406,11 @@ def decode_vector(encoded: bytes | Array) -> NDArray[Any]:
 
 
 def _decode_array(array: Array) -> NDArray[Any]:
-    """Return the values of a Flower Array, without a copy if their header is that of `encode_array`."""
+    """Return the values of a Flower Array, without a copy if their header is that of `encode_array`.
+
+    Raises:
+        ValueError: The array cannot be read.
+    """
     try:
         layout = _vector_format(array.dtype, tuple(array.shape))
         if (

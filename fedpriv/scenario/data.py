@@ -1,7 +1,8 @@
 """Sections [data] and [data.scale] of a scenario: records, their silos, and their scaling.
 
 [data] holds what is public about the records.  With [data.scale] a first step releases noisy means and deviations
-of a table's columns of numbers, and the rounds use scaled columns.
+of a table's columns of numbers, and the rounds use scaled columns.  A table's schema is the public description of
+its columns: kinds, ranges, vocabularies, and the columns of label and site.
 """
 
 from typing import Annotated, Literal, Self

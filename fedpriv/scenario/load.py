@@ -10,6 +10,12 @@ instance, needs different settings for each algorithm:
     set = { "algorithm.clip" = 5.0 }
 
 Rules apply in the order of the file, after the sweep and before the overrides of single keys.
+
+* An axis is a swept key, such as "privacy.mu", with the list of its values.
+* A point of the sweep has one value of each axis.
+* A cell is one run: a point and a seed, with every key resolved.
+* A setting is what a run computes, without its name, its seed and the way in which it is run.
+* The tree of a file or of a cell is its nested keys, as the TOML parser returns them.
 """
 
 import copy

@@ -1,8 +1,9 @@
 """Sections of a scenario about its results: [paper], [table], [scaling] and [tuned].
 
 These sections change no run.  They hold the values that were published for a scenario, the layout of its tables,
-the resource whose growth is fitted, and the record of the choice of settings, which `fedpriv tune` writes.
-The sections name other keys by dotted paths, which `look_up_key` and `assign_key` follow in a parsed TOML tree.
+the resource whose growth is fitted, and the record of the choice of settings, which `fedpriv tune` writes.  The
+sections name other keys by dotted paths, which `look_up_key` and `assign_key` follow in a parsed TOML tree.  An
+axis is a swept key with the list of its values.
 """
 
 import dataclasses

@@ -2,6 +2,14 @@
 
 The checks across sections are here, such as whether a run may continue without a silo that does not reply, and
 whether data and federation have the unit of protection.  `resolve_cell` checks the keys of algorithm and model.
+
+* A unit of protection is what neighbouring data sets differ in: a record, a person or a client.
+* A pool of clients takes the place of silos, and a round reads a cohort of the clients.
+* The trust setting says against whom a unit is protected, and who adds the noise.
+* Participation says which records take part in which rounds: in public, or in secret, which amplifies privacy.
+* μ is the parameter of Gaussian differential privacy, and the target is the μ that noise is calibrated to.
+* A first step is a release before the rounds, about the same records, by whose result columns are scaled.
+* Budget shares are the targets of silos relative to the largest target.
 """
 
 from typing import Annotated, Any, Self
@@ -36,8 +44,8 @@ from fedpriv.scenario.sections import (
 def check_absences(federation: FederationSection, key: str | None, trust: Trust) -> None:
     """Refuse a run without some silos if its trust setting needs all of them.
 
-    The section's key `away` may only name silos 0 … silos - 1.  If the section has the number of rounds, `away`
-    may only name rounds up to this number.
+    The section's key `away` has rounds by the number of a silo, as text without leading zeros, and may only name
+    silos 0 … silos - 1.  If the section has the number of rounds, `away` may only name rounds up to this number.
 
     Guarantee: a release without a silo is a sum with fixed weights, and its noise is the claimed noise.
 
@@ -67,7 +75,7 @@ _POOL_PARTITIONS = ("iid", "dirichlet", "shards")
 def check_units(unit: Unit, data: DataSection, federation: FederationSection, secret: bool, trust: Trust) -> None:
     """Refuse a unit that the data or the federation do not have, or that cannot be accounted for.
 
-    - Clients in cohorts need a trust setting that protects cohorts, and more (`_check_pool`).
+    - Clients in cohorts need a trust setting that protects cohorts, have to be the unit, and have no sites.
     - Clients as units of silos need the partition "iid", and under secret sampling such a trust setting, too.
     - Persons need a column that names them.
     - Persons in several silos need as many silos, and a public order of the records.

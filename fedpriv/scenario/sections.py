@@ -6,6 +6,10 @@
 | [privacy] | the privacy target, the unit of protection, and the budget of a cell's rounds |
 | [run], [deployment] | how to compute, and what a server does about silos that do not reply |
 | [evaluation] | evaluation of the model by the silos, each on its own test records |
+
+A pass, or epoch, reads the records of a silo once.  A pool of clients takes the place of silos, and a round reads
+a cohort of the clients.  A unit of protection is what neighbouring data sets differ in: a record, a person or a
+client.  μ is the parameter of Gaussian differential privacy, and zCDP's parameter is μ²/2.
 """
 
 import math
@@ -292,7 +296,14 @@ class PrivacySection(Section):
     def _split_targets(cls, values: Any) -> Any:
         """Replace a list of targets, one for each silo, by the largest target and the silos' shares of it.
 
-        A share is rounded down if its product with the target would exceed the silo's number.
+        A share is rounded down if its product with the target would exceed the silo's number.  Values without a
+        list of positive numbers, or with two lists, are returned unchanged.
+
+        Args:
+            values: Section as it was parsed, before validation.
+
+        Raises:
+            ValueError: The section has such a list and `shares`.
         """
         names = [name for name in _TARGETS if isinstance(values, dict) and isinstance(values.get(name), list)]
         if len(names) != 1 or not all(

@@ -3,13 +3,23 @@
 A scenario is untrusted text.  Its length is bounded before it is parsed, and its numbers before they are used.
 Planning it is bounded in memory and, where the process can measure it, in time.
 
+* A cell is the scenario of one run as an object, with a value for each key.
+* A plan has what is known of a run before round 1, such as batch sizes, clips and noise.
+* Neighbours are two data sets that differ in one unit, a record or a person, under a relation: another unit takes
+  its place ("replace-one"), or it contributes zero ("zero-out").
+* A trust setting says who adds the noise: each silo, the server, or all silos together under masks.
+* The charged stream is the sequence of releases by which a run is priced: the silo's own messages, or the releases
+  that the silos' messages are combined to, if the policy trusts whoever combines them.
+* A charge is a run's entry in the silo's ledger, with the price that the run was charged when it was opened.
+
 A price is (μ, δ₀), the part of the silo's lifetime budget that a run costs by this installation's accounting.  Its
 μ holds except with probability δ₀, the slack, and an exact μ has slack 0.  A run whose records take part in secret
 has a curve of (ε, δ), from which its μ at a slack is computed.  The policy sets the slack of a run
 (`allow.slack_per_run`).
 
-A guard admits a scenario and checks its price when it opens the run and at every later query, and reuses cached
-results (fedpriv/silo/guard.py).  It checks the run's name and the number of missed rounds at every query, too.
+A guard admits a scenario and checks its price when it opens the run and at every later query of the open run, and
+reuses cached results (fedpriv/silo/guard.py).  It checks the run's name at every query, too, and the number of
+missed rounds at every query that was not answered before.
 """
 
 import hashlib
@@ -70,10 +80,11 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
     """Price earlier runs for neighbours that differ in one `unit` under `relation`.
 
     Guarantee: a run that was charged for other neighbours has the price that its charge implies for these
-    neighbours. Neighbours under replace-one, and neighbours in a `unit` that is a part of the charged unit, are
-    two zero-out steps of the charged unit apart, which doubles an exact μ.  For a run with slack nothing is
-    implied by two steps.  Nothing is implied either for a run whose unit is a part of `unit`, for a run without
-    noise, and for a stored scenario without a known relation and unit.
+    neighbours. A charge under replace-one implies itself under zero-out.  If a run was charged under zero-out,
+    neighbours under replace-one, and neighbours in a `unit` that is a part of the charged unit, are two of its
+    steps apart, which doubles an exact μ.  For a run with slack nothing is implied by two steps.  Nothing is
+    implied either for a run whose unit is a part of `unit`, for a run without noise, and for a stored scenario
+    without a known relation and unit.
 
     Args:
         charges: Charges of the runs.
@@ -87,7 +98,17 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
 
 
 def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
-    """Price one charge for neighbours in one `unit` under `relation`, or return None if nothing bounds it."""
+    """Price one charge for neighbours in one `unit` under `relation`, or return None if nothing bounds it.
+
+    A charge under zero-out counts twice (two steps between neighbours) if `relation` is replace-one, or if `unit`
+    is a part of the charged unit, because a change of the part replaces the charged unit by another one.  A charge
+    under replace-one counts once.
+
+    Args:
+        charge: Charge of the run, whose scenario has the charged relation and unit.
+        relation: Neighbouring relation of the result.
+        unit: Name of the unit of the result.
+    """
     if math.isinf(charge.mu):
         return None
     try:
@@ -99,19 +120,25 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     except (ValueError, KeyError, TypeError, AttributeError, InputError):
         return None  # The stored scenario has no relation or no unit that this version knows.
     if not charged_unit.covers(make_unit(unit)):
-        return None
+        return None  # The charged unit is a part of `unit`, which may have any number of them.
     exchanged = relation_named(relation) == "replace-one" or charged_unit.name != unit
     steps = 2 if exchanged and charged_relation == "zero-out" else 1
     return price_at_distance(ApproximateGDP(charge.mu, charge.slack), steps)
 
 
 def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run_price: Price) -> str | None:
-    """Return why a run exceeds a budget together with the earlier runs, or None if it does not."""
+    """Return why a run exceeds a budget together with the earlier runs, or None if it does not.
+
+    Args:
+        budget: Largest price of all runs together, with μ times `ROUND_UP`.
+        earlier_prices: Prices of the earlier runs, None for a run whose price nothing bounds.
+        run_price: Price of the run.  None exceeds every budget.
+    """
     if budget.why_over_budget(earlier_prices, run_price) is None:
         return None
     total = compose_prices([*earlier_prices, run_price])
     slack = f" with slack {format_lower(budget.slack, 3)}" if budget.slack else ""
-    # Rounded down, because `budget` is a policy's budget times `ROUND_UP`.
+    # Rounded down, which takes `ROUND_UP` out of the number that is shown.
     limit = format_lower(budget.mu) + slack
     return (
         f"the run costs {format_price(run_price)}, with all before {_format_price_value(total)}; the budget "
@@ -214,10 +241,11 @@ class Admission:
     def min_mu(self, charge: Charge) -> float:
         """Return the least μ that any policy can have charged for an earlier run, or 0 if it is unknown.
 
-        The price of the silo's own messages and the price of the release made from all silos' messages are
-        computed at the charged slack, and the smaller one counts, because the policy may have trusted the server,
-        or the other silos, when the run was charged.  The result is infinity for a run without noise.  The μ is
-        unknown if this installation cannot plan or price the run within `time_limit`.
+        The price of the silo's own messages and the price of the release made from all silos' messages, if the run
+        has such a release, are computed at the charged slack.  The smaller one counts, because the policy may have
+        trusted the server, or the other silos, when the run was charged.  The result is infinity for a run without
+        noise.  The μ is unknown if the scenario names code that the policy does not permit, or if this
+        installation cannot plan or price the run, each within `time_limit`.
         """
         try:
             cell, objective = self.recall_run(charge.cell)
@@ -230,7 +258,7 @@ class Admission:
     def recall_run(self, canonical: str) -> tuple[Cell, Objective]:
         """Return cell and objective of an earlier run, which was within the policy of its time.
 
-        Of today's policy only the permitted code is checked, no limit.
+        Of today's policy only the permitted code is checked, no limit on numbers.
 
         Guarantee: a stored scenario imports no code but fedpriv's own, including add-ons, and the code that the
         policy permits now.
@@ -239,6 +267,7 @@ class Admission:
             RunError: If the scenario names other code, this installation cannot build its objective, or building
                 takes longer than `time_limit`.
         """
+        # 2^62 parameters are more than memory holds, and so no limit.
         allow = self.policy.allow.model_copy(update={"dimension": 2**62})
         wide = replace(self, policy=self.policy.model_copy(update={"allow": allow}))
         with self._refuse_errors():
@@ -248,7 +277,7 @@ class Admission:
             return cell, wide._build_objective(cell)[1]
 
     def canonicalize(self, cell_json: str) -> str:
-        """Return the scenario as canonical JSON, the same for all spellings of a scenario.
+        """Return the scenario as canonical JSON, the same for all orders of its keys.
 
         Raises:
             RunError: If the text is too long, is no scenario, has a number beyond the limits, or names code that
@@ -285,9 +314,10 @@ class Admission:
     def check_missed(self, plan: Plan, t: int, absences: int) -> None:
         """Refuse a round before which too many values of noise of missed rounds have to be drawn.
 
+        The noise of a missed round is drawn later and not sent, because the noise of later rounds depends on it.
+
         The check counts values instead of measuring time.  A time limit would refuse or allow the same round
-        depending on the load of the machine, even after the ledger has stored the query.  A run whose first query
-        is refused is not charged.
+        depending on the load of the machine.
 
         Args:
             plan: Plan of the run.
@@ -310,7 +340,9 @@ class Admission:
     def _why_unknown_code(self, tree: Mapping[str, Any], *, recalled: bool = False) -> str | None:
         """Return why a scenario names code that the policy does not permit, or None if it names none.
 
-        Only the text is read.  Import paths of models are checked later, by `_check_code`.
+        Only the text is read, whose values may have any type.  Values that are no text pass here and are left to
+        validation.  A name that is no import path has to be one of fedpriv's or of the policy.  Import paths of
+        models (package.module:Name) are checked later, by `_check_code`.
 
         Guarantee: if the result is None, resolving a scenario that is not recalled imports nothing.  Every row
         that the scenario names is in its table, and every add-on was imported when the guard started.
@@ -331,6 +363,7 @@ class Admission:
                 return (
                     f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
                 )
+            # A model of an add-on is permitted by the key of [allow] that has the model's name.
             is_added = section == "model" and isinstance(name, str) and name in ADD_ON_PARTS["model"]
             if is_added and not (recalled or getattr(allow, str(name))):
                 return f"model.name = {name!r} is of an add-on, and allow.{name} allows no run of it"
@@ -358,9 +391,17 @@ class Admission:
     def _check_number(self, section: str, name: str, number: float) -> None:
         """Refuse a number that no run within the policy needs, before anything is computed from it.
 
+        Integers of the section [algorithm] are at most 2^12, or the policy's most rounds if these are more.
+
+        Args:
+            section: Section of the scenario with the number.
+            name: Dotted key of the number, for the message.
+            number: Number to check.
+
         Raises:
             InputError: If the number is too large.
         """
+        # `not` with `<=` refuses NaN, too.
         if not abs(number) <= _MAX_NUMBER:
             raise InputError(f"{name} = {number:g}: no number of a scenario is that large")
         if section == "privacy" and not number <= _MAX_PRIVACY:
@@ -439,7 +480,8 @@ class Admission:
     def _build_objective(self, cell: Cell) -> tuple[int, Objective]:
         """Return the number of features of a record and the objective, if the policy allows its dimension.
 
-        The objective is built first on the meta device, without memory, to measure its dimension.
+        The objective is the model with its loss, and its dimension is the number of parameters.  It is built first
+        on the meta device, without memory, to measure its dimension.  Of the records only the shapes matter.
 
         Raises:
             RunError: If the model has more parameters than the policy allows.
@@ -457,8 +499,16 @@ class Admission:
     def _check_memory(self, cell: Cell, plan: Plan, features: int) -> int:
         """Return the memory of a round in bytes, if policy and ledger allow it.
 
+        If persons are the unit, each counts with the most records of a unit that the scenario sets.
+
+        Args:
+            cell: Cell with the unit of protection.
+            plan: Plan of the run.
+            features: Numbers of one record in the form of the model.
+
         Raises:
-            RunError: If the round takes more than `allow.memory`, or the state more than `MAX_STATE_BYTES`.
+            RunError: If the round takes more than `allow.memory`, or the state between two rounds more than
+                `MAX_STATE_BYTES`, which is what the ledger can store.
         """
         units, max_bytes = self.shard.rows_by_unit(cell.privacy.protected_unit), self.policy.allow.memory
         rows = len(self.shard.labels) if units is None else units.size
@@ -476,6 +526,12 @@ class Admission:
 
     def _check_price_curve(self, cell: Cell, plan: Plan) -> PriceCurve:
         """Check noise and clips of a plan, and return the price curve of its charged stream.
+
+        A clip is the norm bound of one record's contribution to a round, or of a part of it.
+
+        Args:
+            cell: Cell to be priced, with the trust setting and the name of the algorithm.
+            plan: Plan of this cell.
 
         Raises:
             RunError: If the policy does not allow the noise, an assumption of the noise, or a clip.
@@ -516,9 +572,9 @@ def why_unguarded(policy: Policy, cell: Cell) -> str | None:
 
 @dataclass(frozen=True)
 class _RefusalContext:
-    """Context that turns every error of an untrusted scenario into a refusal, a `RunError` of one line.
+    """Context that turns errors of an untrusted scenario into a refusal, a `RunError` of one line.
 
-    A `RunError` passes unchanged.  Only the silo's log gets the details of errors in code.
+    A `RunError` passes unchanged.  The details of errors in code go to the silo's log and not into the refusal.
     """
 
     silo: int
@@ -529,11 +585,14 @@ class _RefusalContext:
         self.time_limit.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        """End the time limit, and turn the error into a refusal of one line."""
+        """End the time limit, and turn the error into a refusal of one line.
+
+        The arguments are those of a context manager: class, error and traceback, all None without an error.
+        """
         self.time_limit.__exit__(kind, error, trace)
         if isinstance(error, CodeError):
             _log.warning("silo %d: %s", self.silo, error)
-            raise RunError(error.public_message) from None
+            raise RunError(error.public_message) from None  # This message has no words of foreign code.
         if isinstance(error, InputError):
             raise RunError(str(error)) from None
         if isinstance(error, TimeoutError):
@@ -551,7 +610,15 @@ def _section_value(tree: Mapping[str, Any], section: str, key: str) -> object:
 
 
 def _iterate_numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:
-    """Iterate over the numbers of a scenario as (section, dotted name, number)."""
+    """Iterate over the numbers of a scenario as (section, dotted name, number).
+
+    Truth values are no numbers.  Numbers in a list have the name of the list.
+
+    Args:
+        tree: Scenario as parsed JSON, or a part of it.
+        section: Outermost key of the part, or "" for a whole scenario.
+        name: Dotted key of the part, each key cut to 40 characters, or "" for a whole scenario.
+    """
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _iterate_numbers(value, section or str(key)[:40], f"{name}.{str(key)[:40]}".lstrip("."))

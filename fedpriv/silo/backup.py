@@ -1,5 +1,10 @@
 """Backups of a silo's ledgers, and the restoring of a lost ledger from a backup.
 
+A ledger is an SQLite file with the charge of every run, digests of the queries, and replies.  Its commits are
+numbered and chained by digests.  Its rollback mark is a separate file with the number and the digest of the last
+commit, which reveals when an older copy of the ledger was put in its place.  The fingerprint of the records is an
+HMAC of them, and its key is a file beside the records.
+
 A backup has every charge and every digest of the chain, and no key, no state and no reply.  After a restore, runs
 that were under way are over.  In addition to what `fedpriv silo status` shows, a backup has the whole scenario of
 every run, digests of the queries, and the fingerprint of the records.
@@ -99,7 +104,14 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
 def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
     """Restore one ledger from its copy, and return a line for the administrator.
 
-    The copy is checked and changed as a draft in the ledger's folder, and then renamed.
+    The copy is checked and changed as a draft in the ledger's folder, and then renamed.  If the mark says that the
+    copy has the ledger's last commit, the ledger keeps its name and is charged nothing.  Otherwise, and if the
+    copy cannot be compared with the records, it gets a new random name and is charged the whole budget.
+
+    Args:
+        policy_path: File of the policy for training.
+        policy: Policy of this ledger, for training or for evaluations.
+        copy: File of the backup, or of a ledger.
 
     Raises:
         InputError: If the copy is missing or damaged, or the disk refuses a file.
@@ -158,6 +170,7 @@ def _draft_copy(copy: Path, draft: Path) -> Iterator[RollbackMark]:
         for path in draft_files:
             path.unlink(missing_ok=True)
             stack.callback(path.unlink, missing_ok=True)
+        # The draft is private before it has content.
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE_MODE))
         shutil.copyfile(copy, draft)
         yield mark

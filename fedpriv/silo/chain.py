@@ -171,6 +171,7 @@ class RollbackMark:
         except OSError as error:
             raise self._unusable_error(f"cannot be read as a ledger's mark: {error}") from None
         try:
+            # The six parts are title, ledger, two commits, digest of the file, and checksum.
             _, ledger, last_commit, pending_commit, file_digest, _ = content.decode("ascii").split("\n", 5)
             reading = MarkContent(
                 ledger,

@@ -1,8 +1,10 @@
 """Process of a silo's guard: it owns records, keys, ledger and policy, and answers on a Unix socket.
 
-The silo's ClientApp connects to the socket, whose frames are described in protocol/messages.py.  Nothing is
-unpickled.  Every connection has a thread that reads and writes.  Only the main thread has the guard, and it
-answers one request at a time.
+The silo's ClientApp connects to the socket.  A request is two frames, a header (a JSON object) and the bytes of a
+query, which may be empty, and a request for health is a header alone.  A reply is a header, with a second frame if
+a message or a public key follows.  Nothing is unpickled.  Every connection within the limit on their number has a
+thread that reads and writes.  Only the main thread calls the guard, and it answers one request at a time.  A tick
+is a time that the policy sets, of which answers take a multiple, or 0.
 
 Requests that the guard refuses are logged, the first 100 and then every 1,000th, and malformed requests are not.
 The time for which an unknown server's scenario can keep a guard busy is limited.
@@ -227,7 +229,7 @@ class RequestQueue:
         self._events = GuardEvents()
         self._collects_metrics = collects_metrics
         self._metrics = self._collect_metrics()
-        self._start_time: float | None = None
+        self._start_time: float | None = None  # of the request that is answered now
         key_bytes = SIGNED_KEY_BYTES * (policy.allow.silos or guards.training.peer_count)
         # The scenario is JSON in JSON, with every quote escaped, and keys and checkpoints are hexadecimal.
         self._max_header_bytes = 4 * MAX_SCENARIO_BYTES + 2 * (key_bytes + MAX_CHECKPOINT_BYTES)
@@ -345,8 +347,8 @@ class RequestQueue:
     def _answer_or_refuse(self, request: PendingRequest) -> Reply:
         """Answer a request without raising.
 
-        Every error becomes a refusal.  Refusals of the guard are counted and logged, and of an error in code only
-        the log has the reason.
+        Every error becomes a refusal.  Refusals of the guard are counted, and not all of them are logged
+        (`GuardEvents`).  Of an error in code only the log has the reason.
         """
         try:
             return self._answer(request.header, request.query)
@@ -365,7 +367,8 @@ class RequestQueue:
         """Answer a request.
 
         A request is for the shapes of a scenario's model, for a preview of admission, for the public key of a run
-        (round 0), or for the message of a round.
+        (round 0), or for the message of a round.  A header without the key "protocol" passes the check of the
+        version.
 
         Args:
             header: Header of the request, whose keys decide between these.
@@ -398,7 +401,7 @@ class RequestQueue:
             and isinstance(cell, str)
             and isinstance(key_hex, str)
             and isinstance(checkpoint_hex, str)
-            and type(t) is int
+            and type(t) is int  # and no truth value
         ):
             return malformed
         guard = self._guards.training if header.get("tests") is not True else self._test_guard()

@@ -1,6 +1,13 @@
 """Silo folders for a demonstration, each with records from a public data set and a policy.
 
 A silo of a real deployment has records already, and its administrator writes the policy.
+
+* A cell is one run of a scenario, with a value for each key.
+* A shard is the file of a silo's records.
+* An allowance is a section [allow] or [evaluation] of a policy, as a dictionary.
+* The first step of a cell is a private release, before the rounds, by which columns of numbers are scaled.
+* A budget is a μ of Gaussian differential privacy, which composes over runs to √Σμ².
+* A slack is a probability with which μ may fail.  Runs whose records take part in secret need some.
 """
 
 import json
@@ -57,8 +64,8 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
     A table that says which records are for testing, or whose raw cells the model reads, stays a table: each silo
     gets its own rows as a CSV file.
 
-    The shards are the simulation's, in the order in which it reads them, so that a deployment without noise equals
-    the simulation.  A policy allows `run_count` runs of the whole scenario and nothing wider.
+    The shards have the records that the simulation's silos have, in the order in which it reads them.  The budget
+    of a policy suffices for `run_count` runs of the whole scenario.
 
     Args:
         scenario: Scenario whose cells have one data set, federation, seed, trust setting, relation and number of
@@ -95,6 +102,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
     }
     if memory := max(cell_allowance.get("memory", 0) for cell_allowance in allowances):
         allow["memory"] = memory
+    # Summed exactly, as a guard adds slacks.
     if slack := run_count * sum(exact_decimal(cell_allowance.get("slack", 0.0)) for cell_allowance in allowances):
         allow["slack"] = float(slack)
     if model_paths := sorted({path for cell_allowance in allowances for path in cell_allowance.get("models", [])}):
@@ -126,6 +134,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         else:
             write_shard(guard / "shard.npz", dataset, order[silo], tests[silo])
             keys, table = {"silo": silo, "classes": dataset.class_count, "shard": "shard.npz"}, None
+        # Each silo has a budget of its own where targets differ by silo.
         if any(cell.privacy.shares for cell in run_cells):
             allow["budget"] = budget(run_allowance(cell, load_task(cell), silo) for cell in run_cells)
         write_policy(guard / "policy.toml", format_policy({**keys, **state}, allow, table, evaluation))
@@ -133,7 +142,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 
 
 def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[str, Any]:
-    """Return the section [allow] of the narrowest policy that admits one run of a cell.
+    """Return the section [allow] of a policy that admits one run of a cell.
 
     Always present are trust, relation, clip, rounds, budget and dimension.  Other keys are present only if their
     defaults do not suffice.  `silo` decides the budget only; the memory is that of the silo that needs most.
@@ -188,7 +197,7 @@ def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
 
 
 def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, float]:
-    """Return the narrowest budget, and slack if any, with which all `silos` answer one run of `cell`.
+    """Return a budget, and a slack if one is needed, with which all `silos` answer one run of `cell`.
 
     The budget is the largest target μ of these silos.  For records that take part in secret it is the largest μ
     that one of them is charged at slack `SLACK_PER_RUN`.
@@ -205,7 +214,7 @@ def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, fl
 
 
 def evaluation_allowance(cell: Cell, run_count: int = 1) -> dict[str, Any]:
-    """Return the narrowest [evaluation] for `run_count` runs of `cell`, or {} without evaluations.
+    """Return the section [evaluation] for `run_count` runs of `cell`, or {} without evaluations.
 
     Raises:
         InputError: If no policy allows the evaluations, because they have no noise.
@@ -256,15 +265,15 @@ def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> di
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
     """Write training records of a silo, then the remaining test rows of the silo's site, as a CSV file.
 
-    The key of the records is written beside it.  Without a partition by site the file has the training records
-    only.
+    The remaining test rows are those that are no training record of this silo, in the order of the table.  The key
+    of the records is written beside the file.  Without a partition by site the file has the training records only.
 
     Args:
         path: File of the shard, .csv.
         cell: Cell whose data section describes the table.
-        dataset: Data set with the row indices of the table.
+        dataset: Data set with the table's row indices of its training part and of its test part.
         silo: Number of the silo.
-        records: Indices of the training records.
+        records: Indices of the silo's records in the training part.
     """
     assert dataset.row_indices is not None
     (train, test), sites = dataset.row_indices, dataset.sites if cell.data.partition == "site" else None

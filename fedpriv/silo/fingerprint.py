@@ -1,5 +1,9 @@
 """Fingerprint of a silo's records in the silo's ledger: set for a new ledger, checked, and converted.
 
+A fingerprint is an HMAC of the records in their order, with a value that tells keys apart.  Its key is a file of
+32 random bytes beside the records.  A rollback mark is a file beside the ledger, or elsewhere, that names the
+ledger's last commit and so reveals an older copy of the ledger.
+
 Ledgers of fedpriv 0.3.0 have a digest of the records without a key.  A reader who knows all records but one can
 test guesses at the last record on such a digest, at one hash per guess.  `check_records` replaces the digest by a
 fingerprint, which needs a key.
@@ -57,6 +61,7 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
         ledger_name = secrets.token_hex(16)
         create_tables(database)
         first_commit = Commit(0, chain.first_head(ledger_name, fingerprint))
+        # The row has the ledger's name twice: its present name and its first one, which are the same now.
         database.execute(
             "INSERT INTO about VALUES (?, ?, ?, ?, ?)", (ledger_name, ledger_name, fingerprint, *first_commit)
         )
@@ -69,7 +74,8 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
 def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     """Check that a ledger is for these records, after converting a ledger of fedpriv 0.3.0.
 
-    Guarantee: a key is made only for a ledger without a key, so that no other records get a fingerprint unnoticed.
+    Guarantee: this function makes a key only for a ledger without a key, so that no other records get a
+    fingerprint unnoticed.
 
     Raises:
         InputError: If the ledger is for other records, or the key of the records is missing, cannot be used or is
@@ -97,7 +103,7 @@ def is_key_of(key: bytes, fingerprint: bytes) -> bool:
 def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     """Replace the digest of the records in a ledger of fedpriv 0.3.0 by a fingerprint under a key.
 
-    Runs whose claim by fedpriv 0.3.0 was false are charged as runs without noise.
+    Runs whose claim by fedpriv 0.3.0 was false are charged as runs without noise, with an infinite μ.
 
     Raises:
         InputError: If the ledger is damaged or for other records, or no key can be made.

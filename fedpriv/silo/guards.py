@@ -1,8 +1,11 @@
 """Guards of a silo: one for its training records, and one for its test records, if any.
 
-A silo has test records here if its policy allows evaluations.  An evaluation is a run of its own, with its own
-ledger and budget, and the guards of both kinds are instances of the same class.  The functions for administrators
-read the ledgers here: they format the budget and the runs (`format_status`, `format_price_check`)
+A guard answers a server's queries within the silo's policy, and charges each run to a ledger when the run is
+opened.  The charge is a μ of Gaussian differential privacy, and a slack: a probability with which μ may fail.
+
+A silo has test records here if its policy allows evaluations.  The evaluations of a run are one run of the guard
+of test records, which has its own ledger and budget, and both guards are of the same class.  The functions for
+administrators read the ledgers here: they format the budget and the runs (`format_status`, `format_price_check`)
 and end a run (`end_run`).
 """
 
@@ -41,7 +44,7 @@ class EvaluationAdmission(Admission):
     def _check_participation(self, cell: Cell) -> None:
         """Check the number of evaluations.
 
-        All test records take part in each evaluation, whatever participation training has.
+        The participation of training records does not matter here, because evaluations read no training record.
 
         Raises:
             RunError: If the scenario has no evaluation, or more of them than the policy allows.
@@ -73,7 +76,8 @@ class Guards:
 def begin_ledgers(policy: Policy) -> list[Policy]:
     """Create the missing ledgers of a policy's records, and return the policies of these ledgers.
 
-    A policy to which a section [evaluation] is added later has one ledger to create.
+    A policy has one ledger for training records, and one for test records if it has a section [evaluation].  A
+    policy to which this section is added later has one ledger to create.
 
     Raises:
         InputError: If every ledger, or its rollback mark, exists already, or if an existing ledger is for other
@@ -89,7 +93,8 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
         if missing and record_policy.ledger.exists():
             with closing(SiloLedger(record_policy.ledger, record_policy.mark_path)) as ledger:
                 check_records(record_policy, ledger, shard)  # The silo has one key for all its ledgers.
-    for record_policy, shard in missing or pairs:  # `begin_ledger` refuses a ledger that exists.
+    # With nothing missing, `begin_ledger` refuses the ledger that exists.
+    for record_policy, shard in missing or pairs:
         begin_ledger(record_policy, shard)
     return [record_policy for record_policy, _ in missing]
 
@@ -176,7 +181,10 @@ def format_status(path: Path) -> list[str]:
 
 
 def _format_ledger_status(policy: Policy) -> list[str]:
-    """Format budget and runs of one ledger."""
+    """Format budget and runs of one ledger.
+
+    A line on slack is left out if the policy allows no slack and no run was charged any.
+    """
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger:
         rows, allow = ledger.list_runs(), policy.allow
         status = budget_status(ledger, allow)
@@ -224,7 +232,11 @@ def format_price_check(path: Path) -> list[str]:
 
 
 def _format_guard_prices(guard: Guard) -> list[str]:
-    """Format the runs that were charged too little, and a summary of all runs."""
+    """Format the runs that were charged too little, and a summary of all runs.
+
+    A run is charged too little if the least μ of its scenario by today's accounting is above the charged μ.  A
+    least μ of 0 stands for a scenario that cannot be planned now.
+    """
     prices = guard.charged_prices()
     undercharged = [(name, mu, min_mu) for name, mu, min_mu in prices if min_mu > mu * ROUND_UP]
     unknown_count = sum(1 for *_, min_mu in prices if not min_mu)

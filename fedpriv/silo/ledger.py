@@ -2,6 +2,15 @@
 
 The tables are in fedpriv/silo/rows.py, the chain of commits and the rollback mark in fedpriv/silo/chain.py.
 
+* A commit is a transaction that adds entries: a run opened or ended, a query or a reply recorded.  Commits are
+  numbered, and the head after a commit is a digest of the head before it, of its number and of its entries.
+* The rollback mark is a separate file with the ledger's name, the last commit that is certainly on the disk, and
+  the commit in progress, if any.  While no run is under way it may also have a digest of the ledger's whole file.
+* A checkpoint is the ledger's name, the number of a commit with a reply, and a head, which a server remembers.
+* The state of a run is what a silo keeps from one round to the next.  Key and state are erased when a run ends.
+* A seal is a digest of a run's key that is kept after the key is wiped.
+* The journal is the file in which SQLite keeps old pages, to undo a transaction that does not finish.
+
 Guarantee: a reply exists outside the silo only if its row was committed to the disk before (synchronous = FULL),
 and records are read for a round only if its query was committed before.  So a restarted silo neither answers two
 queries in one round nor draws other noise for an old query.  Wiped values are overwritten in the file
@@ -97,6 +106,7 @@ class SiloLedger:
             InputError: If there is no ledger or no mark, if other users may read or write the file (it holds
                 keys), if the file is of another version, or if it is damaged or an older copy.
         """
+        # The last commit is unknown until the mark is checked.
         self._path, self._mark = path, RollbackMark(mark or path.with_name(path.name + ".mark"))
         self._version, self._pending_entries, self._last_commit = (
             LEDGER_VERSION + BACKUP_OFFSET * is_backup,
@@ -148,8 +158,8 @@ class SiloLedger:
         The caller holds `lock`.
 
         Raises:
-            LedgerError: If the disk refuses.  If only the last write of the mark failed, the changes are in the
-                ledger all the same, and the mark agrees with them.
+            LedgerError: If the disk refuses.  If only a write after the commit failed, that of the mark or the
+                wiping of the journal, the changes are in the ledger all the same, and the mark agrees with them.
             InputError: If the ledger is damaged, or the mark contradicts it.
         """
         try:
@@ -160,6 +170,7 @@ class SiloLedger:
                 changes = self._database.total_changes
                 yield
                 after = self._next_commit
+                # A block that changed no row makes no commit.
                 if changed := self._database.total_changes != changes:
                     self._database.execute("UPDATE about SET commits = ?, head = ?", after)
                     # The mark names both commits, so that it agrees with the file wherever a crash falls.
@@ -246,6 +257,7 @@ class SiloLedger:
             return None
         *row, seal, entry = columns
         run = RunRow(*row)
+        # Digests in the row have to follow from the other values; `require` raises ValueError if they do not.
         with self._convert_damage(f"the run {run_id!r}"):
             require(chain.opening_entry(run_id, run.cell, run.mu, run.slack, seal).digest == entry)
             if run.key is not None:
@@ -301,9 +313,11 @@ class SiloLedger:
             RunError: If the round has a reply already, or no stored query.
         """
         (key,) = self._database.execute("SELECT key FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        # The blind is the key of the reply's digest, and is dropped with the reply.
         blind, state_digest = chain.derive_blind(key, t), chain.digest_state(key, state)
         reply_digest = chain.digest_reply(blind, reply)
         entry = chain.reply_entry(run_id, t, reply_digest, state_digest)
+        # Head for the round's checkpoint, of a commit with this entry alone.
         head = chain.next_head(self._last_commit.head, self._commit_number, [entry])
         cursor = self._database.execute(
             "UPDATE answers SET answered = ?, replied = ?, after = ?, head = ?, blind = ?, reply = ? "
@@ -368,14 +382,19 @@ class SiloLedger:
     def check_checkpoints(self, checkpoints: bytes) -> None:
         """Compare checkpoints, which a server remembers, with the commits of this ledger.
 
-        Checkpoints of other ledgers are ignored.
+        Checkpoints of other ledgers are ignored.  A conversion, which computes the chain again from another
+        fingerprint of the records, gives the ledger another name, and checkpoints with the former name count.
 
         Guarantee: a claim of the server is compared and changes nothing: no row, no mark, no other request.  Of
         commits from before the ledger's conversion only the numbers are compared, since their heads
         cannot be computed again.
 
+        Args:
+            checkpoints: Checkpoints in the bytes in which they are sent.
+
         Raises:
-            RunError: If a checkpoint of this ledger names a commit that stored no reply of the ledger.
+            RunError: If a checkpoint of this ledger names a commit that stored no reply of the ledger, or has
+                another head.
             ValueError: If the bytes are no checkpoints.
         """
         for claim in unpack_checkpoints(checkpoints):
@@ -421,6 +440,8 @@ class SiloLedger:
     def _check_version(self) -> None:
         """Check PRAGMA user_version, and store it in `_version`.
 
+        A file that was opened as a backup has a version above `BACKUP_OFFSET`, and any other file one below.
+
         Raises:
             InputError: If the file has another version, or is a backup that was not opened as one.
         """
@@ -436,6 +457,8 @@ class SiloLedger:
 
     def _check_file(self) -> None:
         """Check the whole file in one read transaction, again if another process wrote meanwhile.
+
+        After 20 such interruptions, each followed by a wait of 0.05 s, the check gives up.
 
         Raises:
             InputError: If the file is damaged or an older copy, or other processes write all the time.
@@ -475,10 +498,14 @@ class SiloLedger:
         """Turn errors that damaged rows cause into an InputError of one line.
 
         An InputError, and an SQLite error that no damage causes, pass unchanged.
+
+        Args:
+            part: Part of the ledger that the block reads, for the message.
         """
         try:
             yield
         except Exception as error:
+            # The low byte of SQLite's code is the kind of the error; 0 stands for errors of other code.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if isinstance(error, InputError) or code in _TRANSIENT_CODES:
                 raise
@@ -504,8 +531,10 @@ class SiloLedger:
     def tidy(self) -> None:
         """Drop replies that are not needed any more, and store the file's digest once no run is under way.
 
-        The caller holds `lock`, outside of transactions.  An error while the ledger or the mark is written, such
-        as a full disk, ends the call without an exception, and a later call does the rest.
+        Not needed are replies of runs that are over, except to round 0 and to the last answered round of the few
+        runs that ended last (`MAX_RUNS_WITH_REPLY`).  The caller holds `lock`, outside of transactions.  An error
+        while the ledger or the mark is written, such as a full disk, ends the call without an exception, and a
+        later call does the rest.
 
         Guarantee: all commits stay as they are, and dropped replies are overwritten.
 
@@ -515,6 +544,7 @@ class SiloLedger:
         with suppress(OSError, sqlite3.Error):
             while drop_replies(self._database):
                 self._journal_is_wiped = False
+            # With a digest in the mark nothing was committed since; with an open run the file goes on changing.
             if self._mark.read().file_digest or self.count_open_runs():
                 if not self._journal_is_wiped:
                     self._wipe()
@@ -539,6 +569,7 @@ class SiloLedger:
         """
         mark, header = self._mark.read(), self._read_header()
         self._ledger_name = header.ledger_name  # Another process may have bound it.
+        # A crash in a conversion can leave the new name in the mark and the former one in the file.
         if (
             mark.ledger_name not in (header.ledger_name, chain.converted_name(header.ledger_name))
             or not self._path.exists()

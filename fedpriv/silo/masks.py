@@ -102,8 +102,10 @@ class Masker:
             query_chain: Digest of all queries up to this round.
 
         Raises:
-            RunError: If the public keys are refused, as in `agree_keys`.
+            RunError: Unless there are `silos` different keys, with this silo's own key at its number, and every
+                other one is a public key of X25519.
         """
+        # Encrypted zeros are the key stream, 8 bytes for each integer.  Sums of uint64 are modulo 2^64.
         total, zeros = np.zeros(length, np.uint64), bytes(8 * length)
         for peer, key in enumerate(self.agree_keys(public_keys, silos)):
             if key is not None:
@@ -114,7 +116,16 @@ class Masker:
         return total
 
     def _derive_shared_keys(self, public_keys: bytes, silos: int) -> list[bytes | None]:
-        """Derive the keys shared with all silos, and raise RunError, as `agree_keys` does."""
+        """Derive the key shared with each silo, None for this silo.
+
+        Args:
+            public_keys: Public keys of silo 0, 1, …, 32 bytes each, concatenated.
+            silos: Number of silos.
+
+        Raises:
+            RunError: Unless there are `silos` different keys, with this silo's own key at its number, and every
+                other one is a public key of X25519.
+        """
         key_list = [public_keys[start : start + KEY_BYTES] for start in range(0, len(public_keys), KEY_BYTES)]
         if len(public_keys) != silos * KEY_BYTES or len(set(key_list)) != silos:
             raise RunError(f"silo {self._number}: expected {silos} different public keys of {KEY_BYTES} bytes")
@@ -125,7 +136,10 @@ class Masker:
         ]
 
     def _derive_shared_key(self, peer_key: bytes) -> bytes:
-        """Derive the key shared with one peer, which both derive alike.
+        """Derive the key shared with one peer, 32 bytes, which both derive alike.
+
+        Args:
+            peer_key: Public key of the peer, 32 bytes.
 
         Raises:
             RunError: If the peer's key is no public key, or yields the same secret with every key.

@@ -3,6 +3,9 @@
 The memory of a run is computed from public numbers: the scenario, and the number and shape of the silo's records.
 If an answer takes more than was computed, that answer fails instead of the process, whose end would end all runs
 of the silo.
+
+An increment is a record's clipped contribution to a round.  The state is what a silo keeps from one round to the
+next, with the vectors of the noise mechanism, which correlates noise over rounds.
 """
 
 import re

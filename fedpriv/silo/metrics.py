@@ -88,6 +88,7 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         with ExitStack() as stack:
+            # A second service waits for this lock before it checks the path or makes a socket.
             folder = os.open(path.parent, os.O_RDONLY)
             stack.callback(os.close, folder)
             fcntl.flock(folder, fcntl.LOCK_EX)
@@ -97,7 +98,7 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
                         f"{option} {path}: a service answers there already; end it before you start another"
                     )
                 path.unlink()
-            stack.callback(os.umask, os.umask(0o177))
+            stack.callback(os.umask, os.umask(0o177))  # leaves mode 0600, until the block ends
             listener.bind(str(path))
             listener.listen(_MAX_WAITING_CONNECTIONS)
     except (OSError, InputError) as error:
@@ -114,7 +115,7 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
 def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[ServiceMetric]]) -> Iterator[None]:
     """Serve GET /metrics at an address with the current metrics, or do nothing for None.
 
-    The service ends with the block, and its socket is removed.
+    The service ends with the block, and the file of a Unix socket is removed.
 
     Guarantee: no other machine is answered.
 

@@ -6,6 +6,13 @@ than their owner may write them.
 
 `charged_stream`, `price_curve` and `possible_prices` compute the price of one silo's part in a plan: the stream
 that is charged, and its cost to a lifetime budget.
+
+* A stream is the sequence of a party's releases over the rounds of a run.  Its guarantee is a μ of Gaussian
+  differential privacy, or a curve of (ε, δ) if records take part in secret rounds.
+* A price is (μ, δ₀): μ holds except with probability δ₀, the slack.
+* An add-on is a part of fedpriv whose runs a policy allows by a key of its own, and an extension is a module of
+  the site's own, which can add rows to the tables of models and algorithms.
+* A link is a symbolic link on the way to a file.
 """
 
 import json
@@ -57,7 +64,11 @@ class PriceCurve:
     def price_at(self, slack: float) -> Price:
         """Return the price at a slack, or None for a run without noise, which exceeds every budget.
 
-        A guarantee that is a μ needs no slack and ignores `slack`.
+        A guarantee that is a μ needs no slack and ignores `slack`.  For any other guarantee the μ of the price is
+        about the smallest that holds except with the probability `slack` less `overflow_slack`.
+
+        Args:
+            slack: Probability δ₀ with which the μ of the price may fail, in [0, 1).
 
         Raises:
             InputError: If the guarantee is no μ and needs more slack.
@@ -164,13 +175,14 @@ def _folders_on_path(file: Path) -> Iterator[tuple[Path, bool]]:
     """Iterate over a file and all folders that lead to it, as (path, whether it is further up).
 
     The folder of the file is not further up, nor is the folder of any link on the way, because the link can be
-    replaced there.
+    replaced there.  The file itself counts as not further up and comes first.  After `_MAX_LINKS` links, which is
+    as many as Linux follows, a link is taken for a folder.
     """
     folder, parts, link_count = Path("/"), list(reversed(file.absolute().parts[1:])), 0
-    is_deciding: dict[Path, bool] = {}
+    is_deciding: dict[Path, bool] = {}  # whether the path is not further up
     while parts:
         name = parts.pop()
-        if name == "..":
+        if name == "..":  # `folder` has no links left, so that its parent is where ".." leads.
             folder = folder.parent
             continue
         is_deciding.setdefault(folder, False)
@@ -414,6 +426,9 @@ class Policy(BaseModel):
     def import_extensions(self) -> None:
         """Import the modules that the policy lists, and the add-ons whose runs it allows.
 
+        Afterwards all models and algorithms that the policy lists by name have rows in their tables.  Models that
+        are listed by an import path are not imported here.
+
         Raises:
             InputError: If a module fails, no module adds a row that is listed, or an add-on is not installed.
         """
@@ -447,6 +462,9 @@ class Policy(BaseModel):
     def test_policy(self) -> "Policy | None":
         """Policy for evaluations, with a separate ledger, or None if no evaluation is answered.
 
+        Budget and number of runs are those of the section [evaluation], and the slack is 0, because no record
+        takes part in secret.  Ledger and mark lie beside those of training, with "-tests" in their names.
+
         Guarantee: training and evaluation share no budget, no ledger, no rollback mark and no record.
         """
         if (limits := self.evaluation) is None:
@@ -477,6 +495,9 @@ def read_policy(path: Path) -> Policy:
     Guarantee: the policy is refused if others than the owner of a file may write the policy, the records with
     their key, the ledger with its mark, the identity or the peers, or a folder of these files, or a folder of a
     link that leads to them (`check_writers`); and if others may read the records.
+
+    Returns:
+        The policy, in which relative paths are completed by the folder of the file.
 
     Raises:
         InputError: If the file cannot be used or the policy is refused, with a message of one line.
@@ -585,7 +606,11 @@ def format_template() -> str:
 
 
 def _format_section(model: type[BaseModel]) -> str:
-    """Format a section of TOML, with descriptions as comments and defaults commented out."""
+    """Format a section of TOML, with descriptions as comments and defaults commented out.
+
+    Keys with an example value are not commented out.  `allow` and `evaluation` are sections of their own and are
+    left out.
+    """
     lines: list[str] = []
     for name, field in model.model_fields.items():
         if name in ("allow", "evaluation"):

@@ -7,9 +7,14 @@
 * `answers` has one row a round: a digest of the query, the bytes of the reply, and the commits that stored them
   (`asked`, `answered`).  Round 0 has the silo's public key as its reply.
 
+A commit is a transaction that adds entries (a run opened or ended, a query or a reply recorded).  The head after a
+commit is a digest of the head before it, of the commit's number and of its entries, and the chain is the sequence
+of heads.  A backup is a copy of a ledger without keys, states and replies.
+
 A row without the commit of a reply is a round whose records may have been read, and which can be answered for that
 query only.  For a run that is over, all digests are kept.  For the `MAX_RUNS_WITH_REPLY` runs that ended last, the
-replies to round 0 and to the last round are kept, too, since a server that was killed may ask for them again.
+replies to round 0 and to the last answered round are kept, too, since a server that was killed may ask for them
+again.
 
 `seal`, `entry`, `replied` and `after` are digests of the chain (fedpriv/silo/chain.py): digests of the
 key, of the opened run with its charge, of the reply under `blind`, and of the state after the reply.  `head` is
@@ -145,6 +150,9 @@ def last_state_digest(database: sqlite3.Connection, run_id: str) -> bytes:
 def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
     """Check that all rows reproduce the chain of commits.
 
+    The heads are computed from the first one through all commits.  The head that is stored with a reply belongs to
+    a commit with this reply's entry alone, and is compared, too.
+
     Args:
         database: Database of a ledger or of a backup.
         keyless: Whether keys, states and replies are missing, as in a backup.
@@ -173,6 +181,8 @@ def bind_rows(
     new_mus: Mapping[str, float] = MappingProxyType({}),
 ) -> bytes:
     """Chain the commits of checked rows again, from a fingerprint under a new key.
+
+    Seals, entries, heads, the fingerprint and the ledger's name are replaced in the rows.
 
     Guarantee: nothing that remains was made from the former fingerprint, and the rows that remain once the runs
     are over do not reproduce the former heads, because the former seal of the first run was part of all of them
@@ -257,6 +267,7 @@ def _collect_entries(
             require((reply_digest, state_digest, head, blind, reply) == (None,) * 5)
             continue
         require((reply is None and blind is None) or chain.digest_reply(blind, reply) == reply_digest)
+        # One value for both targets: the pair is stored, and its first part is named.
         heads[reply_commit] = chain_entry, _ = chain.reply_entry(run_id, t, reply_digest, state_digest), head
         entries[reply_commit].append(chain_entry)
     return entries, heads

@@ -3,9 +3,13 @@
 Names and reasons can contain text of untrusted servers.  In log lines their control characters are escaped, and
 metrics do not contain them.
 
-Guarantee: no line and no metric depends on the records except through their number, and metrics change at the end
-of a tick, like replies: the time of a change reveals no more than the time of a reply.  A time is in whole
-seconds.  The metric of health, which fedpriv/silo/daemon.py adds, changes while an answer takes very long.
+A budget is a μ of Gaussian differential privacy over the lifetime of the records, and a slack, a probability with
+which μ may fail.  A run is charged when it is opened.
+
+Guarantee: no line and no metric from here depends on the records except through their number, and metrics change
+at the end of a tick, like replies: the time of a change reveals no more than the time of a reply.  The time of the
+last answer is in whole seconds.  The metric of health, which fedpriv/silo/daemon.py adds, changes while an answer
+takes very long.
 """
 
 import json
@@ -144,7 +148,11 @@ class GuardEvents:
     def metrics(self, silo: int, statuses: Mapping[str, BudgetStatus]) -> list[ServiceMetric]:
         """Return the current metrics.
 
-        `statuses` has the budget status of each ledger by its kind of records, "training" or "tests".
+        Counts of events start at 0 with this object, and numbers of runs are those of the ledger.
+
+        Args:
+            silo: Number of the silo.
+            statuses: Budget status of each ledger by its kind of records, "training" or "tests".
         """
         counts, labels = self._counts, {"silo": str(silo), "version": self._version}
         metrics = [

@@ -6,6 +6,11 @@ and labels that a scenario's model takes, and caches them between queries, which
 A ledger contains a fingerprint of the records under a key.  The key is 32 random bytes in a file beside the
 records, mode 0600.  No ledger and no backup contains the key, so that nobody who has only these can test guesses
 at records on the fingerprint.
+
+* A cell is the scenario of one run, with a value for each key.
+* A unit is what neighbouring data sets differ in: a record, or a person with all records of this person.
+* A record that does not count is a dummy record: it fills a row, and contributes nothing.
+* A split is the training part or the test part of a silo's records.
 """
 
 import dataclasses
@@ -156,6 +161,7 @@ class Shard:
         """SHA-256 of images, labels and persons of the training records, which must not be stored in any file.
 
         A reader who knows all records but one could test guesses at the last record with the digest.
+        Type and shape of the arrays are digested, too, and the names of fields if records have several inputs.
         """
         digest = hashlib.sha256()
         for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
@@ -204,6 +210,10 @@ class Shard:
     def _check_unit(self, unit: Unit) -> None:
         """Check that these records can be protected by a unit.
 
+        Single records pass, and persons if the records name them.  Each person is padded to the most records of a
+        unit, a bound that a server chooses.  A bound above 16 records is refused if all persons would have more
+        than 2^26 values.
+
         Guarantee: a refusal depends on the number of persons and on shapes, and on nobody's number of records.
 
         Raises:
@@ -248,7 +258,8 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
         test: Prefix of the test records' arrays.
 
     Raises:
-        InputError: If there is no such file, or its records are not what `fedpriv.data.own.check_records` takes.
+        InputError: If there is no such file, it cannot be read, an array is missing or has a wrong shape or type,
+            or images (or features) and labels have values that no record can have (`data.own.check_records`).
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -264,8 +275,17 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
 def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
     """Read and check a silo's own table.
 
+    A row of the table may be in the training and in the test part, and then counts in one of them at most.  A row
+    that does not count has features of zeros there.
+
+    Args:
+        path: File of the table.
+        schema: Public description of the columns.
+        silo: Number of the silo.
+
     Raises:
-        InputError: If the table does not keep to `schema` or has no training records, with a message of one line.
+        InputError: If the table cannot be read, does not keep to `schema`, has records of another site, or has no
+            training records, with a message of one line.
     """
     encoded = load_silo_table(path, schema, silo)
     train, test = encoded.split.train, encoded.split.test
@@ -286,6 +306,8 @@ def _parse_split(
     arrays: Mapping[str, NDArray[Any]], prefix: str, classes: int, path: Path, test: Shard | None = None
 ) -> Shard:
     """Check and convert the arrays of one split.
+
+    A row that does not count has features of zeros in the result, and a label of -1, or NaN for real numbers.
 
     Args:
         arrays: Arrays of the file by name.

@@ -9,11 +9,19 @@ The message depends on the trust setting: the noisy running sum (untrusted), y_t
 itself (trusted).  In floating point s_t is a running sum over the rounds, and y_t adds correlated noise to it
 (fedpriv/rounds/round.py).
 
+* An increment is a record's clipped contribution to a round: a combination of its gradients at the query of the
+  round and at queries of rounds before, with coefficients of the plan, the one of the round's own query first.
+* C is the matrix of a noise mechanism, which correlates the noise of rounds.
+* A release is the vector that a silo computes for a round, and a message is the form in which it is sent.
+* The state is what a silo keeps from one round to the next.  Its query chain is a digest of all queries so far.
+* A batch is the records that a round reads.  A record that does not count has weight 0.
+
 A silo with a guard computes in integers if its run has noise.  A simulation sums in float64 with the seed's noise,
 unless its scenario says integers.
 
-A silo may be put back to an earlier state, for example by a restored disk.  If it then gets another query, it
-draws other noise in that round and in all later rounds.  If it gets the same query, it returns the same bytes.
+A silo that computes in integers may be put back to an earlier state, for example by a restored disk.  If it then
+gets another query, it draws other noise in that round and in all later rounds.  If it gets the same query, it
+returns the same bytes.
 Masks depend on the chain of queries in the same way, so that no two messages share a mask.  Silos that get the
 same queries agree on their masks, and a server that sends different queries to silos gets a sum of masks.
 """
@@ -61,10 +69,12 @@ _ROUND_UP = 1.0 + 1e-6
 class BoundedObjective(RecordView):
     """Increments of `base` whose totals are float64, of at most the norm that their records can add up to.
 
+    A total is the sum of the increments of a batch, each clipped and times its record's weight.
+
     Guarantee: a total is finite and at most (1 + 1e-6) Σ |weight| · clip long, whatever `base` computes.  A longer
-    total is scaled to that length, which increases the distance of no two totals.  A total that is not finite, or
-    whose norm overflows, counts as zero. Neither total is refused, because a refusal would reveal something about
-    the records.
+    total is scaled to that length, which increases the distance of no two totals of records with the same weights.
+    A total that is not finite, or whose norm overflows, counts as zero. Neither total is refused, because a
+    refusal would reveal something about the records.
     """
 
     def for_batch(self, slots: BatchLayout) -> Self:
@@ -72,11 +82,17 @@ class BoundedObjective(RecordView):
         return self if base is self.base else dataclasses.replace(self, base=base)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Return the increment of `base` with a bounded total, (d,), float64."""
+        """Return the increment of `base` with a bounded total, (d,), float64.
+
+        Args:
+            query: Points at which gradients are computed, and their coefficients.
+            batch: Records of the round and their weights.
+            clip: Largest norm of one record's increment.
+        """
         increment = self.base.increment(query, batch, clip)
         total = increment.total if increment.total.dtype == torch.float64 else increment.total.double()
         max_norm, length = _max_norm(batch.weights, clip), torch.linalg.vector_norm(total).item()
-        if not length <= max_norm:
+        if not length <= max_norm:  # `not` with `<=` includes a norm that is NaN.
             total = total * (max_norm / length) if length < torch.inf else torch.zeros_like(total)
         return Increment(total, increment.clipped_count)
 
@@ -185,14 +201,19 @@ class Silo:
     def answer(self, state: RoundState, t: int, query: Tensor) -> tuple[SiloRelease, RoundState]:
         """Return the release of round t and the next state.
 
-        Rounds that were missed since the last answered one count as rounds whose increment is zero, and their
-        noise is drawn and not sent.  The releases are then a part of the stream that was accounted for.
+        Rounds that were missed since the last answered one count as rounds whose sum of increments is zero, and
+        their noise is drawn and not sent.  The releases are then a part of the stream that was accounted for.
 
         Guarantee: under an untrusted server the sequence of releases over the whole run keeps the claim of
         `make_silo_stream` for each unit of this silo, such as a record.  Under a trusted server releases are
         exact, and only the server may see them.  The choice of the records that a round draws in secret never
         leaves this object, and nothing but the release and the state depends on it, except the counts of a
         simulation.
+
+        Args:
+            state: State after the last answered round.
+            t: Round, from 1.
+            query: Query of the round, (d,).
 
         Raises:
             RunError: If `check_query` refuses the round or the query.  The noise was not calibrated for
@@ -285,7 +306,12 @@ class Silo:
         return state, planned_round._replace(step=step)
 
     def _read_batch(self, planned_round: PlannedRound) -> RoundBatch:
-        """Return the records of a round with their weights in the silo's mean, float64, 0 for absent records."""
+        """Return the records of a round with their weights in the silo's mean, float64, 0 for absent records.
+
+        In a public order the records are a range of positions of the silo's reading order, `size` for each batch.
+        In a secret one the positions are drawn, and their number may vary from round to round.  `unit_order` gives
+        the record at each position, and None stands for the order in which the records lie.
+        """
         plan, t, size = self.plan, planned_round.step.t, self.plan.batch_sizes[self.number]
         positions: slice | NDArray[np.int64]
         if planned_round.batch_range is None:
@@ -301,6 +327,7 @@ class Silo:
             ensure_aligned(all_records.features[indices]), ensure_aligned(all_records.labels[indices])
         )
         weights = mask[indices] * record_weight(1.0, size, planned_round.batch_count)
+        # The third part says that all rows are this silo's.
         return RoundBatch(records, weights, ((self.number, len(rows)),), rows)
 
     @cached_property
@@ -337,8 +364,7 @@ def pack_state(state: RoundState) -> bytes:
 
     The layout is the header, the query chain and a byte for the type of every vector, together padded to 8 bytes,
     then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.  Each vector keeps its own
-    type: past queries have the run's, past releases are float64, sums are int64 in exact releases and float64
-    otherwise, and noise is float64.
+    type: float32, float64 or int64.
     """
     vectors, dtypes = (*state.past_vectors, *state.accumulator, *state.mechanism_state), list(_NUMPY_TYPES)
     counts = len(state.past_vectors), len(state.accumulator), len(state.mechanism_state)
@@ -353,6 +379,9 @@ def pack_state(state: RoundState) -> bytes:
 
 def unpack_state(packed: bytes, silo: Silo) -> RoundState:
     """Unpack a state without copying its vectors, which no code writes into.
+
+    The layout is a header, the query chain and a byte for the type of every vector, together padded to 8 bytes,
+    then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.
 
     Args:
         packed: Result of `pack_state`.

@@ -1,10 +1,13 @@
 """Keys and certificates of services, on one machine and between machines.
 
 This module makes, reads and checks certificates, warns before they end, and renews them with the authority's key.
-A SuperLink registers the public keys of SuperNodes in the files keys/nodes/silo-N.pub when it starts, and each of
-them as long as its file holds it.  Revocation removes that file.  A SuperLink notices renewals and revocations
-without a restart, and new keys only when it starts.  Silos' sites trust the authority, so that a renewal needs no
-action there.
+An authority is a key and its certificate (ca.key, ca.crt), with which the SuperLink's certificate (server.pem) is
+signed.  PEM is the text form of certificates and keys.
+
+A SuperLink registers the public keys of SuperNodes in the files keys/nodes/silo-N.pub when it starts, and keeps
+each of them as long as its file holds it.  Revocation removes that file.  A SuperLink notices renewals and
+revocations without a restart, and new keys only when it starts.  Silos' sites trust the authority, so that a
+renewal needs no action there.
 """
 
 import datetime
@@ -209,7 +212,10 @@ class ExpiryMonitor:
         self._paths, self._last_report = paths, float("-inf")
 
     def poll(self) -> None:
-        """Log once a day each certificate that ends within 30 days, and each file without a readable one."""
+        """Log once a day each certificate that ends within 30 days, and each file without a readable one.
+
+        A call within a day after the last report does nothing.
+        """
         if time.monotonic() - self._last_report < _DAY_SECONDS:
             return
         self._last_report = time.monotonic()
@@ -245,7 +251,12 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     """Renew server.pem in `key_folder` for at most a year, with the same key and names.
 
     The authority's ca.key and ca.crt are in `authority_folder`.  The new certificate ends no later than the
-    authority's own.  It is written over the old one, and returned.
+    authority's own, and is valid from an hour ago, for clocks that are late.  It is written over the old one, and
+    returned.
+
+    Args:
+        key_folder: Folder of a SuperLink with server.pem, and with the ca.crt that silos trust.
+        authority_folder: Folder of the authority.
 
     Raises:
         InputError: If the certificate names another authority, or ca.crt in `key_folder` has another one's key, if
@@ -375,6 +386,9 @@ class RevocationMonitor:
         """Return the silos whose keys were revoked since the last call, each of them once.
 
         Files are read by the first call, and later only if one of them or their folder has changed.
+
+        Returns:
+            Names of the silos, such as "silo-0".
         """
         last_stamps, self._stamps = (
             self._stamps,

@@ -10,6 +10,12 @@ lie in folders of mode 0700, and only the SuperNode talks to the SuperLink.
 
 Flower's simulation runs the same apps, and passes each client message through a Ray actor.  Both engines read the
 progress and the outcome of a run from its folder, and an end without an outcome from Flower.
+
+* A cell is one run of a scenario, and an engine is a function that computes cells and yields their outcomes.
+* A guard is a silo's process with records, policy, budget and ledger, which answers queries.  A policy says what a
+  guard may answer, a shard is the file of a silo's records, and a ledger is the account of a guard's replies.
+* The journal is the store of a run's releases at the server, from which an interrupted run continues.
+* An observer receives the events of a run, such as the end of a round.
 """
 
 import os
@@ -207,10 +213,11 @@ GUARD_SOCKET = "guard.sock"
 
 
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
-    """Write a policy for each silo that allows exactly this run, with shards and ledgers.
+    """Write a policy for each silo whose limits suffice for this run, with shards and ledgers.
 
-    A shard has the silo's training records, and its held-out test records for evaluations by silos.  Shard and
-    ledgers of a silo that has one of them are not changed, because the ledgers record earlier releases.
+    A shard has the silo's training records, and its held-out test records, if any, for evaluations.  Shard and
+    ledgers of a silo that has one of them are not changed, because the ledgers record earlier releases.  A shard
+    is a table (.csv) if the model reads raw cells of a table, and otherwise a file of arrays (.npz).
 
     Args:
         cell: Cell of the run.
@@ -231,7 +238,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     dataset, train_indices = load(cell.data.name, table=cell.data.table), train_indices_of_silos(cell)
     policies, schema = [], cell.data.table_schema if cell.model.row.of_cells else None
     for silo in range(cell.federation.silos):
-        if cell.privacy.shares:
+        if cell.privacy.shares:  # Each silo has a target, and so a budget, of its own.
             limits = run_allowance(cell, load_task(cell), silo)
         persistent_folder, temporary_folder = folder / f"silo-{silo}", home / f"silo-{silo}"
         for path in (persistent_folder, temporary_folder):
@@ -323,7 +330,11 @@ class RunProgress:
     def report_waiting(self, reason: str, start_time: float) -> None:
         """Report a wait since `start_time`, in seconds since 1970, at most once a minute.
 
-        A new reason is reported at once.
+        A reason that differs from the last reported one is reported at once.
+
+        Args:
+            reason: Awaited event or party, for the line.
+            start_time: Start of the wait.
         """
         now = time.monotonic()
         if reason == self._last_report[0] and now - self._last_report[1] < _REPORT_SECONDS:
@@ -402,10 +413,12 @@ def follow_run(
 def run_deployment(
     cells: Sequence[Cell], observer: RunObserver, *, folder: Path, connection: Connection
 ) -> Iterator[IndexedOutcome]:
-    """Run cells one after another as an `Engine`.
+    """Run cells one after another, each as one run at a SuperLink.
 
     Each cell has a folder with its token, which an interrupted run leaves behind.  A second call takes a finished
     outcome from that folder, and submits an unfinished run again under the same token, so that the run continues.
+    A run that a restart of the SuperLink ended is submitted again at once.  Otherwise an error stops the run at a
+    SuperLink of other people, and ends a SuperLink of this machine as a whole.
 
     Args:
         cells: Cells of the run.
@@ -471,7 +484,12 @@ def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator
 
     Without an address, SuperLink and silos are started on this machine, and end with the block.  In a run that
     continues without missing silos, no process of a silo is necessary.  With an address, nothing is started, and
-    no process is necessary.  `token` names the folder of shards and ledgers, which survives an interruption.
+    no process is necessary.
+
+    Args:
+        cell: Cell of the run.
+        connection: Address of a SuperLink with its root certificates, or no address.
+        token: Name of the folder of shards and ledgers, which survives an interruption.
     """
     if connection.superlink is not None:
         check_certificates(*filter(None, [connection.root_certificates]))
@@ -504,10 +522,17 @@ def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator
 
 
 def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-    """Run cells one after another on one SuperLink in simulation mode, as an `Engine`.
+    """Run cells one after another on one SuperLink in simulation mode.
 
     Every silo is a simulated SuperNode of one CPU.  After an outcome, the end of the run is awaited for up to 60
     s, because Ray's processes would outlive an interrupted simulation.
+
+    Args:
+        cells: Cells of the run.
+        observer: Observer of progress.
+
+    Yields:
+        The outcome of each cell, with the index of the cell.
 
     Raises:
         InputError: Ray is not installed, the user is root, or a cell has settings of the vectorized engine.

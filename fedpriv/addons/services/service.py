@@ -168,7 +168,11 @@ def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
 
 
 def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
-    """Answer each connection to the socket with the health of the service."""
+    """Answer each connection to the socket with the health of the service, one after another.
+
+    A request is one frame of JSON, of at most 1,000 bytes within 2 s, whose content is not looked at.  The loop
+    ends when the socket is closed.
+    """
     while listener.fileno() >= 0:
         with suppress(OSError, ValueError, RecursionError):  # a stranger may send anything
             connection, _ = listener.accept()

@@ -10,6 +10,9 @@ The parts of the service are the servers of these APIs, which are one process, a
 API describes the service: 200 while the executor asks for tasks and gets answers, and 503 with a reason after a
 minute without an answer.  A renewed certificate is served from the next connection on, and a SuperNode whose key
 is revoked is refused, both within seconds and without a restart.  A simulation has no Fleet API.
+
+A task is the server or the simulation of a run, a process that the executor starts.  An app here is an ASGI app, a
+function that answers the requests of a web server.
 """
 
 import asyncio

@@ -200,6 +200,10 @@ class SupernodeMonitor:
 def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMonitor) -> NoReturn:
     """Run a node, and start it again without limit if it lost its SuperLink or was killed.
 
+    A SuperNode that ended with code 0 or `LOST_EXIT_CODE` counts as one that lost its SuperLink, and one with a
+    negative code (minus the number of a signal) as killed.  The pause before the next start begins with 4 s after
+    a short run, doubles up to 30 s, and is 2 s after a run of more than 90 s.
+
     Args:
         run_once: Function that runs the parts of the node, and returns the name and the exit code of the part that
             ended.
@@ -227,11 +231,11 @@ def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMoni
 
 
 def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -> tuple[str, int]:
-    """Run Flower's SuperNode and an executor.
+    """Run Flower's SuperNode and an executor, and return the name and the exit code of the one that ended.
 
     Each start uses a new port, because another process may take a free port before the SuperNode listens on it.
     Flower's exit codes do not distinguish a lost SuperLink from other ends, so that each end of a SuperNode that
-    no signal ended counts as a lost SuperLink.
+    no signal ended counts as a lost SuperLink, and its code is returned as 0.
     """
     port = free_port()
     commands = {

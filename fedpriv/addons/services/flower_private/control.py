@@ -1,4 +1,9 @@
-"""Client of the SuperLink's Control API, for starting, listing and stopping runs over HTTP."""
+"""Client of the SuperLink's Control API, for starting, listing and stopping runs over HTTP.
+
+A route is a path of the SuperLink with the types of its request and its answer.  A bundle is the packed files of a
+Flower app, which a run is started with.  A follower of a run is a command that asks for the run's status until it
+ends.
+"""
 
 import hashlib
 import json
@@ -137,6 +142,7 @@ class ControlClient:
         Raises:
             RunError: The SuperLink does not answer, refuses, or starts no run.
         """
+        # Flower names a bundle by its SHA-256.
         content, _ = build_fab_from_files({"pyproject.toml": pyproject.encode()})
         request = START_RUN.request_type()
         request.fab.content, request.fab.hash_str = content, hashlib.sha256(content).hexdigest()

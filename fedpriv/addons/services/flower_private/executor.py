@@ -5,6 +5,10 @@
 ADDRESS is that of a Runtime API.  FOLDER has the API's certificate and the executor's secret.  PARENT is the id of
 the process whose end also ends the executor.  TYPE is a type of task, which is the name of the program that runs
 such tasks.
+
+A task is the server, the simulation or a client app of a run, and its token proves to the Runtime API that a
+process belongs to it.  A heartbeat of a task tells Flower that its process is alive.  The executor's own heartbeat
+is a file that its service reads.
 """
 
 import logging
@@ -145,8 +149,8 @@ class Executor:
     def poll(self) -> None:
         """Ask for one task and start its process, then send heartbeats or report failures for all tasks.
 
-        A task whose process still runs gets a heartbeat, and one whose process has ended is reported and
-        forgotten.
+        A task whose process runs gets a heartbeat while it may still be starting.  One whose process has ended is
+        reported if it failed, and forgotten.
         """
         try:
             answer = self._task_client.ask(

@@ -11,6 +11,14 @@ silo ── query for me? ──▶ front ──▶ SuperLink ── none ──
 | an object is sent again, since the answer was lost | refuses it, and the reply is lost | stored |
 
 All other requests, and those that the front cannot read, go to Flower unchanged.  Flower's code is not changed.
+
+* A message is a tree of objects, each named by the SHA-256 of its content.  A sender announces a message with the
+  names of its objects, Flower answers which of them it lacks and gives the id of a session, and the sender then
+  sends these objects.  A message is complete when Flower has all its objects.
+* A query is a message of a run's server to a node, and a reply is the node's answer to it.
+* A node is a SuperNode of Flower, and the server has the id SUPERLINK_NODE_ID as if it were one.
+* A route is a path of the SuperLink with the types of its request and its answer.
+* Long polling holds a request until there is an answer, instead of answering at once that there is none.
 """
 
 import asyncio
@@ -129,6 +137,7 @@ class Front:
             (SERVER_PUSH_MESSAGES, self._on_server_push),
             (SERVER_PUSH_OBJECT, self._on_object_push),
         ]
+        # Only the first handler checks senders.
         self._handlers = {route.path: (route, handle) for route, handle in handlers[: None if long_polling else 1]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,7 +160,10 @@ class Front:
         return await self._hold(exchange, request.node.node_id, _HOLD_SECONDS, lambda: exchange.body)
 
     async def _on_server_pull(self, request: Any, exchange: Exchange) -> Response:
-        """Hold a server's request for replies, and leave out queries whose replies miss objects."""
+        """Hold a server's request for replies, and leave out queries whose replies miss objects.
+
+        A request that names no query is forwarded at once.  A query whose reply was given out is forgotten.
+        """
 
         def finished_only() -> bytes:
             unfinished = {session.query_id for session in self._unfinished_queries()}
@@ -199,7 +211,10 @@ class Front:
                 del self._waiting_events[node]
 
     async def _on_server_push(self, request: Any, exchange: Exchange) -> Response:
-        """Forward a server's queries, remember the node of each, and await their objects."""
+        """Forward a server's queries, remember the node of each, and await their objects.
+
+        The nodes of the last 10,000 queries are remembered.
+        """
         answer = await exchange.forward()
         if answer.status_code == 200:
             nodes = {
@@ -213,7 +228,8 @@ class Front:
         """Refuse a reply in another node's name, and answer a repeated announcement with the missing objects.
 
         The first announcement of a reply goes to Flower.  If the reply answers a query to this node, its objects
-        are awaited, and the server that waits for replies is woken when they are complete.
+        are awaited, and the server that waits for replies is woken when they are complete.  Otherwise the server
+        is woken at once.  A request with several replies, or with none, is forwarded without these further steps.
         """
         node, replies = request.node.node_id, [message.metadata for message in request.messages_list]
         if any(reply.src_node_id != node for reply in replies):
@@ -366,6 +382,7 @@ class SuperLinkApp:
             InputError: A route is missing, or a protected one answers a stranger.
         """
         for route in ROUTES:
+            # A path that exists answers POST only, and so refuses GET in this way.
             if (await self._client.get(route.path)).status_code != httpx.codes.METHOD_NOT_ALLOWED:
                 raise InputError(
                     f"Flower's SuperLink has no {route.path}, which fedpriv needs; see `pip show flwr`"
@@ -385,6 +402,11 @@ class SuperLinkApp:
 
 def make_superlink_app(options: Sequence[str]) -> SuperLinkApp:
     """Make Flower's SuperLink with all its APIs, as served by `flower-superlink OPTIONS`, with a front.
+
+    If the installed Flower lacks names that only save time, a warning is logged, and there is no long polling.
+
+    Args:
+        options: Options of Flower's command.
 
     Raises:
         InputError: The installed Flower lacks a name that fedpriv needs, or a variable of the environment opens an

@@ -46,7 +46,8 @@ class PythonName:
     def find_fault(self) -> str | None:
         """Return a difference of the installed Flower from this row, or None.
 
-        A difference is a missing name, another value, a missing attribute, or other first parameters.
+        A difference is a missing name, another value, a missing attribute, or other first parameters.  The
+        parameters are the same if the function has them first, in this order, and can be called with them alone.
         """
         path = f"{self.module}.{self.name}"
         try:

@@ -6,6 +6,9 @@ message of a run, and none is written to a file, except the reason for which a s
 
 The list of runs survives a restart in one file, without a message, a token or an array.  Messages are in memory
 only.
+
+A silo is named silo-N by the key that is registered for it.  The Control API serves commands, and the Fleet API
+serves SuperNodes.  A follower of a run is a command that asks for the run's status until it ends.
 """
 
 import datetime
@@ -62,8 +65,8 @@ class Presence:
         """Forward a request to the app, and record its sender.
 
         A request to the Control API is recorded by the run in its header, if it follows one.  A request to the
-        Fleet API is recorded by the silo's key, after the app has admitted it (200) or refused its signature
-        (401).
+        Fleet API is recorded by the silo's key, after the app has admitted it (200), or has refused its signature
+        (401) because of the silo's clock.
         """
         headers = (
             Headers(scope=scope) if scope["type"] == "http" else Headers()
@@ -147,7 +150,7 @@ class RunHistory:
     """Last thousand runs, stored in a file of mode 0600 if a path is given."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the file of runs, where unfinished runs are marked as failed by the restart.
+        """Read the file of runs, and mark unfinished ones as failed by the restart of the SuperLink.
 
         Args:
             path: File, which need not exist, or None for a history in memory.

@@ -4,11 +4,12 @@
 
 SUPERLINK is the address of the Fleet API, SILO the number of the silo, GUARD the socket of its guard, and KEYS the
 folder with ca.crt and node.key, or "-" for a connection without TLS.  A query is a tree of objects, each named by
-the SHA-256 of its content, and so is a reply.
+the SHA-256 of its content, and so is a reply.  A route is a path of the SuperLink with the types of its request
+and its answer, and a bundle is the packed files of the app that a run was started with.
 
 The node runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  The node
 exits with LOST_EXIT_CODE if the SuperLink is away or does not know the node's key, and is then started again by
-its supervisor.  It does so as well if its supervisor has ended.
+its supervisor.  It also exits if its supervisor has ended.
 """
 
 import email.utils
@@ -243,7 +244,7 @@ class SiloNode:
                 wait = 0.05 if time.monotonic() - start > _MIN_HOLD_SECONDS else min(2.0 * wait, _MAX_WAIT_SECONDS)
                 time.sleep(wait)
                 continue
-            wait, run = 0.05, answer.messages_list[0].metadata.run_id
+            wait, run = 0.05, answer.messages_list[0].metadata.run_id  # Flower gives one message at a time
             try:
                 self._answer(run, answer.message_object_trees[0])
             except httpx.HTTPStatusError as error:  # for example because the run has ended
@@ -253,6 +254,10 @@ class SiloNode:
 
     def _answer(self, run: int, tree: Any) -> None:
         """Fetch a query by its tree of object ids, send the reply, and confirm the query.
+
+        Args:
+            run: Id of the run.
+            tree: Tree of Flower's object ids, whose root is the query.
 
         Raises:
             ValueError, TypeError, KeyError, AttributeError: The objects do not come, or are no query.
@@ -316,7 +321,13 @@ class SiloNode:
         }
 
     def _send_reply(self, run: int, reply: Message, start_time: float) -> None:
-        """Announce a reply, then send those of its objects that the SuperLink lacks."""
+        """Announce a reply, then send those of its objects that the SuperLink lacks.
+
+        Args:
+            run: Id of the run.
+            reply: Reply, with content or with an error.
+            start_time: Start of the work on the query, on the monotonic clock, of which Flower gets the duration.
+        """
         request, contents = PUSH_MESSAGES.request_type(), dict[str, bytes]()
         _add_objects(request.message_object_trees.add(), reply, contents)
         message = request.messages_list.add()
@@ -357,7 +368,10 @@ def _add_objects(tree: Any, value: InflatableObject, contents: dict[str, bytes])
 
 
 def read_configuration(bundle: bytes) -> dict[str, Any] | None:
-    """Return the run configuration in a bundle by dotted keys, or None for another app or a broken bundle."""
+    """Return the run configuration in a bundle by dotted keys, or None for another app or a broken bundle.
+
+    A bundle whose pyproject.toml has more than 1 MiB counts as broken, and is not unpacked.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
             info = files.getinfo("pyproject.toml")
