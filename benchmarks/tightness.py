@@ -28,7 +28,7 @@ from fedpriv.accounting.curves import epsilon_at
 from fedpriv.accounting.gaussian import Relation
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.accounting.selection import NegativeBinomialRunCount, PrivateSelection
+from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, PrivateSelection
 from fedpriv.data.encode import MOMENTS_DIAMETER, bounded_moments
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.mechanism import Mechanism
@@ -287,9 +287,12 @@ def groups_of_poisson(draw: np.random.Generator) -> Iterator[Point]:
 
 
 def selection(draw: np.random.Generator) -> Iterator[Point]:
-    """Runs that release their Gaussian score, both orders; the best bound known is by Rényi orders."""
+    """Runs that release their Gaussian score, both laws and orders; the best bound known is by Rényi orders."""
     mu, mean = float(draw.uniform(0.1, 4.0)), float(np.exp(draw.uniform(0.1, 5.0)))
-    choice = PrivateSelection(mu, NegativeBinomialRunCount(mean, float(draw.choice([0.0, 0.5, 1.0]))))
+    eta = float(draw.choice([0.0, 0.5, 1.0, math.inf]))
+    choice = PrivateSelection(
+        mu, PoissonRunCount(mean) if math.isinf(eta) else NegativeBinomialRunCount(mean, eta)
+    )
     x = np.linspace(-11.0, 15.0, 20_001)
     weight, width = density(choice.run_count), float(x[1] - x[0])
     best = [

@@ -10,13 +10,16 @@ DP for every order λ, as μ-GDP runs are, and ρ = μ²/2,
 where δ(ε) is the run's own curve.  The minimum is 2√(ρ ln(1/γ)) - ρ, at λ^ = √(ln(1/γ)/ρ), or ln(1/γ) if this λ^
 is below 1.  `later_mu` adds the Rényi curve of releases that come after the choice and may depend on it.
 
-For the negative binomial distribution there is a bound from the run's own curve δ(ε), too, and the smaller bound
-counts.  With m = E[K], for every ε₁ ≥ 0 and ε ≥ ε₂,
+There is a bound from the run's own curve δ(ε), too, and the smaller bound counts.  With m = E[K],
+T(a) = Φ(Φ^-1(a) + μ), the largest probability on a neighbour of an event that has probability a, and
+c = (1 - γ)/γ, for every ε ≥ ε₂,
 
-    δ'(ε) ≤ m δ(ε - ε₂),   ε₂ = (1 + η) ln(e^ε₁ + δ(ε₁) (1 - γ)/γ).
+    δ'(ε) ≤ m δ(ε - ε₂),   ε₂ = (1 + η) max over a of ln((1 + c T(a)) / (1 + c a))   negative binomial
+                           ε₂ = m max over a of (T(a) - a) = m (2Φ(μ/2) - 1)        Poisson
 
-The bound is after Koskela, Redberg & Wang 2024, "Privacy profiles for private selection".  Releases after the
-choice are covered if δ is the curve of a run together with them.  Proof: docs/proofs/selection.md.
+Releases after the choice are covered if δ is the curve of a run together with them.  The form m δ(ε - ε₂) is
+that of Koskela, Redberg & Wang 2024, "Privacy profiles for private selection", and this ε₂ is smaller than theirs.
+Proof: docs/proofs/selection.md.
 """
 
 import math
@@ -25,6 +28,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import ndtr
 
 from fedpriv.accounting import curves
 from fedpriv.accounting.gaussian import check_delta, check_mu, check_positive, compose, epsilon_of
@@ -36,7 +41,7 @@ _REFINEMENTS = 2
 _MAX_TRIALS = 1e6
 _ROUNDING = 1e-12  # margin of ε₂
 _MEAN_MARGIN = 1e-7  # relative error of E[K] from rounding of γ, largest if γ is nearly 1
-_MIN_LOG_ARGUMENT = 1e-300
+_ROOT_ERROR = 1e-10  # of the search for ε₂, in z
 _MIN_ETA = 1e-6  # for a smaller η above 0, γ^-η - 1 loses digits, and η = 0 is nearly the same distribution
 
 
@@ -61,7 +66,7 @@ class RunCountDistribution(Protocol):
         ...
 
     def epsilon_shift(self, mu: float) -> float:
-        """Return ε₂ of the bound from a μ-GDP run's curve, rounded up, or infinity if there is no such bound."""
+        """Return ε₂ of the bound from a μ-GDP run's curve, rounded up."""
         ...
 
     def draw(self, generator: np.random.Generator) -> int:
@@ -110,8 +115,6 @@ class NegativeBinomialRunCount:
         low, high = 0.0, min(1.0, 2.0 * (1.0 + self.eta) / self.mean)
         while high - low > 1e-15 * high:
             middle = 0.5 * (low + high)
-            if middle in (low, high):
-                break
             low, high = (low, middle) if negative_binomial_mean(self.eta, middle) < self.mean else (middle, high)
         return low
 
@@ -123,19 +126,20 @@ class NegativeBinomialRunCount:
         return np.full_like(excess, (1.0 + self.eta) * minimum)
 
     def epsilon_shift(self, mu: float) -> float:
-        odds, curve = (1.0 - self.gamma) / self.gamma, curves.gaussian_curve(mu)
-        # Value at ε₁ = 0.  Every larger ε₁ than this value gives more.
-        max_shift = math.log1p(odds * float(curve(np.zeros(1))[0]))
-        candidates = np.linspace(0.0, max_shift, _GRID_POINTS)
-        min_shift = float(
-            np.min(
-                np.logaddexp(
-                    candidates,
-                    math.log(max(odds, _MIN_LOG_ARGUMENT)) + np.log(curve(candidates) + _MIN_LOG_ARGUMENT),
-                )
-            )
+        """Return ε₂.
+
+        Let r(z) be the logarithm in ε₂ at a = Φ(z).  It has one maximum, at the root z* of r(z) + μ z + μ²/2,
+        where it is -μ z* - μ²/2 (docs/proofs/selection.md).  A z below the root gives an upper bound.
+        """
+        odds = (1.0 - self.gamma) / self.gamma
+        root = brentq(
+            lambda z: np.log1p(odds * ndtr(z + mu)) - np.log1p(odds * ndtr(z)) + mu * (z + mu / 2.0),
+            -mu / 2.0 - math.log1p(odds) / mu - 1.0,
+            -mu / 2.0,
+            xtol=_ROOT_ERROR,
         )
-        return (1.0 + self.eta) * min(max_shift, min_shift) * (1.0 + _ROUNDING) + _ROUNDING
+        max_log_ratio = min(math.log1p(odds), -mu * (root + mu / 2.0 - 2.0 * _ROOT_ERROR * (1.0 - root)))
+        return (1.0 + self.eta) * max_log_ratio * (1.0 + _ROUNDING) + _ROUNDING
 
     def draw(self, generator: np.random.Generator) -> int:
         """Draw K by inverting the distribution function, one k after another."""
@@ -174,7 +178,7 @@ class PoissonRunCount:
         return self.mean * curves.gaussian_curve(mu)(np.log1p(1.0 / excess))
 
     def epsilon_shift(self, mu: float) -> float:
-        return math.inf
+        return self.mean * math.erf(mu / math.sqrt(8.0)) * (1.0 + _ROUNDING)
 
     def draw(self, generator: np.random.Generator) -> int:
         return int(generator.poisson(self.mean))
@@ -197,7 +201,7 @@ class PrivateSelection:
     Example:
         >>> choice = PrivateSelection(mu=0.5, run_count=NegativeBinomialRunCount(mean=10.0))
         >>> round(choice.epsilon_of(1e-5), 3)
-        3.295
+        2.938
     """
 
     mu: float
@@ -216,17 +220,13 @@ class PrivateSelection:
         return min(self.epsilon_by_orders(delta), self.epsilon_by_curve(delta))
 
     def epsilon_by_curve(self, delta: float) -> float:
-        """Return the bound from the run's own curve, or infinity if the distribution of K has none.
+        """Return the bound from the run's own curve, with the curve of a run and its later releases.
 
-        The bound is ε₂ plus the ε at which the curve of a run with its later releases is δ/E[K].
+        The bound is ε₂ plus the ε at which that curve is δ/E[K].
         """
-        shift = self.run_count.epsilon_shift(self.mu)
-        if math.isinf(shift):
-            return math.inf
         total_mu = compose([self.mu, self.later_mu])
-        return (
-            epsilon_of(total_mu, check_delta(delta) / (self.run_count.mean * (1.0 + _MEAN_MARGIN))) + shift
-        ) * (1.0 + 1e-15)
+        max_delta = check_delta(delta) / (self.run_count.mean * (1.0 + _MEAN_MARGIN))
+        return (epsilon_of(total_mu, max_delta) + self.run_count.epsilon_shift(self.mu)) * (1.0 + 1e-15)
 
     def epsilon_by_orders(self, delta: float) -> float:
         """Return the smallest bound over Rényi orders λ, at least 0, with the conversion of `renyi`.

@@ -305,10 +305,8 @@ class LedgerEntry:
             yield f"evaluation.releases are not those of {count} evaluations"
         if any(stream.relation != self.record["relation"] for stream in noisy):
             yield "evaluation.releases have another relation than the scenario"
-        if any(stream.increment_diameter < APART for stream in tests) and not (
-            section.get("curves") and count == 1
-        ):
-            yield "evaluation.releases have an apart below 2, and the scenario has no single evaluation of curves"
+        if any(stream.increment_diameter < APART for stream in tests) and not section.get("curves"):
+            yield "evaluation.releases have an apart below 2, and the scenario has no evaluation of curves"
         mu, target = evaluation_mu(tests), section.get("mu")
         if not _is_close(self.claimed_test_mu, mu):
             yield f"evaluation.mu is {self.claimed_test_mu!r:.60}, and its releases give {mu!r:.60}"

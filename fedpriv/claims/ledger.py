@@ -247,23 +247,28 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
 
     Without the key `apart` it is 2, which holds for any increments.
 
-    Guarantee: the diameter is below 2 clips only in a public order.  In secret rounds an increment's distance from
-    zero leaks, too, and this distance is a whole clip however close two increments are.
+    Guarantee: the diameter is below 2 clips only in a public order, of one round or with independent noise for the
+    increments of each round alone.  In secret rounds an increment's distance from zero leaks, too, and this
+    distance is a whole clip however close two increments are.
 
     Args:
         data: Stream as plain data.
         schedule: Participation of the stream.
 
     Raises:
-        InputError: If the diameter is no number from 1 to 2 clips, or is below 2 clips with several rounds or
-            secret ones.
+        InputError: If the diameter is no number from 1 to 2 clips, or is below 2 clips with secret rounds, or with
+            several rounds whose sums or noise go on from one to the next.
     """
     bound = data.get("apart", APART)
     if isinstance(bound, bool) or not isinstance(bound, int | float):
         raise InputError(f"ledger: apart = {bound!r}: expected a number of clips")
-    if not 1.0 <= bound <= APART or (bound < APART and sum(rounds for _, rounds in data["clips"]) != 1):
+    is_each_round_alone = sum(rounds for _, rounds in data["clips"]) == 1 or (
+        data["mechanism"]["name"] == "independent" and data["decay"] == 0.0
+    )
+    if not 1.0 <= bound <= APART or (bound < APART and not is_each_round_alone):
         raise InputError(
-            f"ledger: apart = {bound}: a run's increments are 2 clips apart, or from 1 to 2 in a single round"
+            f"ledger: apart = {bound}: a run's increments are 2 clips apart, or from 1 to 2 in a single round or "
+            "in rounds with independent noise and no running sum"
         )
     if bound < APART and schedule.secret:
         raise InputError(

@@ -7,7 +7,10 @@ gradient and its Hessian, which are clipped separately, where clip(v, C) shorten
     v_b = (clip(∇f, C),  κ clip(svec ∇²f, C_H)),   κ = (C / C_H) √(φ / (1 - φ)),   ‖v_b‖ ≤ C / √(1 - φ)
 
 One noisy sum then holds both, and the Hessian has the share φ of the budget μ².  svec is the upper triangle, with
-the entries off the diagonal times √2.  From the noisy means g~_t and H~_t at x_t the server computes
+the entries off the diagonal times √2.  Hessians are positive semidefinite, so that two of them have an inner
+product of at least 0, and the increments of two records are at most √(4 C² + 2 κ² C_H²) apart.
+
+From the noisy means g~_t and H~_t at x_t the server computes
 
     A_t = A_{t-1} + 2/(t + 1) (H~_t - A_{t-1})      the mean of H~_1 … H~_t with weights 1 … t
     u_t = x_t - (A_t₊ + λ I)⁻¹ (g~_t + λ x_t)       A₊ is A without its negative eigenvalues
@@ -38,7 +41,17 @@ from fedpriv.core.replicates import SHARED, Scalar
 from fedpriv.loss.clipping import compute_clipping, upper_norm, vector_bounds
 from fedpriv.loss.estimators import PlainGradient, Round
 from fedpriv.loss.linear import LogisticRegression
-from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, ModelEvaluation, Objective, Query, Records, View
+from fedpriv.loss.objective import (
+    PROVED_DIAMETERS,
+    UNCLIPPED,
+    Batch,
+    Increment,
+    ModelEvaluation,
+    Objective,
+    Query,
+    Records,
+    View,
+)
 from fedpriv.loss.ridge import Coefficient, MeanStatistics, make_intervals
 from fedpriv.papers.base import Algorithm, Positive, Settings, independent
 from fedpriv.participation.orders import Dependence
@@ -84,7 +97,8 @@ class GradientAndHessian(View):
 
     Guarantee: a record's increment, before its weight, is a function of its own record and the query, of norm at
     most the round's clip, whatever the query is.  The norm of the gradient's part is at most `gradient_clip`, and
-    that of the Hessian's part, before it is multiplied by `kappa`, at most `curvature_clip`.
+    that of the Hessian's part, before it is multiplied by `kappa`, at most `curvature_clip`.  For a query of one
+    point with coefficient 1, two increments, or an increment and zeros, are at most `diameter` apart.
     """
 
     base: LogisticRegression
@@ -105,6 +119,11 @@ class GradientAndHessian(View):
     @property
     def dependence(self) -> Dependence:
         return Dependence.RECORD
+
+    @property
+    def diameter(self) -> float:
+        """√(4 C² + 2 κ² C_H²), since two semidefinite matrices of norm C_H are at most √2 C_H apart."""
+        return math.hypot(2.0 * self.gradient_clip, math.sqrt(2.0) * self.kappa * self.curvature_clip)
 
     @property
     def parameter_count(self) -> int:
@@ -182,9 +201,8 @@ class GradientAndHessian(View):
         joined = torch.cat(parts, -1).where(is_representable.unsqueeze(-1), 0.0)
         clipping = compute_clipping(vector_bounds(upper_norm(joined)), weights, clip)
         clipped_masks += [] if clipping.is_clipped is None else [clipping.is_clipped]
-        is_clipped = torch.zeros(joined.shape[:-1], dtype=torch.bool, device=joined.device)
-        for tensor in clipped_masks:
-            is_clipped = is_clipped | tensor
+        # The sum of masks is their union.
+        is_clipped = sum(clipped_masks, torch.zeros(joined.shape[:-1], dtype=torch.bool, device=joined.device))
         return clipping.zero_unrepresentable(joined) * clipping.factor.unsqueeze(-1), is_clipped & (weights > 0.0)
 
     def _derivatives(self, query: Query, records: Records) -> tuple[Tensor, Tensor]:
@@ -262,6 +280,9 @@ class GradientAndHessian(View):
             later_sum = later_sum + step if t > 1 else later_sum
             moment = step if t <= 2 else later_sum / (t - 1) ** 2
         return make_intervals(weights, moment + inverse @ (mean_hessian / records) @ inverse)
+
+
+PROVED_DIAMETERS.add(GradientAndHessian)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fedpriv.accounting.gaussian import APART, Relation, epsilon_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.estimators import Estimator, RaisedClips, Round, make_rounds, max_running_sum
+from fedpriv.loss.estimators import Estimator, PlainGradient, RaisedClips, Round, make_rounds, max_running_sum
 from fedpriv.loss.features import check_augmentation_allowed
 from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, Objective, is_shipped
 from fedpriv.loss.ridge import RidgeStatistics
@@ -428,10 +428,11 @@ def find_increment_diameter(
 
     A smaller one is `objective.diameter` / clip, at least 1, times 1 + 2^-20 for roundings.
 
-    Guarantee: smaller than 2 only where all that is released is one round's sum of increments that are public
-    vectors or moments, means of them, or zeros, no two of them further apart than the objective's `diameter`; and
-    clipping, a projection on a ball, brings none further apart.  Only classes in `PROVED_DIAMETERS` that fedpriv
-    ships are believed, and only in a public order.
+    Guarantee: smaller than 2 only where all that is released is one round's sum of increments, or sums of plain
+    gradients with independent noise in every round; the increments of a round are public vectors, moments,
+    gradients with Hessians, means of them, or zeros, no two of them further apart than the objective's `diameter`;
+    and clipping, a projection on a ball, brings none further apart.  Only classes in `PROVED_DIAMETERS` that
+    fedpriv ships are believed, and only in a public order.
 
     Args:
         objective: Objective of the row, by records.
@@ -442,9 +443,10 @@ def find_increment_diameter(
     first, is_independent = estimator.round(1), type(mechanism) is IndependentGaussian
     # Plain: clipped as a whole, without local steps, and the gradient at the round's own query.
     is_plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
-    if type(objective) not in PROVED_DIAMETERS or not is_shipped(type(objective)):
+    is_each_round_alone = order.rounds == 1 or (type(estimator) is PlainGradient and estimator.decay == 0.0)
+    if type(objective) not in PROVED_DIAMETERS or not is_shipped(type(objective)) or order.secret:
         return APART
-    if not is_plain or not is_independent or order.secret or order.rounds != 1:
+    if not is_plain or not is_independent or not is_each_round_alone:
         return APART
     diameter: float = cast(Any, objective).diameter
     return min(APART, max(1.0, diameter / float(first.clip)) * (1.0 + ROUNDING_ALLOWANCE))

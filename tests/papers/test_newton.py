@@ -17,13 +17,14 @@ from fedpriv.claims.ledger import make_release_streams
 from fedpriv.cli.explore import compute_coefficients
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
-from fedpriv.loss.estimators import Round
+from fedpriv.loss.estimators import PlainGradient, Round
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import MeanStatistics
 from fedpriv.noise.integers.increments import sum_integer_increments
 from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian, NoisyNewton, symmetric_matrix
-from fedpriv.plan.plan import make_plan
+from fedpriv.participation.secret import PoissonSampling
+from fedpriv.plan.plan import ROUNDING_ALLOWANCE, Plan, find_increment_diameter, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.silo.demo import format_policy
@@ -33,6 +34,7 @@ from tests.data.tables import SCHEMA, rows, table_tree, write_csv
 from tests.silo.test_table_silo import guard_at
 
 NORM = 2**36
+EXACT = "donot_use_mm_for_euclid_dist"
 NEWTON = {"name": "noisy-newton", "trust": "untrusted", "clip": 1.0, "curvature_clip": 0.5, "penalty": 0.1}
 
 
@@ -189,6 +191,47 @@ def test_a_guard_answers_with_both_and_charges_every_round_once(tmp_path: Path) 
         guard.answer("again", text, 1, zero)
     plan = make_plan(cell, load_task(cell).objective, for_release=True)
     assert make_release_streams(plan, 3)[0].mu == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("share", [0.05, 0.25, 0.9])
+def test_two_records_are_no_further_apart_than_the_diameter(share: float, dtype: torch.dtype) -> None:
+    """Guarantee: records at one query, and a missing one; the farthest pair that is tried attains it."""
+    of, draw = asked(0.5, 0.02, share), np.random.default_rng(3)
+    z = 10.0 ** draw.uniform(-3.0, 3.0, (60, 1)) * draw.normal(size=(60, 3))
+    z[:4] = [[1e4, 0.0, 0.0], [0.0, 1e4, 0.0], [1e4, 1e-3, 0.0], [1e-3, 1e4, 0.0]]
+    z[4:8] = -z[:4]
+    records = Records(torch.from_numpy(np.vstack([z, z])).to(dtype), torch.arange(120).lt(60).to(dtype))
+    batch, farthest = Batch(records, torch.ones(120, dtype=dtype)), 0.0
+    for x in ([0.0, 0.0, 0.0], [1e-5, 1e-5, 1e-5], [0.3, -2.0, 1.0]):
+        query = Query((torch.tensor([*x, *[0.0] * 6], dtype=dtype),))
+        vectors = of.per_record(query, batch, torch.arange(120), 10.0).double()
+        vectors = torch.cat([vectors, torch.zeros(1, 9).double()])
+        farthest = max(farthest, float(torch.cdist(vectors, vectors, compute_mode=EXACT).max()))
+    assert 0.9 * of.diameter < farthest <= of.diameter * (1.0 + ROUNDING_ALLOWANCE)
+
+
+def test_replaced_records_are_charged_for_their_distance(tmp_path: Path) -> None:
+    """Noise by √(1 - φ/2) of that for twice the clip, and under zero-out the same as before."""
+    plans = dict[tuple[str, bool], Plan]()
+    for relation, released in itertools.product(("zero-out", "replace-one"), (False, True)):
+        tree = tree_of(tmp_path) | {"privacy": {"relation": relation, "mu": 1.0}}
+        cell = resolve_cell(tree, "test")
+        plan = plans[relation, released] = make_plan(cell, load_task(cell).objective, for_release=released)
+        assert plan.increment_diameter == pytest.approx(2.0 * math.sqrt(1.0 - 0.25 / 2.0), rel=1e-5)
+        assert make_release_streams(plan, 3)[0].mu == pytest.approx(1.0, rel=1e-6)
+    for released in (False, True):
+        ratio = plans["replace-one", released].noise.std_in_mean / plans["zero-out", released].noise.std_in_mean
+        assert float(ratio) == pytest.approx(2.0 * math.sqrt(1.0 - 0.25 / 2.0), rel=1e-5)
+
+
+def test_other_rows_and_secret_rounds_are_charged_for_twice_the_clip(tmp_path: Path) -> None:
+    cell = resolve_cell(tree_of(tmp_path), "test")
+    plan = make_plan(cell, load_task(cell).objective)
+    sums = PlainGradient(plan.estimator.round(1).clip, coefficient=0.5)
+    poisson = PoissonSampling(3, 1)
+    for estimator, schedule in ((sums, plan.schedule), (plan.estimator, poisson)):
+        assert find_increment_diameter(plan.objective, estimator, plan.mechanism, schedule) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ from tests.conftest import small_tree
 from tests.silo.test_statistics import plan, scenario
 
 OTHERWISE: dict[str, dict[str, Any]] = {
-    "two rounds": {"federation": {"rounds": 2, "epochs": 2}},
+    "two rounds of a running sum": {
+        "federation": {"rounds": 2, "epochs": 2},
+        "algorithm": {"name": "dp-ftrl", "mechanism": "independent"},
+    },
     "a coin for each record": {"federation": {"sampling": "poisson"}},
     "noise of a tree": {"algorithm": {"name": "dp-ftrl", "mechanism": "tree"}},
     "a clip far below": {"algorithm": {"clip": 0.25}},
@@ -30,7 +33,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", OTHERWISE)
 def test_any_other_run_on_the_same_tables_is_charged_for_twice_the_clip(tmp_path: Path, what: str) -> None:
-    """Guarantee: `apart` is below 2 only for one round of increments that are public vectors."""
+    """Guarantee: `apart` is below 2 only for public vectors in rounds with noise of their own."""
     tree = json.loads(scenario(plan(tmp_path), **OTHERWISE[what]))
     cell = resolve_cell(tree, "test")
     assert cell.data.table_schema is not None
@@ -74,10 +77,27 @@ def test_a_ledger_with_a_distance_that_cannot_be_is_refused(tmp_path: Path, apar
         stream_from_data({**data, "apart": apart})
 
 
-def test_a_ledger_of_many_rounds_has_no_smaller_distance(tmp_path: Path) -> None:
-    data = stream_to_data(make_release_streams(plan(tmp_path).make_plan(), 1)[0])
+@pytest.mark.parametrize(
+    "changes", [{"decay": 1.0}, {"mechanism": {"name": "tree", "decay": 0.0, "period": None}}]
+)
+def test_a_ledger_of_many_rounds_that_go_on_has_no_smaller_distance(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    data = stream_to_data(make_release_streams(plan(tmp_path).make_plan(), 1)[0]) | {"clips": [[1.0, 2]]}
+    data["participation"] = {**data["participation"], "rounds": 2}
+    assert stream_from_data(data).increment_diameter < APART
     with pytest.raises(InputError, match="clips apart"):
-        stream_from_data({**data, "clips": [[1.0, 2]]})
+        stream_from_data({**data, **changes})
+
+
+def test_two_rounds_of_the_same_tables_are_charged_for_the_distance_twice(tmp_path: Path) -> None:
+    tree = json.loads(scenario(plan(tmp_path), federation={"rounds": 2, "epochs": 2}))
+    cell = resolve_cell(tree, "test")
+    assert cell.data.table_schema is not None
+    found = make_plan(cell, make_schema_task(cell, cell.data.table_schema).objective)
+    once, twice = (make_release_streams(found, rounds)[0] for rounds in (1, 2))
+    assert found.increment_diameter < APART
+    assert twice.mu == pytest.approx(2**0.5 * once.mu)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "allocation", "balanced"])

@@ -71,13 +71,13 @@ def test_engines_give_the_same_figures(tmp_path: Path, trust: str) -> None:
     assert 0.2 < vectorized["test_loss"] < 0.7
 
 
-def test_one_evaluation_is_charged_for_the_distance_that_is_proved(tmp_path: Path) -> None:
+def test_evaluations_are_charged_for_the_distance_that_is_proved(tmp_path: Path) -> None:
     once, often = (planned(cell_of(tmp_path, evaluations=count)).plan for count in (1, 4))
-    assert once.increment_diameter == pytest.approx(math.sqrt(8.0 / 3.0), rel=1e-5)
-    assert often.increment_diameter == 2.0
-    assert make_release_streams(once, 1)[0].mu == pytest.approx(1.0, rel=1e-9)
+    assert once.increment_diameter == often.increment_diameter == pytest.approx(math.sqrt(8.0 / 3.0), rel=1e-5)
+    for plan, count in ((once, 1), (often, 4)):
+        assert make_release_streams(plan, count)[0].mu == pytest.approx(1.0, rel=1e-9)
     ratio = float(often.noise.std_of(0)) / float(once.noise.std_of(0))
-    assert ratio == pytest.approx(2.0 * 2.0 / once.increment_diameter, rel=1e-6)
+    assert ratio == pytest.approx(2.0, rel=1e-6)
 
 
 class Liar(CurveScores):
