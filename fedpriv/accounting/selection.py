@@ -224,9 +224,10 @@ class PrivateSelection:
 
         The bound is ε₂ plus the ε at which that curve is δ/E[K].
         """
-        total_mu = compose([self.mu, self.later_mu])
         max_delta = check_delta(delta) / (self.run_count.mean * (1.0 + _MEAN_MARGIN))
-        return (epsilon_of(total_mu, max_delta) + self.run_count.epsilon_shift(self.mu)) * (1.0 + 1e-15)
+        return (
+            epsilon_of(compose([self.mu, self.later_mu]), max_delta) + self.run_count.epsilon_shift(self.mu)
+        ) * (1.0 + 1e-15)
 
     def epsilon_by_orders(self, delta: float) -> float:
         """Return the smallest bound over Rényi orders λ, at least 0, with the conversion of `renyi`.

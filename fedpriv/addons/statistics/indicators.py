@@ -155,7 +155,7 @@ class Cells(_PublicModel):
         if len({axis.column for axis in self.axes}) < len(self.axes):
             raise ValueError("a table has a column twice")
         # A coarse limit before a list of the cells is made.  A survival table has fewer cells than this product.
-        if (cells := math.prod(axis.cell_count for axis in self.axes)) > 2 * MAX_CELLS:
+        if (cells := math.prod(axis.cell_count for axis in self.axes)) > 4 * MAX_CELLS:
             raise ValueError(f"{cells} cells of one table, at most {MAX_CELLS} are released together")
         if self.form == "moments" and (len(self.axes) > 1 or len(self.axes[0].edges or ()) != 2):
             raise ValueError('form = "moments" is of one number, and its two edges are its range')
