@@ -4,6 +4,8 @@ Source: Dong, Roth & Su 2022, "Gaussian differential privacy", Corollary 2.13; B
 
     δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2)
 
+φ and Φ are the density and the distribution function of N(0, 1).  Neighbours differ in one unit, such as a record:
+under `zero-out` its contributions are 0 in one of them, and under `replace-one` it is exchanged for another unit.
 A composition of Gaussian mechanisms, adaptive or not, is exactly √(Σ μ_i²)-GDP (Dong, Roth & Su 2022, Corollary
 3.3), so that nothing is lost between the noise and this formula.
 
@@ -318,7 +320,8 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
     With a = ε/μ - μ/2, b = ε/μ + μ/2 and the Mills ratio m = (1 - Φ)/φ, e^ε φ(b) = φ(a) turns the formula into
     φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.  For a < -1, where m(a) may
-    overflow, it is the logarithm of Φ(-a) - φ(a) m(b).
+    overflow, it is the logarithm of Φ(-a) - φ(a) m(b).  The result is -infinity if a² overflows, where δ is far
+    below the smallest float.
     """
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     if a < -1.0:  # then μ > 2 and the two terms do not cancel

@@ -185,7 +185,15 @@ class GaussianDP:
         return ApproximateGDP(self.mu)
 
     def format_clause(self, texts: Mapping[str, str], attained: bool) -> str:
-        """Format μ, (ε, δ) and zCDP, as exact numbers if they are attained and as bounds otherwise."""
+        """Format μ, (ε, δ) and zCDP, and beside them the ε of the papers' formula.
+
+        μ and ε are called exact if they are attained, and bounds otherwise.
+
+        Args:
+            texts: Numbers as texts, by the names "mu", "epsilon", "delta", "zcdp" and "epsilon_paper", and by
+                "counted_mu" if μ is charged by a paper's constants and exact counting has another one.
+            attained: Whether μ is exact.
+        """
         mu, epsilon, delta = texts["mu"], texts["epsilon"], texts["delta"]
         clause = f"μ-GDP exactly with μ = {mu}" if attained else f"μ-GDP with μ at most {mu}"
         if "counted_mu" in texts:

@@ -178,6 +178,7 @@ class GridLossDistribution:
         cut_count, composed_masses = common.self_convolve(self.masses, times, _CUT_MASS)
         finite_mass = float(np.sum(self.masses))
         infinity_mass = 1.0 if self.infinity_mass >= 1.0 else -math.expm1(times * math.log1p(-self.infinity_mass))
+        # Exponents are cut at 100, so that nothing overflows.  The mass is 1 at most in the end.
         composed_finite_mass = math.exp(min(100.0, times * math.log(finite_mass))) if finite_mass > 0.0 else 0.0
         # (finite + infinite)^k - finite^k is larger than 1 - (1 - infinite)^k if masses add up to more than 1.
         if finite_mass > 0.0:
@@ -196,7 +197,9 @@ class GridLossDistribution:
     def compose(self, other: "GridLossDistribution") -> "GridLossDistribution":
         """Return the loss distribution of both releases together, on the same grid.
 
-        The convolution is computed without Fourier transforms, so that no masses cancel.
+        The convolution is computed without Fourier transforms, so that no masses cancel.  The mass at infinity is
+        that of one infinite loss or two, where the masses of an upper bound may add up to more than 1.  It is at
+        most 1.
 
         Guarantee: the result has the sums of two independent losses, one of each distribution.
 

@@ -105,7 +105,10 @@ MIN_ORDER_EXCESS, MAX_ORDER_EXCESS = 1e-6, 1e9
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ.
+    """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ, by the formula of the module's docstring.
+
+    The minimum over α is searched on three grids of log10(α - 1), each finer and around the minimum of the last.
+    The result is 0 for μ = 0.
 
     Source: Canonne, Kamath & Steinke 2020, Proposition 12.
 

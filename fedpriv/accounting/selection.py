@@ -105,7 +105,7 @@ class NegativeBinomialRunCount:
     def gamma(self) -> float:
         """γ at which E[K] is `mean`, by bisection.
 
-        γ is rounded down, up to `_MEAN_MARGIN` in E[K], so that ln(1/γ) is not too small.
+        E[K] falls with γ.  The lower end of the last interval is returned, so that ln(1/γ) is not too small.
         """
         low, high = 0.0, min(1.0, 2.0 * (1.0 + self.eta) / self.mean)
         while high - low > 1e-15 * high:
@@ -138,7 +138,10 @@ class NegativeBinomialRunCount:
         return (1.0 + self.eta) * min(max_shift, min_shift) * (1.0 + _ROUNDING) + _ROUNDING
 
     def draw(self, generator: np.random.Generator) -> int:
-        """Draw K by inverting the distribution function, one k after another."""
+        """Draw K by inverting the distribution function at one uniform number, one k after another.
+
+        K is 1 if the mean is 1.  The search ends at a k whose probability underflows.
+        """
         gamma, remainder, k = self.gamma, float(generator.random()), 1
         if self.mean == 1.0:
             return 1
@@ -237,7 +240,7 @@ class PrivateSelection:
         log_delta = math.log(check_delta(delta))
         low, high = math.log(MIN_ORDER_EXCESS), math.log(MAX_ORDER_EXCESS)
         for _ in range(1 + _REFINEMENTS):
-            grid = np.linspace(low, high, _GRID_POINTS)
+            grid = np.linspace(low, high, _GRID_POINTS)  # of ln(λ - 1), while both functions below take λ - 1
             values = renyi_to_epsilons(np.exp(grid), self.renyi(np.exp(grid)), log_delta)
             best, width = grid[int(np.argmin(values))], (high - low) / (_GRID_POINTS - 1)
             low, high = best - width, best + width

@@ -1,7 +1,8 @@
 """Random allocation under replace-one: the hockey stick of its symmetric pair.
 
-Neighbours differ by a unit that is exchanged for another one in the same secret rounds.  With T = `bins` and z =
-`noise_multiplier` an epoch is dominated by
+Neighbours differ by a unit, such as a record, that is exchanged for another one in the same secret rounds.  A unit
+takes part in one round of an epoch, drawn uniformly in secret, and its increment is its clipped contribution to
+that round.  With T = `bins` rounds and z = `noise_multiplier` an epoch is dominated by
 
     P = (1/T) Σ N(e_i, z² I)   and   Q = (1/T) Σ N(-e_i, z² I),
 
@@ -145,7 +146,8 @@ class SymmetricPairEpoch:
     def _grid(self, gamma: float, tail: float) -> tuple[int, float]:
         """Return the number of points below 0, and the distance of neighbouring points.
 
-        For large e^ε R is far below 0, and only the range of D_1 has to be resolved.
+        For large e^ε R is far below 0, and only the range of D_1 has to be resolved.  Every grid gives an upper
+        bound, so that the factors here decide only how tight it is.
 
         Args:
             gamma: γ = e^ε.
@@ -199,7 +201,7 @@ class SymmetricPairEpoch:
             masses: Masses of each D_i on the grid, (size,).
             zero_index: Number of points of the grid below 0.
         """
-        if self.bins == 1:
+        if self.bins == 1:  # R is an empty sum
             above = np.where(np.arange(self.size) > zero_index, 1.0, 0.0)
             return above, above
         sum_masses = _self_convolve(np.stack([masses, masses]), self.bins - 1, zero_index)
