@@ -4,7 +4,9 @@ Each mechanism's own file has its name, description, options, JSON form, certifi
 looks mechanisms up by name and builds them from a scenario or a ledger.
 
 A mechanism of a user is not believed: `check_mechanism_claims` measures its sensitivity from its noise.  B is the
-matrix by which `noise` transforms one unit vector a round, and C = B^-1 A.  A certificate must not be below the
+matrix by which `noise` transforms one unit vector a round, A forms the running sums of a workload, and C = B^-1
+A.  The sensitivity is the largest distance by which one record moves C s, for the sums s of a round's clipped
+contributions, and a certificate is the mechanism's statement of it.  A certificate must not be below the
 sensitivity of that C.  Only what the class does to unit vectors is checked, since its code can treat other vectors
 in any way.
 """
@@ -59,9 +61,8 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
 
     * B, measured from `noise`, is lower-triangular, with a diagonal above 0 and of at least `fresh_std`.
     * A state holds at most `memory_vectors` vectors.
-    * `certified` and `attained_sensitivity` are at least the sensitivity of C = B^-1 A, for the matrix A of
-    running
-      sums.
+    * `certified` and `attained_sensitivity` are at least the sensitivity of C = B^-1 A, or a bound of it where the
+      sensitivity is not known exactly.
 
     Guarantee: in a public order, and for any queries, a mechanism that passes has a certificate that is not below
     the sensitivity of C = B^-1 A by more than a relative 1e-6, for the B that its `noise` applies to unit vectors.

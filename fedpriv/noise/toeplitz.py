@@ -6,8 +6,10 @@
 | bisr | C^-1 has the first `bands` coefficients of (1 - decay·x)^(1/2) |
 | anchored | diag(1/anchor, C') in every period, C' the square root of the period's other rounds |
 
-B = A C^-1.  With one band C = I.  With `bands` = T, "banded" is the square-root factorization A = C C.  With two
-bands or more, and decay > 0, the C of "bisr" reaches over all rounds.
+A forms the running sums, with decay and T rounds, of the sums s of increments, the clipped contributions of a
+round's records.  x delays by one round.  B = A C^-1, so that B z is the noise for fresh normal vectors z, and a
+record is charged the distance by which it moves C s.  With one band C = I.  With `bands` = T, "banded" is the
+square-root factorization A = C C.  With two bands or more, and decay > 0, the C of "bisr" reaches over all rounds.
 
 A round of "banded" and "bisr" takes O(bands · d): C^-1 z is formed from a few earlier vectors, and summed with
 decay.  "bisr" is a baseline: with as many vectors `BufferedToeplitz` adds less noise.
