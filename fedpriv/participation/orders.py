@@ -1,5 +1,9 @@
 """Participation of a silo's records in rounds: its protocol, public orders, and allowed dependence.
 
+A silo is a party that holds records, and a batch a fixed number of consecutive rows of its order.  A unit is what
+neighbours differ in, such as a record, and an increment is its clipped contribution to a round's sum.  A view is
+an objective that wraps another one, its `base`.
+
 `Participation` is the protocol of all participations, and `ParticipationKeys` are keys of [federation] that only
 some of them take.  `PublicRounds` is the base class of participations whose rounds are no secret, and
 `PublicOrder` of those that read a silo's batches in a fixed order.  (`registry` has `DrawnOrder`, the base class
@@ -87,7 +91,8 @@ _FACT_TEXTS = {
 def declared_dependence(part: object) -> Dependence:
     """Return the dependence that an objective declares, or `UNDECLARED` if it declares none.
 
-    The dependence of a view includes positions and undeclared facts of its `base`.
+    Facts are those on which an increment may depend, such as the record's content or its position among the
+    records that are read.  The dependence of a view includes positions and undeclared facts of its `base`.
 
     Guarantee: a view of an objective that declares nothing depends on undeclared facts, and one of an objective
     that declares positions depends on positions, whatever the view declares.
@@ -595,6 +600,7 @@ class FreshOrder(PublicOrder):
     digest: str = ""
 
     def __post_init__(self) -> None:
+        """Check the numbers, and compute `digest`, or compare it with the permutations' if it is given."""
         lengths = self.rounds, self.rounds_per_epoch
         if {*map(type, (*lengths, self.seed))} != {int} or not (
             min(*lengths, self.seed + 1) >= 1 and max(lengths) <= _MAX_FRESH_ROUNDS

@@ -2,7 +2,9 @@
 
 `SecretOrder` is the base class.  `RandomAllocation` draws one secret round of every epoch for each record,
 `BalancedSubsampling` draws k secret rounds of the whole run for each record, where k is the number of epochs, and
-`PoissonSampling` draws independently for every record and round whether the record takes part.
+`PoissonSampling` draws independently for every record and round whether the record takes part.  Rows and rounds
+may be dealt out in turn to `groups`, and then a record takes part in rounds of its group only.  A batch is the
+expected number of records of a round, and a silo has as many batches as an epoch has rounds.
 """
 
 from collections.abc import Callable
@@ -313,6 +315,8 @@ class BalancedSubsampling(RandomAllocation):
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
         """Draw a set of rounds for every row by Floyd's algorithm, and return the rows with round t, (B,).
+
+        A row has as many different rounds of its group as the run has epochs.
 
         Args:
             t: Round, from 1.
