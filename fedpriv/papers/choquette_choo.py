@@ -1,9 +1,10 @@
 """Accelerated-DP-SRGD of Choquette-Choo, Ganesh & Thakurta: rows, theorems and excess risk.
 
 Source: Choquette-Choo, Ganesh & Thakurta, "Near-Optimal Rates for O(1)-Smooth DP-SCO with a Single Epoch and Large
-Batches" (ALT 2025), Algorithm 1.  Rounds count from 1, and α_t = t are weights (the paper's η_t)
-with sums α_{1:t} = α_1 + … + α_t.  S~_t is the noisy sum that estimates α_t ∇F(x_t), F the mean loss, and Π
-projects on the ball K.
+Batches" (ALT 2025), Algorithm 1.  Rounds count from 1, and α_t = t are weights (the paper's η_t) with sums α_{1:t}
+= α_1 + … + α_t.  S~_t is the noisy sum that estimates α_t ∇F(x_t), F the mean loss, and Π projects on the ball K.
+An increment is a record's clipped contribution to a sum, and the excess risk is F at the output minus F at the
+best point of K.
 
     g~_t = S~_t / α_t
     z_{t+1} = Π(z_t - (α_t/β) g~_t)

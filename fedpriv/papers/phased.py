@@ -253,7 +253,8 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
 
     The rounds are those of all phases with their empty rounds.  The step is `suggested_step` in a ball of diameter
     2 · `radius`.  The noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under
-    replace-one.  Under zero-out the step takes 2μ for μ, since it is stated for replace-one.
+    replace-one.  Under zero-out the step takes 2μ for μ, since it is stated for replace-one.  The result has a
+    reason in place of numbers if there is no ε, or if the loss is not known to be convex in the ball.
     """
     if problem.epsilon is None or settings.radius > problem.convex_within:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex in the ball")
