@@ -4,6 +4,10 @@ Sums of increments s_t (d,) are integers, in units of a public lattice.  Every r
 s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums
 q_t = decay · q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y = A s + B z.
 Thus B, which correlates the noise z, also computes the noisy running sums from y, and never reads s.
+
+An increment is a record's clipped contribution to s_t, and K the largest norm of its integers.  A query is the
+point at which a round's gradients are computed, and the query chain is a digest of all queries so far.  A party is
+a silo, by its number, or `SERVER`.  A guard is the process at a silo that has the records.
 """
 
 from collections.abc import Callable, Sequence
@@ -147,7 +151,7 @@ class IntegerSteps:
         """Return (B y)_t over the public batch size, float64 (d,), or y_t unchanged.
 
         (B y)_t is multiplied by the unit of the lattice.  A party that releases integers leaves y_t unchanged.
-        For the server the batch size is the sum over silos.
+        For the server the batch size is the sum over silos.  `noisy` is y_t, int64.
         """
         if not self._releases_sums(party):
             return noisy, state
@@ -286,8 +290,7 @@ def add_exact_sums(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
     Args:
         sums: int64 (d,) of each silo.
         bounds: Largest absolute value of a coordinate of each honest silo's sum: the most records that the silo
-            can
-            read in the round, times the largest norm K_t of a record's integers.  64 bits hold the sum of all
+            can read in the round, times the largest norm K_t of a record's integers.  64 bits hold the sum of all
             bounds.
 
     Raises:
