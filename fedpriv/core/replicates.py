@@ -97,7 +97,7 @@ def stack_signature(component: Any) -> Any:
 
 
 def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
-    """Return one component for R components of one `stack_signature`.
+    """Return one component for R components that differ only in floats and in entries for each replicate.
 
     A float that is equal in all of them stays a float, and other floats become a column (R, 1).  Tuples with an
     entry for each replicate are concatenated.  All else is equal, and taken from the first component.
