@@ -438,7 +438,7 @@ def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[flo
     """Return ends of grids of Σ Y, ascending, each more than 10 % above the last.
 
     Both formulas of `grid_end`, for sums that vary much and for those that hardly do, give one for each of the
-    masses `tails` beyond the grid.
+    masses `tails` beyond the grid, for the noise multiplier and the rounds of `mechanism`.
     """
     z, bins = mechanism.noise_multiplier, mechanism.bins
     candidates = sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})

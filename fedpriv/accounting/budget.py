@@ -264,7 +264,8 @@ class LifetimeBudget:
     def remaining(self, prices: Iterable[Price]) -> ApproximateGDP | None:
         """Return the largest charge that one more run may have, rounded down, or None.
 
-        The result is None if the earlier runs exceed the budget, or one of them has no known price.
+        The result is None if the earlier runs, whose prices are given, exceed the budget, or one of them has no
+        known price.
         """
         earlier_prices = list(prices)
         earlier_charges = [price for price in earlier_prices if price is not None]

@@ -170,7 +170,7 @@ def lower_gaussian_curve(mu: float) -> Curve:
 
 
 def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
-    """Return δ of μ-GDP at each ε, with the largest rounding error added or subtracted.
+    """Return δ of μ-GDP at each ε ≥ 0, of any shape, with the largest rounding error added or subtracted.
 
     δ is Φ(-a) - e^ε Φ(-b) with a = ε/μ - μ/2 and b = ε/μ + μ/2, and 0 for μ = 0.  `sign` is 1 for an upper bound
     and -1 for a lower bound.

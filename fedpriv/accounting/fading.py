@@ -25,6 +25,9 @@ that is added, and (S - γS')+ under replace-one.  Chains of several epochs are 
 is their product, and their privacy loss distributions are composed.  The common overlap of all rounds is one more
 Gaussian release.
 
+A `ChainEpoch` has the chain of one epoch, with the noise in it.  Its grid of exponents, on which the G_t walk with
+a relative error η of S, is missing if it would be too coarse or too large, or if the noise is too small.
+
 Both bounds hold for increments that depend on earlier releases, at every ε of either sign, so that pairs compose.
 Proof, by Kahane's inequality (1985): docs/proofs/fading.md.
 

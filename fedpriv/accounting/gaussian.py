@@ -11,9 +11,9 @@ A composition of Gaussian mechanisms, adaptive or not, is exactly √(Σ μ_i²)
 
 The conversions `delta_of`, `epsilon_of` and `mu_of` are rounded to the safe side: δ and ε are never below the true
 value, μ never above it.  For μ from 1e-6 to 1e3 and δ down to 1e-300 they are within a relative 1e-8 of it, and ε
-within 1e-15 more.  `compose` and `noise_for` are rounded to a nearby float, to either side.
-`largest_safe` and `smallest_safe` invert a monotone condition on the safe side.  The `check_` functions are the
-domain of every accounting function.
+within 1e-15 more.  `compose` and `noise_for` are rounded to a nearby float, to either side.  `largest_safe` and
+`smallest_safe` invert a monotone condition on the safe side.  The `check_` functions refuse numbers that are out
+of their range.
 """
 
 import math
@@ -316,7 +316,7 @@ def noise_for(mu: float, sensitivity: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    """Return ln δ(ε) for μ > 0, rounded up.
+    """Return ln δ(ε) for `mu` = μ > 0 and `epsilon` = ε ≥ 0, rounded up.
 
     With a = ε/μ - μ/2, b = ε/μ + μ/2 and the Mills ratio m = (1 - Φ)/φ, e^ε φ(b) = φ(a) turns the formula into
     φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.  For a < -1, where m(a) may

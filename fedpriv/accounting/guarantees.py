@@ -1,7 +1,7 @@
 """Guarantees of a stream of releases, and privacy targets as a person states them.
 
 A kind of guarantee is one class with the members of `Guarantee`: its figures at δ, its group privacy, its charge
-to a lifetime budget, and its descriptions.  No other code asks for the kind.
+to a lifetime budget, and its descriptions.
 
 To add a kind, write a file with such a class, most easily a subclass of `Curved`, and with the participation that
 gives this guarantee, and add the participation to `participation/registry.py`.

@@ -251,8 +251,8 @@ def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) 
 def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     """Return the curve of δ of `size` units, the highest over the directions of the relation, cached.
 
-    The hockey stick of one round is put on a grid of losses and composed with itself over all rounds.  The curve
-    is 1 if ε of all rounds protects nobody (`is_useless`).
+    The hockey stick of one round is put on a grid of losses and composed with itself over all rounds of
+    `mechanism`.  The curve is 1 if ε of all rounds protects nobody (`is_useless`).
     """
     orders: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
@@ -322,7 +322,7 @@ class SampledGroupRound:
         return as_floats(np.clip(p_tails - np.exp(epsilons) * q_tails, 0.0, 1.0))
 
     def _thresholds(self, epsilons: Floats) -> Floats:
-        """Return the x at which the loss is ε, (n,), clipped to a range.
+        """Return the x at which the loss is ε, (n,), clipped to a range, for each of `epsilons`, (n,).
 
         The range leaves out less than 1e-25 of P.  δ is flat at the threshold, so that an error e in x costs only
         e².  Newton's steps start between two points of a table.  A step that would leave the interval around the

@@ -138,9 +138,10 @@ class NegativeBinomialRunCount:
         return (1.0 + self.eta) * min(max_shift, min_shift) * (1.0 + _ROUNDING) + _ROUNDING
 
     def draw(self, generator: np.random.Generator) -> int:
-        """Draw K by inverting the distribution function at one uniform number, one k after another.
+        """Draw K by inverting the distribution function, one k after another.
 
-        K is 1 if the mean is 1.  The search ends at a k whose probability underflows.
+        The function is inverted at one uniform number of `generator`.  K is 1 if the mean is 1.  The search ends
+        at a k whose probability underflows.
         """
         gamma, remainder, k = self.gamma, float(generator.random()), 1
         if self.mean == 1.0:
@@ -232,7 +233,7 @@ class PrivateSelection:
         ) * (1.0 + 1e-15)
 
     def epsilon_by_orders(self, delta: float) -> float:
-        """Return the smallest bound over Rényi orders λ, at least 0, with the conversion of `renyi`.
+        """Return the smallest bound of ε at δ over Rényi orders λ, at least 0.
 
         The bound at λ is ε'(λ) + ln((λ - 1)/λ) - (ln δ + ln λ)/(λ - 1), for ε' of the module's docstring with
         later releases.  A search over ln(λ - 1) is repeated twice around its minimum.

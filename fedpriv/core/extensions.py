@@ -2,8 +2,8 @@
 
 A Python file is named by `--import` or in `FEDPRIV_IMPORT` (several files with the system's path separator between
 them).  A package names a module as an entry point of the group `fedpriv.extensions`.  File and module call
-`fedpriv.add_algorithm`, `add_model` or `add_data` when they are imported.  Files of `--import` are imported at
-once, the others and the modules when names are listed or one is not known.
+functions such as `fedpriv.add_algorithm`, `add_model` and `add_data` when they are imported.  Files of `--import`
+are imported at once, the others and the modules when names are listed or one is not known.
 
 An add-on is a file or a folder of `fedpriv/addons`, which the core imports by name only: the modules in
 `COMMANDS`, which add commands, when the command line starts, and all other parts, in `ADD_ON_PARTS`, on first use.

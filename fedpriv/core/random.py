@@ -45,7 +45,14 @@ class Workspace:
     """
 
     def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
-        """Allocate counters of whole AES blocks, and views of the bits that normals are made of."""
+        """Allocate counters of whole AES blocks, and views of the bits that normals are made of.
+
+        Args:
+            count: Number of streams.
+            pairs: Number of pairs of normals of each stream.
+            skipped: Number of values before the angles in their first block, which are not used.
+            dtype: float32 or float64, the type of the normals.
+        """
         per_block = BLOCK_BYTES // dtype.itemsize
         self._radius_blocks, angle_blocks = -(-pairs // per_block), -(-(skipped + pairs) // per_block)
         self.counters = np.empty((count, self._radius_blocks + angle_blocks, 2), np.uint64)
@@ -220,7 +227,7 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """Return one vector for each party and round, (len(parties), size).
 
-        `parties` and `rounds` are equally long.
+        `parties` and `rounds` are equally long, and `node` numbers each vector in its stream.
         """
         out = np.empty((len(parties), size), self.dtype)
         rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))

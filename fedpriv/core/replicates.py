@@ -101,6 +101,11 @@ def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.
 
     A float that is equal in all of them stays a float, and other floats become a column (R, 1).  Tuples with an
     entry for each replicate are concatenated.  All else is equal, and taken from the first component.
+
+    Args:
+        components: One component for each replicate, R of them.
+        dtype: Type of the columns.
+        device: Device of the columns.
     """
     first: Any = components[0]
     stacked: Any = first

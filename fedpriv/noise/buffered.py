@@ -17,6 +17,9 @@ in any rounds that are far enough apart.  Special cases:
 columns of C are short.  In a single pass a D can lengthen them and cost no record more than the worst record costs
 without it.
 
+A workload has the decay, the clip of every round and the rounds in which records take part.  Rounds t count from
+1.
+
 On integers a few decaying buffers replace all past increments.  θ and the residues ω are multiples of 2^-31 by
 definition, and φ, which B needs, follows from them.
 
@@ -518,7 +521,10 @@ def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64
 
 
 def _residue(theta: list[Fraction], phi: list[Fraction], index: int) -> Fraction:
-    """Compute ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j) for i = `index`."""
+    """Compute ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j) for i = `index`, from 0.
+
+    `theta` are the poles θ and `phi` the zeros φ.
+    """
     pole, result = theta[index], Fraction(1)
     for root in phi:
         result *= pole - root

@@ -12,6 +12,9 @@ round t, the contributions of its records, each of norm clip_t at most.  In a fi
 `rounds_per_epoch` rounds, in separated participations in any rounds that are far enough apart, and in a single
 pass once.  d_t and noise_t are sizes of the noise of round t, in multiples of fresh vectors, and S is the clip.
 
+A workload has the decay, the clip of every round and the rounds in which records take part.  Rounds t count from
+1.
+
 Independent and scheduled noise have no state.  A schedule can add less noise to early sums than to late ones,
 which pays if the output weighs early sums more.  Leaf noise is added to every increment, and the noisy increments
 are added to the running sum, so that the noise accumulates over a period.
@@ -208,7 +211,10 @@ class IntegerPrefix(IntegerStrategy):
         return IntegerBounds(largest, largest)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """Return q_t and the next state, which holds q_t, or nothing for decay 0."""
+        """Return q_t and the next state, which holds q_t, or nothing for decay 0.
+
+        `sums` is s_t, int64 of any shape, and the state before round 1 is empty.
+        """
         if self.decay == 0:
             return sums, ()
         if not state or (self.period is not None and (t - 1) % self.period == 0):

@@ -36,7 +36,8 @@ epoch.  A record is in fewer nodes, and the state has about half as many vectors
 smoothness and the Lipschitz constant 1, the noise is 19 to 28 % less in the settings of docs/momentum.md.
 
 A release is the noisy running sum of a round.  A displacement is the distance by which one record moves a node.
-Fresh vectors are independent normal vectors, drawn for each round.
+Fresh vectors are independent normal vectors, drawn for each round.  A workload has the decay of the running sums,
+the clip of every round and the rounds in which records take part.
 
 On integers the parts r, G and Δ of a round go into three trees.  The tree of r spans the whole run, those of G and
 Δ restart every epoch.  C maps the parts to the nodes' values, and B is everything that the mechanism does with

@@ -118,7 +118,7 @@ def _prefix_sum_matrix(workload: Workload) -> Floats:
 def _noise_matrix(mechanism: Mechanism, rounds: int) -> tuple[Floats, int]:
     """Measure B, (T, T), by running `noise` on unit vectors, and the most vectors of a state.
 
-    Round t gets the unit vector e_t as its fresh vector, so that the noise of round t is row t of B.
+    Round t of `rounds` = T gets the unit vector e_t as its fresh vector, so that its noise is row t of B.
 
     Raises:
         InputError: A round takes several fresh vectors.

@@ -313,8 +313,9 @@ def certify_toeplitz(
 
     C's coefficients are ≥ 0 and never increase.  In a single pass the sensitivity is the largest product of a
     column's norm and its clip.  In a fixed order every position is tried, or only the first for equal clips
-    without restarts.  For separated participations the bounds are those of `_certify_separated` and, for up to
-    2,000 rounds, of `sensitivity_from_rows`.
+    without restarts.  For separated participations the bounds are the largest clip in each round of the earliest
+    pattern (without restarts only), the sum of clip · ‖column‖ over the heaviest pattern and, for up to 2,000
+    rounds, that of a search for the worst pattern.
 
     Args:
         workload: Clips, participation and period.

@@ -12,6 +12,8 @@ noise p_t obey recursions with a lag of N rounds:
     w_t = (1 - mixing) (w_{t-N} + Δ_t) + mixing G_t       from round 2N on
     p_t = w_t + decay^N p_{t-N}                           p_t = w_t in the first N rounds
 
+A workload has the decay of the running sums, the clip of every round and the rounds in which records take part.
+
 A release has the noise p_t and the noise of the residual tree.  The sensitivity of differences rests on how far
 queries move, which silos and simulations check (`check_movement`).
 """

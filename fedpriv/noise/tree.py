@@ -1,8 +1,9 @@
 """Binary tree mechanism with any decay, in floating point and on integers.
 
 s_i is the sum of the increments of round i, the clipped contributions of its records, and the noise of round t is
-(B z)_t for fresh normal vectors z.  A record is charged the distance by which it moves C s.  In separated
-participations it takes part in any rounds that are far enough apart, up to a number of times.
+(B z)_t for fresh normal vectors z.  A record is charged the distance by which it moves C s.  A workload has the
+decay, the clip of every round and the rounds in which records take part.  In separated participations it takes
+part in any rounds that are far enough apart, up to a number of times.
 
 A node stands for an interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Let
 lowbit(t) be the largest power of 2 that divides t.  Exactly one left child ends at each t, the node [t - lowbit(t)
@@ -512,7 +513,9 @@ class IntegerTree(IntegerStrategy):
         )
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
-        """Bound every node by merging the bounds of its parts, as `step` merges nodes.
+        """Bound every node by merging the bounds of its parts, with every rounding upwards.
+
+        The node that ends at t takes over the last nodes of the stack, its left halves, each decayed.
 
         Args:
             loads: Largest absolute value of a coordinate of s_t for each round, as a tuple of one.

@@ -72,7 +72,10 @@ class CorrectedAdam:
         return state.iterate
 
     def update(self, state: AdamState, released: Tensor, current: Round) -> AdamState:
-        """Return m_t, v_t and x_{t+1}, (..., d) each, from the state with m_{t-1}, v_{t-1} and x_t."""
+        """Return m_t, v_t and x_{t+1}, (..., d) each, from the state with m_{t-1}, v_{t-1} and x_t.
+
+        `released` / `scale` is g~_t, and `current` has the round t and the scale.
+        """
         gradient = released / current.scale
         first = self.first_decay * state.first + (1.0 - self.first_decay) * gradient
         second = self.second_decay * state.second + (1.0 - self.second_decay) * gradient.square()

@@ -163,7 +163,11 @@ class O2NC:
         return state.query_point
 
     def update(self, state: O2NCState, released: Tensor, current: Round) -> O2NCState:
-        """Step to x_t, choose Δ_{t+1} by projected descent, and place z_{t+1} by s_{t+1}, (..., d) each."""
+        """Step to x_t, choose Δ_{t+1} by projected descent, and place z_{t+1} by s_{t+1}, (..., d) each.
+
+        The state has the vectors of the module's table before round t, `released` / `scale` is g~_t, and `current`
+        has the round t and the scale.
+        """
         window, t = self.choices.window, current.t
         window_sum, published = state.window_sum + state.query_point, state.published
         # Window k = t / W is complete.  It replaces the output with probability 1/k, or always (`publishes_last`).

@@ -282,7 +282,11 @@ class NoisyNewton:
         return state
 
     def update(self, state: Tensor, released: Tensor, current: Round) -> Tensor:
-        """Average the noisy Hessian into A_t, and step to x_{t+1}, (..., p + p (p + 1)/2) together."""
+        """Average the noisy Hessian into A_t, and step to x_{t+1}, (..., p + p (p + 1)/2) together.
+
+        `state` is (x_t, svec A_{t-1}), and `released` / `scale` has g~_t and κ svec H~_t, in the same shape.
+        `current` has the round t and the scale.
+        """
         size, t = self.parameters, current.t
         mean = released / current.scale
         mean_hessian = state[..., size:]
@@ -322,6 +326,10 @@ def _kappa(settings: NewtonSettings) -> float:
 
 def _add_hessian(settings: NewtonSettings, objective: Objective) -> GradientAndHessian:
     """Return the view of a logistic model whose increments hold gradient and Hessian.
+
+    Args:
+        settings: Keys of the row, with the clips, the penalty and the share of the Hessian.
+        objective: Objective of the model.
 
     Raises:
         InputError: The model is no plain logistic regression, has a penalty of its own, or has too many

@@ -128,7 +128,11 @@ class PhasedSGD:
         return state.iterate
 
     def update(self, state: PhasedState, released: Tensor, current: Round) -> PhasedState:
-        """Step from w_{i,t} to w_{i,t+1} in a gradient round, and from the average to w_i in an empty one."""
+        """Step from w_{i,t} to w_{i,t+1} in a gradient round, and from the average to w_i in an empty one.
+
+        `released` / `scale` is the mean gradient g_t, or the noise ζ_i in an empty round, (..., d).  `current` has
+        the round of the run, from 1, and the scale.
+        """
         phase = self.phases.phase(current.t)
         displacement = self.step * phase_step_factor(phase) * released / current.scale
         if self.phases.batch_index(current.t) is not None:

@@ -82,7 +82,11 @@ class ProjectedSGD:
         return state.iterate
 
     def update(self, state: SgdState, released: Tensor, current: Round) -> SgdState:
-        """Step against the velocity, project onto the ball, and update the output, (..., d) each."""
+        """Step against the velocity, project onto the ball, and update the output, (..., d) each.
+
+        The state has x_t, v_{t-1} and the average, `released` / `scale` is g~_t, and `current` has t and the
+        scale.  Without averages the output is x_{t+1}, or x_U once round U - 1 is over.
+        """
         gradient = released if current.scale == 1.0 else released / current.scale
         has_no_momentum = isinstance(self.momentum, float) and self.momentum == 0.0
         velocity = gradient if has_no_momentum else self.momentum * state.velocity + gradient

@@ -421,7 +421,8 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
 def _prescribe_theorem_6(settings: MomentumTreeSettings, problem: Problem) -> tuple[Prescription, ...]:
     """Prescribe Theorem 6, with its bound on E‖∇F(w_U)‖ if G, L and the gap of the loss are known.
 
-    G is the clip.  With a clip below the Lipschitz constant of the loss nothing is proved, and no bound is given.
+    L is the smoothness of the loss, and the gap a bound on its fall, from the numbers of the run in `problem`.  G
+    is the clip.  With a clip below the Lipschitz constant of the loss nothing is proved, and no bound is given.
     """
     prescription = _prescribe(
         "Theorem 6", problem, partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)

@@ -281,10 +281,11 @@ class BalancedSubsampling(RandomAllocation):
 
     k is the number of epochs, so that a record is read as often as in k passes, but in any rounds of its group.
 
-    Guarantee: that of `RandomAllocation` with k epochs.  A uniform set of k rounds is one round of every part of a
-    partition of the rounds into k equal parts, if the partition is drawn uniformly, too.  Given the partition this
-    is random allocation, and hockey sticks are jointly convex, so that the guarantee for every partition holds for
-    their mixture, under both relations (docs/proofs/allocation.md).
+    Guarantee: that of `RandomAllocation` with k epochs, in each of which a record draws one of its group's
+    rounds.  A uniform set of k rounds is one round of every part of a partition of the rounds into k equal parts,
+    if the partition is drawn uniformly, too.  Given the partition this is random allocation, and hockey sticks are
+    jointly convex, so that the guarantee for every partition holds for their mixture, under both relations
+    (docs/proofs/allocation.md).
 
     In samples the charged ε was at most 6 % above the true one with independent noise.  It was 11 to 66 % above
     with noise that fades from round to round, whose overlaps are charged here without a bound by chains.

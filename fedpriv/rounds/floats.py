@@ -95,6 +95,9 @@ class FloatSteps:
     ) -> RoundSums:
         """Return q_t = decay · q_{t-1} + s_t, the past vectors to remember and the clipped records' count.
 
+        The state is that after the round before, `query` the point (..., d) at which gradients are computed, and
+        `batch` has the round's records with their weights.
+
         Past vectors are earlier queries that the estimator needs, and sums u if increments are clipped in parts.
         The count has the shape (...) of the leading axes.  Without rows that could have a weight, s_t is 0 and no
         gradient is computed.
@@ -119,7 +122,7 @@ class FloatSteps:
         """Return y_t = q_t + (B z)_t, (..., d), and the next state.
 
         The state holds q_t, or a single zero if the next round multiplies q_t by 0.  A party without noise gets
-        y_t = q_t.  The query is not read.
+        y_t = q_t.  `sums` is q_t, (..., d), and the query is not read.
         """
         next_sums, decay = sums, self.plan.rounds[t - 1].next_decay
         if isinstance(decay, float) and decay == 0.0:
@@ -314,8 +317,8 @@ class SeededNoise:
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
         """Return the party's vectors of variance 1, (d,) or (draws, d), and the same array or None.
 
-        A mechanism that needs several vectors in the round gets (draws, d).  The array is returned twice if the
-        caller may write into it.
+        The vectors are those of round t.  A mechanism that needs several vectors in the round gets (draws, d).
+        The array is returned twice if the caller may write into it.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:

@@ -1,9 +1,9 @@
-"""A round in integers, for a silo with a guard and for a server that adds the noise.
+"""A round in integers, for a silo with a guard, for a simulation and for a server that adds the noise.
 
-Sums of increments s_t (d,) are integers, in units of a public lattice.  Every release is a function of y_t = (C
-s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums
-q_t = decay · q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y = A s + B z.
-Thus B, which correlates the noise z, also computes the noisy running sums from y, and never reads s.
+Sums of increments s_t (d,) are integers, in units of a public lattice.  What is published is a function of y_t =
+(C s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums q_t = decay ·
+q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y = A s + B z.  Thus B, which
+correlates the noise z, also computes the noisy running sums from y, and never reads s.
 
 An increment is a record's clipped contribution to s_t, and K the largest norm of its integers.  A query is the
 point at which a round's gradients are computed, and the query chain is a digest of all queries so far.  A party is
@@ -128,6 +128,8 @@ class IntegerSteps:
     ) -> tuple[Tensor, RoundState]:
         """Return y_t = (C s)_t + z_t and the next state of C, or s_t unchanged if this party adds no noise.
 
+        `sums` is s_t, int64 (d,) or (vectors, d), and `query` that of the round, or None if it was missed.
+
         The query chain is extended by the query, or by the fact that the round was missed.  The noise z_t depends
         on the chain.  The state is as secret as the records.
         """
@@ -171,7 +173,8 @@ class IntegerSteps:
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Add masked messages, or exact sums at a server that is trusted with them.
 
-        The result is int64, (d,) or (vectors, d).  The masks of all silos cancel in the sum modulo 2^w.
+        The result of round t is int64, (d,) or (vectors, d).  The masks of all silos cancel in the sum modulo 2^w,
+        with words of w bits.
 
         Raises:
             RunError: A message is malformed, or an exact sum is out of its bound.

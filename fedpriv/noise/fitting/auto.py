@@ -244,7 +244,7 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
     """Yield candidates of at most `max_vectors` vectors that none yielded before dominates.
 
     A candidate dominates another if it has at most as many vectors and at most as much noise, where noise within a
-    relative 1e-6 counts as equal.  The order is that of `all_candidates`, simple mechanisms first.
+    relative 1e-6 counts as equal.  Simple mechanisms come first.
 
     Args:
         cost: Cost of noise for the row.
@@ -299,6 +299,8 @@ def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate
 def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield λ-CGD, and buffered noise of more roots as far as the state allows, without scaled noise.
 
+    A state has at most `max_vectors` vectors, and `cost` is the cost of noise for the row.
+
     Buffers have two pairs of roots (θ_i, φ_i), with φ_2 = 0 or φ_2 fitted (`last_free`), or three pairs with φ_3
     fitted.  No candidate is yielded if the state allows no vector.
     """
@@ -320,6 +322,8 @@ def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCa
 
 def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield candidates with scaled noise, for one pass with equal clips, where the scale follows from C.
+
+    A state has at most `max_vectors` vectors, and `cost` is the cost of noise for the row.
 
     Scaled noise divides the noise of increment t by D_t, so that all columns of C diag(D) have one norm.
     Candidates have m = 1, 2 or 3 pairs of roots (θ_i, φ_i) as far as the state allows, with the last φ fitted
