@@ -19,9 +19,9 @@ rounds is the largest inner product of the vectors by which one unit moves the r
 the other.  For independent noise it is 0 for different rounds.
 
 With public classes of rounds ("groups") a unit draws among the rounds of its class, and `bins` is their number.
-Correlated noise adds independent noise to C s, for the increments s of all rounds and a lower triangular strategy
-C with columns C_t.  C has b bands if its entries are 0 except on b diagonals, the main one and those next below.
-Such noise is covered if there are b classes or more, with clip max_t clip_t ‖C_t‖.
+Correlated noise adds independent noise to C s, for the sums s of all rounds and a lower triangular strategy C with
+columns C_t.  C has b bands if its entries are 0 except on b diagonals, the main one and those next below.  Such
+noise is covered if there are b classes or more, with clip max_t clip_t ‖C_t‖.
 
 **Privacy loss of an epoch**, with T = `bins` and z = `noise_multiplier`.  With and without the unit, the releases
 are dominated by

@@ -83,8 +83,8 @@ Longer chains take too long.  For them only the bound from the largest overlap o
 class CovarianceChain:
     """Variances and neighbours' covariances of a unit's exponents.
 
-    They are in units of clip² / σ², with the noise multiplier σ / clip, until `with_noise_multiplier` has
-    multiplied them by this unit.
+    They are in units of clip² / σ² until `with_noise_multiplier` has multiplied them by this unit, where σ / clip
+    is the noise multiplier.
     """
 
     variances: tuple[float, ...]

@@ -8,10 +8,10 @@ which rises with the loss.  So a distribution with larger losses, or with mass m
 an upper bound, and so do sums of such losses for compositions, adaptive or not (Sommer, Meiser & Mohammadi 2019;
 Zhu, Dong & Wang 2022).
 
-Rounding: sums of losses are computed by Fourier transforms in float64.  Compared with extended precision, no δ
-lost more than 1e-13 in one epoch of up to 600 rounds, nor the masses of k composed releases more than k · 1e-15
-(tests/accounting/test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and a composition of k releases
-k · 1e-15, as infinite loss.
+Rounding: the losses of equal releases are added by Fourier transforms in float64.  Compared with extended
+precision, no δ lost more than 1e-13 in one epoch of up to 600 rounds, nor the masses of k composed releases more
+than k · 1e-15 (tests/accounting/test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and a composition
+of k releases k · 1e-15, as infinite loss.
 
 `min_noise_multiplier` finds the least noise that meets an (ε, δ), from a good bound that takes long and a coarse
 one that is quick.

@@ -7,8 +7,9 @@ DP for every order λ, as μ-GDP runs are, and ρ = μ²/2,
     Theorem 2:  ε'(λ) = λρ + (1 + η) min over λ^ ≥ 1 of ((λ^ - 1)ρ + ln(1/γ)/λ^) + ln E[K] / (λ - 1)
     Theorem 6:  ε'(λ) = λρ + E[K] δ(ln(1 + 1/(λ - 1))) + ln E[K] / (λ - 1)
 
-where δ(ε) is the run's own curve.  The minimum is 2√(ρ ln(1/γ)) - ρ, at λ^ = √(ln(1/γ)/ρ), or ln(1/γ) if this λ^
-is below 1.  `later_mu` adds the Rényi curve of releases that come after the choice and may depend on it.
+where δ(ε) is the run's own curve, and η ≥ 0 and 0 < γ < 1 are the parameters of the negative binomial
+distribution.  The minimum is 2√(ρ ln(1/γ)) - ρ, at λ^ = √(ln(1/γ)/ρ), or ln(1/γ) if this λ^ is below 1.
+`later_mu` adds the Rényi curve of releases that come after the choice and may depend on it.
 
 For the negative binomial distribution there is a bound from the run's own curve δ(ε), too, and the smaller bound
 counts.  With m = E[K], for every ε₁ ≥ 0 and ε ≥ ε₂,

@@ -27,7 +27,8 @@ In partial fractions c_0 = 1 and c_j = Σ ω_i θ_i^(j-1) with every ω_i > 0, b
 coefficients 1, Σ ω̂_i φ_i^(j-1) with every ω̂_i < 0.  Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham,
 McMahan, Pillutla, Steinke, Thakurta 2024 (buffered linear Toeplitz).
 
-Accounting needs no torch, so that this file and the files of mechanisms import torch at most inside a function.
+Accounting needs no torch, so that this file and the files of mechanisms import torch at most inside a function, or
+for the type checker.
 """
 
 import math

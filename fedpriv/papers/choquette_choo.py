@@ -28,8 +28,9 @@ best point of K.
 Errata: the z-step is α_t/β, as Algorithm 1 prints it.  The paper's proof silently halves it, which measures worse.
 
 The theorems give parameters for a problem's numbers.  `fedpriv privacy theorem` prints whether their conditions
-hold.  A run is refused only if T > n, or if its number of rounds is not the theorem's.  The paper's log is to base
-2, its ln natural.  The numbers are not rounded, and a run takes `whole_rounds` and `whole_batch`.
+hold.  A run is refused if T > n, if its number of rounds is not the theorem's, or if the theorem cannot be
+evaluated.  The paper's log is to base 2, its ln natural.  The numbers are not rounded, and a run takes
+`whole_rounds` and `whole_batch`.
 
 Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`.  An increment is in at
 most ⌊log2 T⌋ + 1 tree nodes.  A record changes each of these by at most clip / B under zero-out, and by at most

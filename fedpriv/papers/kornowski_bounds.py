@@ -11,7 +11,7 @@ the gradients at the last two queries, from B2 records.  The bounds are on the G
 smallest norm of a weighted mean of gradients at points within 2α.  An oracle sees of a record its exact smoothed
 gradient, or is of first order (gradients at random points) or of zeroth order (values at random points), with a
 random direction for each point.  κ_d is the smoothness of a loss with L = 1 that is smoothed over the ball of
-radius 1 (`smoothness_constant`), and c_d is d² over d minus 1, or 1 for d = 1.
+radius 1 (`smoothness_constant`), and c_d is 1 for d = 1 and else d²/(d - 1).
 
 | here | paper | unit |
 |---|---|---|

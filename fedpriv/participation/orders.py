@@ -6,8 +6,8 @@ an objective that wraps another one, its `base`.
 
 `Participation` is the protocol of all participations, and `ParticipationKeys` are keys of [federation] that only
 some of them take.  `PublicRounds` is the base class of participations whose rounds are no secret, and
-`PublicOrder` of those that read a silo's batches in a fixed order.  (`registry` has `DrawnOrder`, the base class
-of those that draw the rounds of every record.)
+`PublicOrder` of those in which everybody knows the batches of a silo's order that a round reads.  (`registry` has
+`DrawnOrder`, the base class of those that draw the rounds of every record.)
 
 | class | order |
 |---|---|
@@ -22,9 +22,9 @@ of those that draw the rounds of every record.)
   takes part.
 * The clip of a unit's increment assumes that no data of another unit enters this increment.
 
-So each objective, and each view of one, declares the facts that its increments depend on (`Objective.dependence`).
-Each participation and each unit has a limit (`allowed_dependence`).  `check_dependence` compares declarations with
-limits when a run is planned.
+So an objective, or a view of one, declares the facts that its increments depend on (`Objective.dependence`).  One
+that declares nothing counts as dependent on all facts.  Each participation and each unit has a limit
+(`allowed_dependence`).  `check_dependence` compares declarations with limits when a run is planned.
 """
 
 import dataclasses
@@ -449,7 +449,7 @@ class PublicRounds(PlainDataclass):
 
 
 class PublicOrder(PublicRounds):
-    """Fixed order, in which round t reads `batches(t)` of a silo's order."""
+    """Public order, in which round t reads `batches(t)` of a silo's order."""
 
     if TYPE_CHECKING:  # subclasses have fields or properties; a dataclass would take these for defaults
 
@@ -500,7 +500,9 @@ class PublicOrder(PublicRounds):
 
 @dataclass(frozen=True)
 class FixedOrder(PublicOrder):
-    """Fixed order: every silo reads its batches in order, one in each round, epoch after epoch.
+    """Fixed order: every silo reads its batches in order, epoch after epoch.
+
+    A round reads one batch, if `batch_counts` is empty.
 
     There are `rounds` / `rounds_per_epoch` epochs, of which the last one may be partial.  With rounds_per_epoch ==
     rounds each record takes part in exactly one round (single pass).  A single pass may read several batches in

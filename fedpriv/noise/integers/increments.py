@@ -2,9 +2,9 @@
 
 An increment, a record's contribution in R^d to the sum of a round, clipped to `clip`, is multiplied by a factor
 (units of the lattice per unit of an increment) and truncated to integers of Euclidean norm at most K, the clip in
-units of the lattice.  The lattice are the multiples of one number.  A query has points at which gradients are
-taken, and coefficients with which those of a record add up to its increment.  Under zero-out neighbours differ in
-a record whose increments are 0 in one of them, and under replace-one a record is exchanged.
+units of the lattice.  The lattice is the set of multiples of one number, its unit.  A query has points at which
+gradients are taken, and coefficients with which those of a record add up to its increment.  Under zero-out
+neighbours differ in a record whose increments are 0 in one of them, and under replace-one a record is exchanged.
 
 Truncation towards zero enlarges no coordinate, |trunc x| ≤ |x|, so no norm grows: one record moves a sum by at
 most K under zero-out and 2K under replace-one.  Unlike rounding, truncation needs no √d/2 more in the norm, no
