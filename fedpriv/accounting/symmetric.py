@@ -86,8 +86,8 @@ class SymmetricPairEpoch:
     def curve(self, knots: int, loose_curve: Curve) -> Curve:
         """Return an upper bound at every ε.
 
-        For one or two values of ε it is computed on a finer grid.  For more values it is the curve of the loss
-        distribution on `knots`.
+        For one or two values of ε it is computed on a finer grid, and is at most `loose_curve`.  For more values
+        it is the curve of the loss distribution on `knots`.
 
         Args:
             knots: Number of intervals between values of ε at which the loss distribution is fitted.

@@ -142,9 +142,10 @@ def import_files(files: Sequence[Path]) -> None:
 
 
 def load_extensions() -> None:
-    """Import the files in `FEDPRIV_IMPORT` and the entry points of installed packages, each once.
+    """Import the files in `FEDPRIV_IMPORT` and the entry points of installed packages.
 
-    A file that fails is imported anew by the next call.  An entry point that fails is not.
+    A file with the same content at the same path is imported once, and so is an entry point.  A file that fails is
+    imported anew by the next call.  An entry point that fails is not.
 
     Raises:
         InputError: An import fails.  The message names the file or the entry point.

@@ -243,7 +243,14 @@ class KeyedNormal:
     def row_vectors(
         self, size: int, parties: NDArray[np.int64], t: int, rows: NDArray[np.int64]
     ) -> NDArray[np.floating]:
-        """Return `vector(size, parties[b], t, node=rows[b])` for every b, stacked: (len(rows), size)."""
+        """Return `vector(size, parties[b], t, node=rows[b])` for every b, stacked: (len(rows), size).
+
+        Args:
+            size: Number of values of a vector.
+            parties: Party of each vector, (len(rows),).
+            t: Round of all vectors.
+            rows: Node of each vector, such as the row index of a record.
+        """
         out = np.empty((len(rows), size), self.dtype)
         rows_per_draw = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
         for start in range(0, len(rows), rows_per_draw):

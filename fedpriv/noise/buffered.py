@@ -195,9 +195,10 @@ class BufferedToeplitz(Toeplitz):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return (B z)_t and the next state.
 
-        B is z_t plus a few decayed sums of earlier fresh vectors, its modes.  With modes m of gain g_m and pole
-        p_m, the result is z_t + Σ_m g_m b_m, and then b_m ← p_m b_m + z_t.  The state holds the vector b_m for
-        each mode.  With `column_scale` it holds the last noise, unless decay is 0, and a vector for each φ.
+        Row t of B z is z_t plus a few decayed sums of earlier fresh vectors, the modes of B.  With modes m of gain
+        g_m and pole p_m, the result is z_t + Σ_m g_m b_m, and then b_m ← p_m b_m + z_t.  The state holds the
+        vector b_m for each mode.  With `column_scale` it holds the last noise, unless decay is 0, and a vector for
+        each φ.
         """
         if self.column_scale:
             return self._scaled_noise(state, t, fresh)

@@ -284,7 +284,7 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
     With V from `paper_window_counts`, these are √V_{≤2N} for early nodes, √V_{>2N} for late nodes, and
     `difference` / (2 clip) · √V_{>2N} for nodes of Δ and of r.  They are multiples of the standard deviation of
     fresh vectors, which is the paper's δ_G σ = 4 clip · σ under replace-one, and half of that under zero-out.
-    `difference` includes the smoothness constant L, which the algorithm's box omits.
+    `difference` includes the smoothness constant L, which the algorithm's box omits, and α is 1 minus the decay.
 
     Args:
         trees: Trees with a bound of the queries' movement.

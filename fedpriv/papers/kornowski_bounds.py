@@ -214,7 +214,7 @@ def multi_pass_error(
     """Return the bound G0 on the error of the multi-pass oracle at the end of a period, without clipping.
 
     Every round reads all n records, so that only directions and noise cause errors: once at the anchor, and in
-    every difference as in a single pass.
+    every difference.
 
         G0² = (E_a + (Σ - 1) E_d)/n + d (σ1² + (Σ - 1) σ2²)
 

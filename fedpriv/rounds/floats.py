@@ -345,7 +345,7 @@ class PrefetchedNoise:
     """One party's unit vectors, prefetched in blocks of rounds, which halves the time of single draws.
 
     Any round may be requested any number of times.  Round 1 is a block of one, so that a measurement of time that
-    starts after round 1 includes the draw of every block.
+    starts after round 1 includes the draw of every later block.
     """
 
     def __init__(self, source: KeyedNormal, dimension: int, party: int, rounds: int, block_size: int) -> None:

@@ -43,9 +43,10 @@ from fedpriv.rounds.round import IncrementPart, RoundBatch, RoundState, RoundSum
 class IntegerSteps:
     """Steps of a round whose releases are functions of y_t = (C s)_t + z_t.
 
-    Vectors of a round are int64, (d,), or (vectors, d) stacked.  The noise is keyed by (key, party, round, chain,
-    (C s)_t), where chain_t = H(chain_{t-1}, query).  A round that is repeated with another query after a rollback
-    has other noise.  A round that is repeated with the same queries and the same sums has the same noise.
+    Sums of a round are int64, (d,), or (vectors, d) stacked, and released running sums are float64, (d,).  The
+    noise is keyed by (key, party, round, chain, (C s)_t), where chain_t = H(chain_{t-1}, query).  A round that is
+    repeated with another query after a rollback has other noise.  A round that is repeated with the same queries
+    and the same sums has the same noise.
     """
 
     plan: Plan
