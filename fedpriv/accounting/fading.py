@@ -373,6 +373,7 @@ def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | Non
         _replacement_hockey_stick(epoch, exponent_grid),
     )
     bounds = [min(1.0, hockey_stick(1.0))]
+    # At larger ε the bound would be little more than its margins for rounding.
     while len(bounds) <= _MAX_KNOTS and bounds[-1] > 2.0 * _MAX_MISSING_MASS:
         bounds.append(min(bounds[-1], hockey_stick(math.exp(len(bounds) * step))))
     return symmetric_loss_distribution(*lower_hull(as_floats(step * np.arange(len(bounds))), as_floats(bounds)))

@@ -242,8 +242,9 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
     """Return a noise multiplier z with `fine`(z) ≤ `delta`, close to the smallest one.
 
     The search has two stages.  The first bisects the coarse bound.  In the second, secants in (ln z, ln δ), and
-    halvings of the interval, lead to the point where the fine bound meets δ.  No multiplier below
-    `MIN_NOISE_MULTIPLIER` is returned.
+    halvings of the interval, lead to the point where the fine bound meets δ.  It ends where the bound is at most a
+    relative 2e-3 below δ, or the interval is a relative 1e-4 wide.  No multiplier below `MIN_NOISE_MULTIPLIER` is
+    returned.
 
     Guarantee: `fine` was computed at the returned z and is at most `delta`, whatever the search did.
 

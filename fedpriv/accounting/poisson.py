@@ -225,8 +225,8 @@ _TRIVIAL_DISTRIBUTION = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
 def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) -> PrivacyLossDistribution:
     """Return the privacy loss distribution of all rounds of the run.
 
-    The result is the trivial one, all of whose mass is at infinity, if ε of all rounds protects nobody
-    (`is_useless`).
+    The result is the trivial one, all of whose mass is at infinity, if a coarse grid shows that ε of all rounds is
+    above 600 at δ = 1e-3, which protects nobody.
 
     Args:
         mechanism: Mechanism of the run.
@@ -252,7 +252,8 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     """Return the curve of δ of `size` units, the highest over the directions of the relation, cached.
 
     The hockey stick of one round is put on a grid of losses and composed with itself over all rounds of
-    `mechanism`.  The curve is 1 if ε of all rounds protects nobody (`is_useless`).
+    `mechanism`.  Losses outside of ±`MAX_EPSILON` are not resolved.  The curve is 1 if a coarse grid shows that ε
+    of all rounds is above 600 at δ = 1e-3, which protects nobody.
     """
     orders: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")

@@ -232,7 +232,7 @@ class BufferedToeplitz(Toeplitz):
 
         φ follows from these, and the decay of A is rounded to a multiple of 2^-31, so that B is A times the
         inverse of the rounded C.  The buffers of C hold at most 10 binary digits of a unit, and fewer if roundings
-        to whole units add up to little.
+        to whole units add up to little.  A φ that the rounding makes slightly negative counts as 0.
 
         Raises:
             InputError: Rounding makes roots equal, so that they do not interlace.

@@ -166,7 +166,7 @@ class FloatSteps:
             return torch.from_numpy(grid.decode_sum([message.numpy() for message in messages]))
         mean = torch.empty_like(messages[0])
         weights = torch.tensor(self.plan.weights, dtype=mean.dtype)
-        for start in range(0, len(mean), _CHUNK):
+        for start in range(0, len(mean), _CHUNK):  # in pieces, so that long vectors are not stacked as a whole
             stop = start + _CHUNK
             parts = [message[start:stop] for message in messages] if len(mean) > _CHUNK else messages
             torch.mv(torch.stack(tuple(parts)).mT, weights, out=mean[start:stop])
