@@ -12,8 +12,8 @@ round t, the contributions of its records, each of norm clip_t at most.  In a fi
 `rounds_per_epoch` rounds, in separated participations in any rounds that are far enough apart, and in a single
 pass once.  d_t and noise_t are sizes of the noise of round t, in multiples of fresh vectors, and S is the clip.
 
-A workload has the decay, the clip of every round and the rounds in which records take part.  Rounds t count from
-1.
+A workload has the decay, the clip of every round, the rounds in which records take part, and the period after
+which the sums restart, if they do.  Rounds t count from 1.
 
 Independent and scheduled noise have no state.  A schedule can add less noise to early sums than to late ones,
 which pays if the output weighs early sums more.  Leaf noise is added to every increment, and the noisy increments

@@ -176,7 +176,7 @@ def add_mechanism(kind: type[Mechanism]) -> None:
 
     Raises:
         InputError: The name is one of fedpriv's, has other characters than a-z, 0-9 and -, or begins with -, or
-            the class is no dataclass, no subclass of `Mechanism`, or has no `words`.
+            the class is no dataclass, no subclass of `Mechanism`, or has no description (`words`).
     """
     if Mechanism not in getattr(kind, "__mro__", ()) or not dataclasses.is_dataclass(kind):
         raise InputError(

@@ -8,9 +8,10 @@
 
 A forms the running sums, with decay and T rounds, of the sums s of increments, the clipped contributions of a
 round's records.  x delays by one round.  B = A C^-1, so that B z is the noise for fresh normal vectors z, and a
-record is charged the distance by which it moves C s.  A workload has the decay, the clip of every round and the
-rounds in which records take part.  With one band C = I.  With `bands` = T, "banded" is the square-root
-factorization A = C C.  With two bands or more, and decay > 0, the C of "bisr" reaches over all rounds.
+record is charged the distance by which it moves C s.  A workload has the decay, the clip of every round, the
+rounds in which records take part, and the period after which the sums restart, if they do.  With one band C = I.
+With `bands` = T, "banded" is the square-root factorization A = C C.  With two bands or more, and decay > 0, the C
+of "bisr" reaches over all rounds.
 
 A round of "banded" and "bisr" takes O(bands · d): C^-1 z is formed from a few earlier vectors, and summed with
 decay.  "bisr" is a baseline for `BufferedToeplitz`.

@@ -2,8 +2,9 @@
 
 s_i is the sum of the increments of round i, the clipped contributions of its records, and the noise of round t is
 (B z)_t for fresh normal vectors z.  A record is charged the distance by which it moves C s.  A workload has the
-decay, the clip of every round and the rounds in which records take part.  In separated participations it takes
-part in any rounds that are far enough apart, up to a number of times.
+decay, the clip of every round, the rounds in which records take part, and the period after which the sums restart,
+if they do.  In separated participations a record takes part in any rounds that are far enough apart, up to a
+number of times.
 
 A node stands for an interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Let
 lowbit(t) be the largest power of 2 that divides t.  Exactly one left child ends at each t, the node [t - lowbit(t)

@@ -18,7 +18,7 @@ steps should adapt to.  φ is public, and is subtracted.
 | `floor` | γ | scalar |
 
 `released` is the mean of the silos' noisy sums of a round, and `scale` the number by which it is divided for a
-mean gradient.  Operations are taken entry by entry.
+mean gradient.  A query is the point at which silos compute gradients.  Operations are taken entry by entry.
 
 Guarantee: φ comes from the plan, never from a record.  φ is the variance of the noise in the mean when no silo is
 absent.  Where silos add the noise, an absent silo takes its noise with it: too much is then subtracted, and γ

@@ -23,9 +23,9 @@ gradient descent, and not points:
 | `published` | output of a run that stops here | (..., d) |
 | `radius`, `step`, `choices.window` | D, η, M (W above) | numbers |
 
-The release g~_t estimates the gradient at z_t of f_α, the mean loss smoothed over a ball of radius α.  A period of
-Σ rounds begins with an anchor round, which estimates this gradient afresh.  Every other round adds an estimate of
-its change since the previous query.
+A query is the point at which silos compute gradients.  The release g~_t estimates the gradient at z_t of f_α, the
+mean loss smoothed over a ball of radius α.  A period of Σ rounds begins with an anchor round, which estimates this
+gradient afresh.  Each of the other rounds adds an estimate of its change since the previous query.
 """
 
 import dataclasses

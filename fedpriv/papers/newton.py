@@ -14,7 +14,8 @@ the entries off the diagonal times √2.  From the noisy means g~_t and H~_t at 
     x_{t+1} = u_t if t ≤ 2, else the mean of u_2 … u_t
 
 The paper uses H~_t and u_t themselves.  Means use the budget of all rounds.  The mean of the u leaves out the
-first step u_1, which starts far from the minimum.  A view is an objective that wraps another one.
+first step u_1, which starts far from the minimum.  A view is an objective that wraps another one, and a query has
+points at which increments are computed, with coefficients.
 
 | here | paper | shape |
 |---|---|---|

@@ -8,7 +8,8 @@ from w_{i,1} = w_{i-1}.  An empty round then adds the noise.
     w_{i,t+1} = Π_K(w_{i,t} - η_i g_t),   η_i = η / 4^i,  g_t the mean gradient of a batch, without noise
     w_i       = Π_K((w_{i,1} + … + w_{i,n_i}) / n_i - η_i ζ_i),   ζ_i the noise of the phase's empty round
 
-The paper does not project w_i.  Projecting a private point costs no privacy, and the average lies in K already.
+A query is the point at which gradients are computed.  The paper does not project w_i.  Projecting a private point
+costs no privacy, and the average lies in K already.
 
 | here | paper | shape |
 |---|---|---|

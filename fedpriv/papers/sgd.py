@@ -16,9 +16,9 @@ acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.3) takes the sam
 | `average` | mean of x_2 … x_t (x_1 for t = 1), or x_min(t, U) | (..., d) |
 | `released` / `scale` | g~_t, the noisy gradient | (..., d) |
 
-Π projects on a ball of radius R around 0.  The bound on the excess risk of the average (`projected_bound`) is for
-released ∇F(x_t) + e_t, with e_t the error of the gradient, for an M-smooth convex F and steps η ≤ 1/M.
-Proof: docs/proofs/excess-risk.md.
+A query is the point at which silos compute gradients.  Π projects on a ball of radius R around 0.  The bound on
+the excess risk of the average (`projected_bound`) is for released ∇F(x_t) + e_t, with e_t the error of the
+gradient, for an M-smooth convex F and steps η ≤ 1/M.  Proof: docs/proofs/excess-risk.md.
 """
 
 import math

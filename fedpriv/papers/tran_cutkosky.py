@@ -18,8 +18,9 @@ m^_t is the mean of the silos' momenta with noise.  A step of the server has len
 | `gamma` | γ | weight of new gradients in the sums of Algorithm 2 |
 | `rounds_per_epoch`, `rounds` | N, T | rounds of one epoch, of the run |
 
-Theorems 4, 6, 8 and 9 stand here with their errata (docs/momentum.md).  The theorems are for the replace-one
-relation and n = N records, with one record in each round of an epoch.
+A query is the point at which silos compute gradients.  Theorems 4, 6, 8 and 9 stand here with their errata
+(docs/momentum.md).  The theorems are for the replace-one relation and n = N records, with one record in each round
+of an epoch.
 """
 
 import math
