@@ -352,7 +352,8 @@ class KeyedDiscreteGaussian:
                 for place in (~waiting_places[waiting_places < 0]).tolist()
                 if not self._decide_exactly(table, place, node, attempt, out)
             ]
-            retries = np.concatenate([waiting_places[waiting_places >= 0], np.array(refused, np.int64)])
+            # Ascending, since an attempt takes places whose ends are count - 1 apart for a slice.
+            retries = np.sort(np.concatenate([waiting_places[waiting_places >= 0], np.array(refused, np.int64)]))
             attempt += 1
             # This has probability 0.025^255, unless the key stream is broken.
             if attempt == _TIE_ATTEMPT and len(retries):
