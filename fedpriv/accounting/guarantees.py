@@ -124,8 +124,8 @@ Promise = TypeVar("Promise", bound=Guarantee, covariant=True)
 class GaussianDP:
     """μ-GDP: transcripts of neighbours are at least as hard to tell apart as N(0, 1) from N(μ, 1).
 
-    The conversions to other guarantees are exact for this μ.  Whether μ is exact too, or an upper bound, is known
-    to the claim (`PrivacyClaim.attained`).
+    The conversions to (ε, δ) and zCDP are exact for this μ, but for those by a Rényi accountant and by the papers'
+    formula.  Whether μ is exact too, or an upper bound, is known to the claim (`PrivacyClaim.attained`).
 
     Raises:
         InputError: μ is negative or not finite.
