@@ -289,9 +289,9 @@ def compose(mus: ArrayLike) -> float:
 
 
 def noise_for(mu: float, sensitivity: float) -> float:
-    """Return the smallest noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
+    """Return the noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
 
-    The result is σ = `sensitivity` / μ, rounded so that `sensitivity` / σ is at most `mu` in floating point.
+    The result is σ = `sensitivity` / μ, rounded to a float for which `sensitivity` / σ is at most `mu`.
 
     Args:
         mu: μ > 0.

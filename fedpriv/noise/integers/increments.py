@@ -334,8 +334,8 @@ def integer_residuals(
 ) -> Floats:
     """Truncate residuals of b records and c classes to integers r with ‖r_b‖ ‖x_b‖ ≤ K.
 
-    Residuals are multiplied by `factor`, or by less where that would exceed K (1 - 2^-30), and truncated towards
-    zero.  Residuals that are not finite become zeros, and so do rows with features beyond ±2^16.
+    Residuals are multiplied by `factor`, or by less where ‖r_b‖ ‖x_b‖ would exceed K (1 - 2^-30), and truncated
+    towards zero.  Residuals that are not finite become zeros, and so do rows with features beyond ±2^16.
 
     Guarantee: Σ over the d = c · f values of r_b ⊗ x_b of their squares is at most K², exactly, and row b depends
     on row b of the arguments alone.
