@@ -11,9 +11,17 @@ Three schemes are *not* random allocation, and must not be accounted for as such
 * one round of each epoch that is kept over all epochs,
 * a round that is known to somebody who sees the releases.
 
+**Terms.**  A unit is what neighbours differ in, such as a record, and its increment is its clipped contribution to
+the sum of a round.  Under zero-out the unit's increments are 0 in one neighbour, and under replace-one another
+unit takes its place.  Removal is the direction P against Q of the pair below, and addition is Q against P.  The
+bound of known rounds is that of the same run if everybody knew which rounds a unit draws.  The overlap of two
+rounds is the largest inner product of the vectors by which one unit moves the releases if it takes part in one or
+the other.  For independent noise it is 0 for different rounds.
+
 With public classes of rounds ("groups") a unit draws among the rounds of its class, and `bins` is their number.
-Correlated noise whose strategy C has b bands is covered if there are b classes or more, with clip max_t clip_t
-‖C_t‖.
+Correlated noise adds independent noise to C s, for the sums s of all rounds and a lower triangular strategy C with
+columns C_t.  C has b bands if its entries are 0 except on b diagonals, the main one and those next below.  Such
+noise is covered if there are b classes or more, with clip max_t clip_t ‖C_t‖.
 
 **Privacy loss of an epoch**, with T = `bins` and z = `noise_multiplier`.  With and without the unit, the releases
 are dominated by
@@ -88,6 +96,8 @@ def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) ->
 
 def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
     """Return the masses of Y under Q on 0, h, …, (size - 1)h, (size,), without the mass beyond the grid.
+
+    A value of Y between two points is moved to both of them.
 
     The mass at x > 0 is (p(x - h) - 2 p(x) + p(x + h)) / h with p(x) = E (x - Y)+, and that at 0 is p(h) / h.
 
@@ -266,7 +276,7 @@ class AllocatedGaussian(Sampled):
     title: ClassVar[str] = "random allocation"
 
     def __post_init__(self) -> None:
-        """Check the multiplier, the relation, the share in [0, 1) and the numbers of bins and epochs."""
+        """Check the multiplier, the relation, the numbers of bins and epochs, the share and the overlaps."""
         check_positive("noise_multiplier", self.noise_multiplier)
         relation_named(self.relation)
         if not 1 <= self.bins <= _MAX_BINS:
@@ -275,7 +285,7 @@ class AllocatedGaussian(Sampled):
             raise InputError(f"epochs = {self.epochs}: there are 1 to {_MAX_EPOCHS:,}")
         if not 0.0 <= self.common_share < 1.0:
             raise InputError(f"common = {self.common_share}: a share of 0 or more and below 1")
-        # An overlap has a chain for every epoch, with a number for every round of it.
+        # A bound of the overlaps has a chain for every epoch, with a variance for every round of it.
         if (
             self.overlaps
             and [len(chain.variances) for chain in self.overlaps.epoch_chains] != [self.bins] * self.epochs
@@ -329,7 +339,11 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
 
     Zero-out has the bound of known rounds and the larger of removal and addition.  Replace-one has the bound of
     known rounds, the chain of removal and addition through the run without the unit, that of fading overlaps if
-    they are given, and that of the symmetric pair, unless there is one round only or the noise is below its range.
+    they are given and have a bound, and that of the symmetric pair, unless there is one round only or the noise is
+    below its range.
+
+    The overlap that all rounds share counts as one more Gaussian release of known rounds, with μ = `common_mu`.
+    The symmetric pair is computed for the independent noise that remains.
 
     Args:
         mechanism: Mechanism of the run.
@@ -370,6 +384,9 @@ def removal_and_addition_curves(
 ) -> tuple[Curve, Curve]:
     """Return the curves of removal (P against Q) and of addition (Q against P) of a unit, over all epochs.
 
+    The overlap that all rounds share counts as one more Gaussian release of known rounds.  With
+    `mechanism.overlaps` each curve is the smaller one of two bounds, if `fading` has the second.
+
     Guarantee: each curve bounds its direction under zero-out, whatever `mechanism.relation` is.
 
     Args:
@@ -381,6 +398,7 @@ def removal_and_addition_curves(
     common_mu = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # under zero-out
     z, bins, epochs = independent.noise_multiplier, independent.bins, independent.epochs
     grid_size = resolution.size if epochs == 1 else resolution.composed_size
+    # Ends of the grids of (Y_1 + … + Y_T)/T under addition.  Several epochs are composed for one end only.
     caps = (
         _RATIO_CAPS if epochs == 1 else (min(_RATIO_CAPS[0], grid_end(z, bins, _TAILS[-1], narrow=True) / bins),)
     )
@@ -417,7 +435,11 @@ def _compose_epochs(
 
 
 def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
-    """Return ends of the grid of Σ Y for the masses `tails` beyond it, each more than 10 % above the last."""
+    """Return ends of grids of Σ Y, ascending, each more than 10 % above the last.
+
+    Both formulas of `grid_end`, for sums that vary much and for those that hardly do, give one for each of the
+    masses `tails` beyond the grid, for the noise multiplier and the rounds of `mechanism`.
+    """
     z, bins = mechanism.noise_multiplier, mechanism.bins
     candidates = sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
     ends = list[float]()
@@ -453,7 +475,7 @@ def calibrate(
         relation: Neighbouring relation.
         common: Largest overlap of two different rounds of a unit, as a share in [0, 1)
             (`AllocatedGaussian.common_share`).
-        overlaps: Upper bound of the overlap of any two rounds, of `epochs` chains of `bins` rounds, which gives a
+        overlaps: Bound of the overlaps of a unit's rounds, of `epochs` chains of `bins` rounds, which gives a
             second bound of δ, or None without such a bound.
 
     Raises:

@@ -1,5 +1,10 @@
 """Lifetime budgets: the charge of a run, and the decision whether one more run fits.
 
+A unit is what neighbouring data sets differ in, such as a record.  A run's charge is the pair (μ, δ₀) defined
+below, and its price is the charge in the neighbouring relation and unit of the budget, or None if no such pair is
+known.  A curve δ(ε) is an upper bound of the smallest δ for which the run is (ε, δ)-DP.  With secret participation
+the units of a round are drawn at random, and who sees the releases does not learn which.
+
 **Rule.**  √Σμ² ≤ budget and Σδ₀ ≤ slack, over all runs on the same data, in exact arithmetic of the decimals that
 these numbers print as (they are within half a unit in the last place of the floats).  The rule holds for runs that
 are chosen adaptively: a person who picks a run after having seen the releases of earlier runs gains nothing (a
@@ -259,7 +264,8 @@ class LifetimeBudget:
     def remaining(self, prices: Iterable[Price]) -> ApproximateGDP | None:
         """Return the largest charge that one more run may have, rounded down, or None.
 
-        The result is None if the earlier runs exceed the budget, or one of them has no known price.
+        The result is None if the earlier runs, whose prices are given, exceed the budget, or one of them has no
+        known price.
         """
         earlier_prices = list(prices)
         earlier_charges = [price for price in earlier_prices if price is not None]
@@ -332,7 +338,10 @@ class Capacity:
 
 
 def find_capacity(units: int, rate: float) -> Capacity:
-    """Return the capacity with the fewest rows that a round exceeds with probability 2^-40 at most.
+    """Return the smallest capacity that a round exceeds with probability 2^-40 at most.
+
+    A round draws every unit independently, so that the number of units drawn is binomial.  The probability is
+    rounded up, and the capacity is found by bisection.
 
     Args:
         units: Number of units that could be drawn.

@@ -1,9 +1,17 @@
 """Gaussian Markov chains that dominate a unit's rounds, and the distribution of their sums.
 
+A unit is what neighbours differ in, such as a record, and it takes part in one secret round of every epoch.  The
+overlap of two rounds is the largest inner product of the vectors by which it moves the releases if it takes part
+in one or the other, and clip_t is the largest norm of its contribution to round t.  An increment is here a term of
+a sum.
+
 Noise that fades (`noise/buffered.py`) lets a unit's displacements of the releases overlap, less the farther apart
 its two rounds are.  `fading` shows that a run is dominated by Gaussian exponents G with covariances E G_s G_t =
 X_st, the *overlaps*, and that Kahane's inequality allows any larger covariances, on the diagonal, too.
-`find_overlaps` puts a `CovarianceChain` above them, and `sum_distribution` computes with it.
+The ratio of an epoch is S = Σ p_t e^(G_t - a_t/2), with the probability p_t of round t and the variance a_t of
+G_t: the likelihood ratio dP/dQ of a pair that dominates the releases with and without the unit.  A chain lies
+above overlaps if none of its covariances is smaller.  `find_overlaps` puts a `CovarianceChain` above them, and
+`sum_distribution` computes with it.
 
 **Chains.**  A chain is a Gaussian Markov vector.  With variances a_t and covariances l_t of neighbours it has
 
@@ -75,8 +83,8 @@ Longer chains take too long.  For them only the bound from the largest overlap o
 class CovarianceChain:
     """Variances and neighbours' covariances of a unit's exponents.
 
-    They are in units of clip² / σ², with the noise multiplier σ / clip, until `with_noise_multiplier` has
-    multiplied them by this unit.
+    They are in units of clip² / σ² until `with_noise_multiplier` has multiplied them by this unit, where σ / clip
+    is the noise multiplier.
     """
 
     variances: tuple[float, ...]
@@ -145,11 +153,12 @@ class CovarianceChain:
         ]
 
     def split_at(self, rounds: int) -> tuple["CovarianceChain", "CovarianceChain"]:
-        """Return the first `rounds` rounds and the remaining ones, as two independent chains.
+        """Return the first `rounds` rounds and the remaining ones, 1 or more each, as two independent chains.
 
         With a standard normal ξ, b ξ is added to the exponents of the first part and c ξ subtracted from those of
-        the second.  The vectors b and c are such that b cᵀ are the covariances between the parts, which are 0
-        then.  The sums of b and of c are made equal.
+        the second.  The vectors b and c (`head_weights` and `tail_weights`) are such that b cᵀ are the covariances
+        between the parts, which are 0 then.  The covariances within the parts grow by b bᵀ and c cᵀ.  The sums of
+        b and of c are made equal.
 
         Guarantee: expectations of convex functions of the ratios do not fall (docs/proofs/chains.md).
         """
@@ -184,14 +193,16 @@ def dominating_chain(products: Floats, clips: Floats) -> CovarianceChain:
     Candidates are the chains clip_s clip_t A_t r^(t-s) of the module's docstring, for some decays r.  The one with
     the smallest sum of covariances is returned.
 
-    Guarantee: no covariance is smaller, whatever decay is chosen.
+    Guarantee: no covariance is smaller, whatever decay is chosen, where products of 1e-290 or less count as 0.
 
     Args:
         products: Inner products ⟨C_s, C_t⟩ ≥ 0 of columns, (n, n).
         clips: Clip of each round, (n,).
     """
+    # Squared norms and clips that are tiny next to the largest ones are raised, as chains divide by variances.
     products = products + np.diag(np.maximum(0.0, _MIN_COLUMN * np.max(products) - np.diag(products)))
     clips = np.maximum(clips, _MIN_CLIP * np.max(clips))
+    # t - s for s ≤ t, and 0 below the diagonal.
     lag = np.triu(np.subtract.outer(np.arange(len(clips)), np.arange(len(clips))).T)
     upper = np.triu(np.maximum(products, products.T) * _ROUND_UP)
     with np.errstate(divide="ignore"):
@@ -219,13 +230,14 @@ def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
 def _candidate_decays(upper: Floats) -> list[float]:
     """Return decays r to try.
 
-    They are the ratios ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and those of neighbouring entries of the first row.
+    They are chosen among the ratios ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and those of each entry of the first row to the
+    one before it.  A ratio counts if both of its numbers are above 1e-290 (`_MIN_OVERLAP`).
 
     Args:
         upper: Inner products ⟨C_s, C_t⟩ for s ≤ t, and 0 below the diagonal, (n, n).
 
     Returns:
-        At most 24 ratios, each at most 1, ascending, or 1e-3 alone if no two neighbouring rounds overlap.
+        At most 24 ratios, or 8 from 800 rounds on, each at most 1, ascending, or 1e-3 alone if none counts.
     """
     first_row, diagonal = upper[0], upper.diagonal()
     pairs = [*zip(upper.diagonal(1), diagonal[1:], strict=True), *zip(first_row[1:], first_row[:-1], strict=True)]
@@ -256,9 +268,11 @@ def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
 
     An overlap is X_st = `clips`_s `clips`_t `products`_st.  For some common overlaps κ² a chain is put above (X -
     κ²)+ and split into epochs.  The bound with the smallest mean overlap is returned, where κ² > 0 has to be
-    clearly better than 0.  κ² > 0 is not tried if the chain for κ² = 0 is nearly exact.
+    clearly better than 0.  κ² > 0 is not tried if no two rounds overlap, nor if the chain for κ² = 0 is nearly
+    exact.
 
-    Guarantee: chains and the shared variance together are above all overlaps, rounded up.
+    Guarantee: before it is split into epochs, the chain is above (X - κ²)+, rounded up.  The split lowers no
+    expectation of a convex function of the ratios (`CovarianceChain.split_at`).
 
     Args:
         products: Inner products of the columns of C, (n, n), for n rounds.
@@ -291,10 +305,11 @@ def _dominating_remainder(overlaps: Floats, clips: Floats, common: float) -> Cov
 def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[float, FadingOverlaps]:
     """Return the mean overlap of two draws of a unit, and a bound with independent chains for the epochs.
 
-    A draw is one round of every epoch.  The overlap of two draws is the sum of the overlaps of their rounds.
+    A draw is one round of every epoch.  The overlap of two draws is the sum of the overlaps of their rounds, here
+    by the split chains and the common overlap.
 
     Args:
-        chain: Chain above the overlaps of all rounds minus `common`.
+        chain: Chain above the overlaps of all rounds minus `common`, whose length is a multiple of `bins`.
         bins: Rounds of each epoch.
         common: Common overlap κ², which all rounds share.
     """
@@ -310,7 +325,9 @@ def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[flo
 
 
 def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, ...]:
-    """Return a chain above each of these, with few distinct ones, so that equal epochs are computed once.
+    """Return a chain above each of these, in their order, with few distinct ones.
+
+    Equal chains of several epochs are computed once.
 
     A chain joins the first group of chains whose common maximum, in place of each of them, raises the sum of their
     covariances by at most 0.5 %.
@@ -478,17 +495,19 @@ class SumGrid:
     def __init__(
         self, bottom: float, top: float, scale: float, spacing: float, *, fine_at_bottom: bool = False
     ) -> None:
-        """Choose points from `bottom` < 0 to `top` > 0.
+        """Choose points from `bottom` < 0 to `top` > 0 or a little above it.
 
-        Near 0 they are `spacing` · `scale` apart, and beyond `scale` their distance is proportional to their size.
+        Near 0 they are about `spacing` · `scale` apart, and far beyond `scale` their distance is about
+        proportional to their size: arcsinh(x / `scale`) is a multiple of `spacing` at all points x but the first
+        one, and those that `fine_at_bottom` adds.
 
         Args:
             bottom: Smallest point.
-            top: Largest point.
+            top: Number that the largest point is not below.
             scale: Size of a sum beyond which points are farther apart.
             spacing: Distance of points near 0, in multiples of `scale`.
-            fine_at_bottom: Whether no sum is below `bottom`.  Then points get closer to it in proportion to their
-                distance from it, down to e^-`_MIN_SUM_LOG`.
+            fine_at_bottom: Whether no sum is below `bottom`.  Then points are added that get closer to it in
+                proportion to their distance from it, down to a distance of e^-`_MIN_SUM_LOG` · |`bottom`|.
         """
         self.scale, self.spacing = scale, spacing
         first = math.floor(math.asinh(bottom / scale) / spacing - 1e-6)
@@ -507,10 +526,10 @@ class SumGrid:
         self._widths = np.maximum(np.diff(self.points), 1e-300)  # the bottom may be a point of the grid
 
     def _lower_indices(self, values: Floats) -> NDArray[np.int64]:
-        """Return the index of the largest point that is not above each value.
+        """Return the index of the largest point that is not above each value, up to rounding.
 
         Values below the grid get the index 0.  The last point, and values above it, get the index of the last
-        point but one.
+        point but one, so that every index has a point above it.
         """
         last_index = len(self.points) - 2
         if self._steps is None:
@@ -533,12 +552,14 @@ class SumGrid:
             target: Grid of the new sums.
 
         Returns:
-            Masses (rows, points of `target`), and the mean of each row above `target`, (rows,).
+            Masses (rows, points of `target`), and the mean that each row loses, (rows,): the expectation of the
+            part of its sums that lies above the last point of `target`.
         """
         point_count = len(target.points)
         occupied = np.flatnonzero(np.max(distributions, axis=0) > 0.0)
         columns = slice(occupied[0], occupied[-1] + 1)
         distributions, sums = distributions[:, columns], self.points[columns] + increments[:, None]
+        # A sum between two points leaves mass at both, in proportion to its distance from the other one.
         lower_indices = target._lower_indices(sums)
         means_above, indices_above = (
             np.zeros(len(distributions)),
@@ -569,6 +590,8 @@ def sum_distribution(
     exponent_grid: ExponentGrid, sum_grids: Sequence[SumGrid], increments: Callable[[int, Floats], Floats]
 ) -> tuple[Floats, float]:
     """Compute the distribution of the sum of increments along a chain of n exponents.
+
+    An increment is the term that round t adds to the sum, a function of the exponent G_t.
 
     The recursion goes from the last round to the first.  Row i of `masses` is the distribution of the sum from
     round t on, given that the exponent of round t is point i.  Each round shifts row i by its increment, and the

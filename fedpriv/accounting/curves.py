@@ -4,7 +4,8 @@ A `Curve` takes ε of any shape, each 0 or more, and returns for each an upper b
 δ)-DP holds.  The smallest δ never rises with ε.  A bound of it may: a little where its values are computed on
 different grids, and much for groups (`group_privacy_curve`).  Where a function is about one direction, the curve
 bounds H_ε(P‖Q) = sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of releases.  A guarantee needs both
-orders.
+orders.  A unit is what neighbouring data sets differ in, such as a record.  φ and Φ are the density and the
+distribution function of the standard normal distribution.
 
 **Group privacy** is the guarantee for k units together, such as the records of one person, derived from that for
 one unit.  Fixed orders are exact: k units in one round and one direction move the release k times as far, k·μ.
@@ -127,7 +128,7 @@ def triangle_curve(first: Curve, second: Curve) -> Curve:
     """Return the curve of P against Q from those of P against R, and of R against Q.
 
     With δ₁ the curve `first` and δ₂ the curve `second`, the result at ε is the minimum of δ₁(ε₁) + e^ε₁ δ₂(ε₂)
-    over 257 splits ε₁ + ε₂ = ε with ε₁, ε₂ ≥ 0.
+    over 257 splits ε₁ + ε₂ = ε with ε₁, ε₂ ≥ 0, rounded up.  An ε above `MAX_EPSILON` counts as `MAX_EPSILON`.
 
     Guarantee: every split is a bound, as for every event S, P(S) ≤ e^ε₁ R(S) + δ₁(ε₁) and R(S) ≤ e^ε₂ Q(S) +
     δ₂(ε₂).
@@ -169,10 +170,10 @@ def lower_gaussian_curve(mu: float) -> Curve:
 
 
 def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
-    """Return δ of μ-GDP at each ε, with the largest rounding error added or subtracted.
+    """Return δ of μ-GDP at each ε ≥ 0, of any shape, with the largest rounding error added or subtracted.
 
-    δ is Φ(-a) - e^ε Φ(-b) with a = ε/μ - μ/2 and b = ε/μ + μ/2.  `sign` is 1 for an upper bound and -1 for a lower
-    bound.
+    δ is Φ(-a) - e^ε Φ(-b) with a = ε/μ - μ/2 and b = ε/μ + μ/2, and 0 for μ = 0.  `sign` is 1 for an upper bound
+    and -1 for a lower bound.
     """
     values = np.asarray(epsilons, np.float64)
     if mu == 0.0:
@@ -192,7 +193,7 @@ def _tail_ratio(a: Floats, b: Floats) -> Floats:
     half = np.sqrt(0.5)
     with np.errstate(over="ignore", invalid="ignore"):
         mills_ratio = erfcx(b * half) / erfcx(a * half)
-    is_far = a < -5.0  # far below that erfcx(a/√2) overflows, and from here on logarithms do not cancel
+    is_far = a < -5.0  # erfcx(a/√2) overflows near a = -38, and logarithms do not cancel below -5
     epsilons = 0.5 * (b * b - a * a)
     return as_floats(
         np.where(is_far, np.exp(np.minimum(0.0, epsilons + log_ndtr(-b) - log_ndtr(-a))), mills_ratio)
@@ -240,8 +241,8 @@ def group_mu(mu: float, size: int) -> float:
 def group_privacy_curve(curve: Curve, size: int) -> Curve:
     """Return the bound of a group's δ from the curve of one unit: δ_k(ε) ≤ δ(ε/k) Σ_{i<k} e^{iε/k}.
 
-    The bound rises again where e^{iε/k} outgrows the resolution of the curve.  `group_privacy_epsilon` finds the ε
-    where it is small enough.
+    The bound may rise again where e^{iε/k} outgrows the resolution of the curve.  It is at most 1, rounded up, and
+    an ε above `MAX_EPSILON` counts as `MAX_EPSILON`.
 
     Guarantee: neighbours are changed one unit at a time, k times, so that the bound holds for every kind of run.
 

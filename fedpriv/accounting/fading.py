@@ -1,5 +1,11 @@
 """Random allocation under noise that fades: privacy from the overlaps of a unit's rounds.
 
+A unit is what neighbours differ in, such as a record.  In every epoch it takes part in one of T rounds, drawn in
+secret, with a contribution of norm clip_t at most to round t.  The releases are C s plus independent noise of
+standard deviation σ, for the sums s of the rounds and a lower triangular matrix C with columns C_t.  Under
+zero-out one neighbour is without the unit, which is removed in one direction and added in the other.  Under
+replace-one the unit is exchanged for another one.
+
 Noise that fades (`noise/buffered.py`: λ-CGD and buffers) adds up over all later rounds, so that columns of C
 overlap however far apart a unit's rounds lie.  Let X_st = clip_s clip_t ⟨C_s, C_t⟩ ≥ 0 in units of σ², v the
 largest X_tt, and a the largest X_st of two different rounds s, t that one unit may take part in.  A run of k
@@ -18,6 +24,9 @@ where a_t is the variance of G_t under Q.  S' is the same ratio with -G, for the
 that is added, and (S - γS')+ under replace-one.  Chains of several epochs are independent, so that the run's ratio
 is their product, and their privacy loss distributions are composed.  The common overlap of all rounds is one more
 Gaussian release.
+
+A `ChainEpoch` has the chain of one epoch, with the noise in it.  Its grid of exponents, on which the G_t walk with
+a relative error η of S, is missing if it would be too coarse or too large, or if the noise is too small.
 
 Both bounds hold for increments that depend on earlier releases, at every ε of either sign, so that pairs compose.
 Proof, by Kahane's inequality (1985): docs/proofs/fading.md.
@@ -162,7 +171,8 @@ def _compose_epochs(
     """Return the curve of δ of all epochs and the shared variance, or None without an epoch's losses.
 
     The losses of the epochs add up on a common grid, and those of one Gaussian release with μ = `units` ·
-    √(shared variance) / `multiplier` are added.
+    √(shared variance) / `multiplier` are added.  Epochs with equal chains are computed once.  The result is None
+    if `direction` returns None for a chain.
 
     Args:
         direction: Function from an epoch to its privacy loss distribution, or to None.
@@ -185,6 +195,7 @@ def _compose_epochs(
     total, count = distributions[0]
     if len(overlaps.epoch_chains) > 1:
         extent = sum(distribution.loss_range * count for distribution, count in distributions)
+        # The step resolves the losses of an epoch, unless the grid of all epochs would get too long.
         step = max(
             min(_MAX_STEP, *(distribution.loss_std / _STEPS_PER_STD for distribution, _ in distributions)),
             extent / _MAX_GRID_SIZE,
@@ -272,8 +283,9 @@ def _likelihood_ratios(
 def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the distribution of ln S under P, or None without a grid of exponents.
 
-    The mass under P at a value s is s times its mass under Q.  Mean above the grid counts as infinite loss, and a
-    grid that misses more than 1e-12 of it is computed again with a four times higher top, up to five times.
+    The mass under P at a value s is s times its mass under Q.  Values are divided by 1 - η, for the relative error
+    η of the walk.  Mean above the grid counts as infinite loss, and a grid that misses more than 1e-12 of it is
+    computed again with a top that is four times as high, up to five times.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -301,6 +313,7 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
+    # A round adds w_t/T - 1/T to S - 1, so that k rounds add -k/T at least.
     grids = [epoch.sum_grid(-max(1, k) / epoch.bins, 1.0, fine_at_bottom=True) for k in range(epoch.bins + 1)]
     values, masses, _ = _likelihood_ratios(epoch, exponent_grid, grids)
     is_positive = values > 0.0
@@ -316,8 +329,8 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
     """Return an upper bound of H_ε under replace-one for ε ≥ 0, or None without a grid of exponents.
 
-    The bound is computed at knots, values of ε a step apart.  Between two knots the bound is the chord in e^ε,
-    and beyond the last knot it is that of the last one.
+    The bound is computed at knots, values of ε a step apart, and is at most 1.  Between two knots it is the chord
+    in e^ε, and beyond the last knot it is that of the last one.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -360,6 +373,7 @@ def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | Non
         _replacement_hockey_stick(epoch, exponent_grid),
     )
     bounds = [min(1.0, hockey_stick(1.0))]
+    # At larger ε the bound would be little more than its margins for rounding.
     while len(bounds) <= _MAX_KNOTS and bounds[-1] > 2.0 * _MAX_MISSING_MASS:
         bounds.append(min(bounds[-1], hockey_stick(math.exp(len(bounds) * step))))
     return symmetric_loss_distribution(*lower_hull(as_floats(step * np.arange(len(bounds))), as_floats(bounds)))
@@ -370,12 +384,17 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
 
     The grid holds sums of the differences of the terms of S and γS', each multiplied to the safe side by the
     relative error of the walk and shifted to mean 0.
+
+    Args:
+        epoch: Rounds of the epoch, with the noise in their chain.
+        exponent_grid: Grid on which the exponents G_t of the chain walk.
     """
     half_variances, scales = 0.5 * exponent_grid.variances, exponent_grid.scales
     upper_factor, lower_factor = (
         1.0 / (1.0 - exponent_grid.relative_error),
         1.0 / (1.0 + exponent_grid.relative_error),
     )
+    # Size of the sums that the grid resolves.  Every grid gives an upper bound, as lower sums are moved up.
     reach = min(1.0, 10.0 * epoch.ratio_std)
 
     def expected_excess(gamma: float) -> float:
@@ -391,7 +410,7 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
 
         sum_grid = epoch.sum_grid(-4.0 * (1.0 + gamma) * reach, 1.0, gamma * reach)
         masses, mean_above = sum_distribution(exponent_grid, [sum_grid] * (epoch.bins + 1), increments)
-        # 1e-9 is for rounding in floating point.
+        # 1e-9 and `_MAX_MISSING_MASS` are margins for rounding.  `LOST_MEAN` is for walks that leave the grid.
         expectation = (
             float(masses @ np.maximum(0.0, sum_grid.points + (upper_factor - gamma_factor))) + mean_above
         ) * (1.0 + 1e-9)

@@ -4,14 +4,16 @@ Source: Dong, Roth & Su 2022, "Gaussian differential privacy", Corollary 2.13; B
 
     δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2)
 
+φ and Φ are the density and the distribution function of N(0, 1).  Neighbours differ in one unit, such as a record:
+under `zero-out` its contributions are 0 in one of them, and under `replace-one` it is exchanged for another unit.
 A composition of Gaussian mechanisms, adaptive or not, is exactly √(Σ μ_i²)-GDP (Dong, Roth & Su 2022, Corollary
 3.3), so that nothing is lost between the noise and this formula.
 
 The conversions `delta_of`, `epsilon_of` and `mu_of` are rounded to the safe side: δ and ε are never below the true
 value, μ never above it.  For μ from 1e-6 to 1e3 and δ down to 1e-300 they are within a relative 1e-8 of it, and ε
-within 1e-15 more.  `compose` and `noise_for` are rounded to a nearby float, to either side.
-`largest_safe` and `smallest_safe` invert a monotone condition on the safe side.  The `check_` functions are the
-domain of every accounting function.
+within 1e-15 more.  `compose` and `noise_for` are rounded to a nearby float, to either side.  `largest_safe` and
+`smallest_safe` invert a monotone condition on the safe side.  The `check_` functions refuse numbers that are out
+of their range.
 """
 
 import math
@@ -287,9 +289,9 @@ def compose(mus: ArrayLike) -> float:
 
 
 def noise_for(mu: float, sensitivity: float) -> float:
-    """Return the smallest noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
+    """Return the noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
 
-    The result is σ = `sensitivity` / μ, rounded so that `sensitivity` / σ is at most `mu` in floating point.
+    The result is σ = `sensitivity` / μ, rounded to a float for which `sensitivity` / σ is at most `mu`.
 
     Args:
         mu: μ > 0.
@@ -314,11 +316,12 @@ def noise_for(mu: float, sensitivity: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    """Return ln δ(ε) for μ > 0, rounded up.
+    """Return ln δ(ε) for `mu` = μ > 0 and `epsilon` = ε ≥ 0, rounded up.
 
     With a = ε/μ - μ/2, b = ε/μ + μ/2 and the Mills ratio m = (1 - Φ)/φ, e^ε φ(b) = φ(a) turns the formula into
     φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.  For a < -1, where m(a) may
-    overflow, it is the logarithm of Φ(-a) - φ(a) m(b).
+    overflow, it is the logarithm of Φ(-a) - φ(a) m(b).  The result is -infinity if a² overflows, where δ is far
+    below the smallest float.
     """
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     if a < -1.0:  # then μ > 2 and the two terms do not cancel

@@ -1,7 +1,7 @@
 """Guarantees of a stream of releases, and privacy targets as a person states them.
 
 A kind of guarantee is one class with the members of `Guarantee`: its figures at δ, its group privacy, its charge
-to a lifetime budget, and its descriptions.  No other code asks for the kind.
+to a lifetime budget, and its descriptions.
 
 To add a kind, write a file with such a class, most easily a subclass of `Curved`, and with the participation that
 gives this guarantee, and add the participation to `participation/registry.py`.
@@ -124,8 +124,8 @@ Promise = TypeVar("Promise", bound=Guarantee, covariant=True)
 class GaussianDP:
     """μ-GDP: transcripts of neighbours are at least as hard to tell apart as N(0, 1) from N(μ, 1).
 
-    The conversions to other guarantees are exact for this μ.  Whether μ is exact too, or an upper bound, is known
-    to the claim (`PrivacyClaim.attained`).
+    The conversions to (ε, δ) and zCDP are exact for this μ, but for those by a Rényi accountant and by the papers'
+    formula.  Whether μ is exact too, or an upper bound, is known to the claim (`PrivacyClaim.attained`).
 
     Raises:
         InputError: μ is negative or not finite.
@@ -185,7 +185,15 @@ class GaussianDP:
         return ApproximateGDP(self.mu)
 
     def format_clause(self, texts: Mapping[str, str], attained: bool) -> str:
-        """Format μ, (ε, δ) and zCDP, as exact numbers if they are attained and as bounds otherwise."""
+        """Format μ, (ε, δ) and zCDP, and beside them the ε of the papers' formula.
+
+        μ and ε are called exact if they are attained, and bounds otherwise.
+
+        Args:
+            texts: Numbers as texts, by the names "mu", "epsilon", "delta", "zcdp" and "epsilon_paper", and by
+                "counted_mu" if μ is charged by a paper's constants and exact counting has another one.
+            attained: Whether μ is exact.
+        """
         mu, epsilon, delta = texts["mu"], texts["epsilon"], texts["delta"]
         clause = f"μ-GDP exactly with μ = {mu}" if attained else f"μ-GDP with μ at most {mu}"
         if "counted_mu" in texts:

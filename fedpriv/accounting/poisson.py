@@ -3,8 +3,9 @@
 Every round each unit takes part independently with probability q = `sampling_rate`.  The clipped increments of the
 units that take part, each of norm C at most, are added.  Their sum is released with Gaussian noise of standard
 deviation z · C per coordinate, z = `noise_multiplier`, and divided by a public number, never by the number of
-units drawn.  One round is dominated by these pairs, in both orders for zero-out.  The second pair is its own
-mirror image.
+units drawn.  A unit is what neighbours differ in, such as a record, and its increment is its contribution to a
+round.  One round is dominated by these pairs, in both orders for zero-out.  The second pair is its own mirror
+image.
 
     zero-out      (1 - q) N(0, z²) + q N(1, z²)   and   N(0, z²)
     replace-one   (1 - q) N(0, z²) + q N(1, z²)   and   (1 - q) N(0, z²) + q N(-1, z²)
@@ -224,8 +225,8 @@ _TRIVIAL_DISTRIBUTION = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
 def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) -> PrivacyLossDistribution:
     """Return the privacy loss distribution of all rounds of the run.
 
-    The result is the trivial one, all of whose mass is at infinity, if ε of all rounds protects nobody
-    (`is_useless`).
+    The result is the trivial one, all of whose mass is at infinity, if a coarse grid shows that ε of all rounds is
+    above 600 at δ = 1e-3, which protects nobody.
 
     Args:
         mechanism: Mechanism of the run.
@@ -250,8 +251,9 @@ def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) 
 def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     """Return the curve of δ of `size` units, the highest over the directions of the relation, cached.
 
-    The hockey stick of one round is put on a grid of losses and composed with itself over all rounds.  The curve
-    is 1 if ε of all rounds protects nobody (`is_useless`).
+    The hockey stick of one round is put on a grid of losses and composed with itself over all rounds of
+    `mechanism`.  Losses outside of ±`MAX_EPSILON` are not resolved.  The curve is 1 if a coarse grid shows that ε
+    of all rounds is above 600 at δ = 1e-3, which protects nobody.
     """
     orders: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
@@ -321,7 +323,7 @@ class SampledGroupRound:
         return as_floats(np.clip(p_tails - np.exp(epsilons) * q_tails, 0.0, 1.0))
 
     def _thresholds(self, epsilons: Floats) -> Floats:
-        """Return the x at which the loss is ε, (n,), clipped to a range.
+        """Return the x at which the loss is ε, (n,), clipped to a range, for each of `epsilons`, (n,).
 
         The range leaves out less than 1e-25 of P.  δ is flat at the threshold, so that an error e in x costs only
         e².  Newton's steps start between two points of a table.  A step that would leave the interval around the
@@ -329,12 +331,13 @@ class SampledGroupRound:
         """
         start, end = self._output_range.tolist()
         grid = np.linspace(start, end, _TABLE_SIZE)
-        table = np.maximum.accumulate(self.loss_at(grid))
+        table = np.maximum.accumulate(self.loss_at(grid))  # rises in spite of rounding
         upper_indices = np.searchsorted(table, epsilons)
         low, high = grid[np.maximum(upper_indices - 1, 0)], grid[np.minimum(upper_indices, _TABLE_SIZE - 1)]
         outputs = np.clip(np.interp(epsilons, table, grid), low, high)
         for step in range(1, _MAX_NEWTON_STEPS):
             (p_log_ratio, p_slope), (q_log_ratio, q_slope) = self._log_ratio(outputs), self._log_ratio(-outputs)
+            # Loss minus ε, where the factors are 0 for a side without the units and 1 with them.
             excess = self._p_mean * p_log_ratio - self._q_mean * q_log_ratio - epsilons
             low, high = np.where(excess < 0.0, outputs, low), np.where(excess < 0.0, high, outputs)
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -380,7 +383,10 @@ class SampledGroupRound:
 
     @property
     def _log_probabilities(self) -> Floats:
-        """Logarithms of P[Bin(size, rate) = j] for j = 0 … size, (size + 1,)."""
+        """Logarithms of P[Bin(size, rate) = j] for j = 0 … size, (size + 1,).
+
+        For rate 1 the logarithm of 0 is a very negative finite number, since 0 times -infinity is no number.
+        """
         participant_counts, size = self._participant_counts, float(self.size)
         with np.errstate(divide="ignore"):
             log_rate, log_absence = np.log(self.rate), np.log1p(-self.rate)

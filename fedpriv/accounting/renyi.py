@@ -4,7 +4,7 @@
 compositions, so that the formula reads ε = μ²/2 + μ√(2 ln(1/δ)), as in Reshef & Levy 2024, whose ρ is μ here.  It
 is a valid bound and never below `gaussian.epsilon_of`.  Source: Bun & Steinke 2016, Propositions 1.3 and 1.6.
 
-**Rényi DP**, with the best known conversion to (ε, δ):
+**Rényi DP**, with a closer conversion to (ε, δ):
 
     ε = min over α > 1 of  αρ + ln((α - 1)/α) - (ln δ + ln α)/(α - 1),   ρ = μ²/2
 
@@ -105,7 +105,10 @@ MIN_ORDER_EXCESS, MAX_ORDER_EXCESS = 1e-6, 1e9
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ.
+    """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ, by the formula of the module's docstring.
+
+    The minimum over α is searched on three grids of log10(α - 1), each finer and around the minimum of the last.
+    The result is 0 for μ = 0.
 
     Source: Canonne, Kamath & Steinke 2020, Proposition 12.
 

@@ -7,8 +7,9 @@ DP for every order λ, as μ-GDP runs are, and ρ = μ²/2,
     Theorem 2:  ε'(λ) = λρ + (1 + η) min over λ^ ≥ 1 of ((λ^ - 1)ρ + ln(1/γ)/λ^) + ln E[K] / (λ - 1)
     Theorem 6:  ε'(λ) = λρ + E[K] δ(ln(1 + 1/(λ - 1))) + ln E[K] / (λ - 1)
 
-where δ(ε) is the run's own curve.  The minimum is 2√(ρ ln(1/γ)) - ρ, at λ^ = √(ln(1/γ)/ρ), or ln(1/γ) if this λ^
-is below 1.  `later_mu` adds the Rényi curve of releases that come after the choice and may depend on it.
+where δ(ε) is the run's own curve, and η ≥ 0 and 0 < γ < 1 are the parameters of the negative binomial
+distribution.  The minimum is 2√(ρ ln(1/γ)) - ρ, at λ^ = √(ln(1/γ)/ρ), or ln(1/γ) if this λ^ is below 1.
+`later_mu` adds the Rényi curve of releases that come after the choice and may depend on it.
 
 There is a bound from the run's own curve δ(ε), too, and the smaller bound counts.  With m = E[K],
 T(a) = Φ(Φ^-1(a) + μ), the largest probability on a neighbour of an event that has probability a, and
@@ -110,7 +111,7 @@ class NegativeBinomialRunCount:
     def gamma(self) -> float:
         """γ at which E[K] is `mean`, by bisection.
 
-        γ is rounded down, up to `_MEAN_MARGIN` in E[K], so that ln(1/γ) is not too small.
+        E[K] falls with γ.  The lower end of the last interval is returned, so that ln(1/γ) is not too small.
         """
         low, high = 0.0, min(1.0, 2.0 * (1.0 + self.eta) / self.mean)
         while high - low > 1e-15 * high:
@@ -142,7 +143,11 @@ class NegativeBinomialRunCount:
         return (1.0 + self.eta) * max_log_ratio * (1.0 + _ROUNDING) + _ROUNDING
 
     def draw(self, generator: np.random.Generator) -> int:
-        """Draw K by inverting the distribution function, one k after another."""
+        """Draw K by inverting the distribution function, one k after another.
+
+        The function is inverted at one uniform number of `generator`.  K is 1 if the mean is 1.  The search ends
+        at a k whose probability underflows.
+        """
         gamma, remainder, k = self.gamma, float(generator.random()), 1
         if self.mean == 1.0:
             return 1
@@ -230,7 +235,7 @@ class PrivateSelection:
         ) * (1.0 + 1e-15)
 
     def epsilon_by_orders(self, delta: float) -> float:
-        """Return the smallest bound over Rényi orders λ, at least 0, with the conversion of `renyi`.
+        """Return the smallest bound of ε at δ over Rényi orders λ, at least 0.
 
         The bound at λ is ε'(λ) + ln((λ - 1)/λ) - (ln δ + ln λ)/(λ - 1), for ε' of the module's docstring with
         later releases.  A search over ln(λ - 1) is repeated twice around its minimum.
@@ -238,7 +243,7 @@ class PrivateSelection:
         log_delta = math.log(check_delta(delta))
         low, high = math.log(MIN_ORDER_EXCESS), math.log(MAX_ORDER_EXCESS)
         for _ in range(1 + _REFINEMENTS):
-            grid = np.linspace(low, high, _GRID_POINTS)
+            grid = np.linspace(low, high, _GRID_POINTS)  # of ln(λ - 1), while both functions below take λ - 1
             values = renyi_to_epsilons(np.exp(grid), self.renyi(np.exp(grid)), log_delta)
             best, width = grid[int(np.argmin(values))], (high - low) / (_GRID_POINTS - 1)
             low, high = best - width, best + width

@@ -1,7 +1,8 @@
 """Random allocation under replace-one: the hockey stick of its symmetric pair.
 
-Neighbours differ by a unit that is exchanged for another one in the same secret rounds.  With T = `bins` and z =
-`noise_multiplier` an epoch is dominated by
+Neighbours differ by a unit, such as a record, that is exchanged for another one in the same secret rounds.  A unit
+takes part in one round of an epoch, drawn uniformly in secret, and its increment is its clipped contribution to
+that round.  With T = `bins` rounds and z = `noise_multiplier` an epoch is dominated by
 
     P = (1/T) Σ N(e_i, z² I)   and   Q = (1/T) Σ N(-e_i, z² I),
 
@@ -85,8 +86,8 @@ class SymmetricPairEpoch:
     def curve(self, knots: int, loose_curve: Curve) -> Curve:
         """Return an upper bound at every ε.
 
-        For one or two values of ε it is computed on a finer grid.  For more values it is the curve of the loss
-        distribution on `knots`.
+        For one or two values of ε it is computed on a finer grid, and is at most `loose_curve`.  For more values
+        it is the curve of the loss distribution on `knots`.
 
         Args:
             knots: Number of intervals between values of ε at which the loss distribution is fitted.
@@ -145,7 +146,8 @@ class SymmetricPairEpoch:
     def _grid(self, gamma: float, tail: float) -> tuple[int, float]:
         """Return the number of points below 0, and the distance of neighbouring points.
 
-        For large e^ε R is far below 0, and only the range of D_1 has to be resolved.
+        For large e^ε R is far below 0, and only the range of D_1 has to be resolved.  Every grid gives an upper
+        bound, so that the factors here decide only how tight it is.
 
         Args:
             gamma: γ = e^ε.
@@ -165,7 +167,8 @@ class SymmetricPairEpoch:
         """Return the masses of D_1 on all points but the last, and the mean that was not moved to them.
 
         With equal spacing h and p(x) = E (x - D_1)+, the mass at the lowest point x is (p(x + h) - p(x)) / h, and
-        that at each other point (p(x - h) - 2 p(x) + p(x + h)) / h.
+        that at each other point (p(x - h) - 2 p(x) + p(x + h)) / h.  Mass between the last two points, and beyond
+        the last one, leaves a part of its mean behind.
 
         Guarantee: mass below the grid is moved up to its lowest point.  All other mass keeps its mean, with the
         mean that is returned.
@@ -199,7 +202,7 @@ class SymmetricPairEpoch:
             masses: Masses of each D_i on the grid, (size,).
             zero_index: Number of points of the grid below 0.
         """
-        if self.bins == 1:
+        if self.bins == 1:  # R is an empty sum
             above = np.where(np.arange(self.size) > zero_index, 1.0, 0.0)
             return above, above
         sum_masses = _self_convolve(np.stack([masses, masses]), self.bins - 1, zero_index)

@@ -2,8 +2,8 @@
 
 A Python file is named by `--import` or in `FEDPRIV_IMPORT` (several files with the system's path separator between
 them).  A package names a module as an entry point of the group `fedpriv.extensions`.  File and module call
-`fedpriv.add_algorithm`, `add_model` or `add_data` when they are imported.  Files of `--import` are imported at
-once, the others and the modules when a name is not known.
+functions such as `fedpriv.add_algorithm`, `add_model` and `add_data` when they are imported.  Files of `--import`
+are imported at once, the others and the modules when names are listed or one is not known.
 
 An add-on is a file or a folder of `fedpriv/addons`, which the core imports by name only: the modules in
 `COMMANDS`, which add commands, when the command line starts, and all other parts, in `ADD_ON_PARTS`, on first use.
@@ -89,6 +89,10 @@ def find_register(module: str) -> Any:
 def _import_attribute(path: str, part: str) -> Any:
     """Import "module:attribute" of the add-ons' package.
 
+    Args:
+        path: Module and attribute, such as "statistics.tables:cell_of_plan".
+        part: What the attribute is for, the beginning of the error message.
+
     Raises:
         InputError: The add-on is not installed.  The message names `part` and the add-on.
     """
@@ -138,9 +142,10 @@ def import_files(files: Sequence[Path]) -> None:
 
 
 def load_extensions() -> None:
-    """Import the files in `FEDPRIV_IMPORT` and the entry points of installed packages, each once.
+    """Import the files in `FEDPRIV_IMPORT` and the entry points of installed packages.
 
-    A file that fails is imported anew by the next call.  An entry point that fails is not.
+    A file with the same content at the same path is imported once, and so is an entry point.  A file that fails is
+    imported anew by the next call.  An entry point that fails is not.
 
     Raises:
         InputError: An import fails.  The message names the file or the entry point.

@@ -1,9 +1,9 @@
 """Format figures of privacy on the safe side: leakage is rounded up, noise is rounded down.
 
-Every text with an ε, δ, μ, slack, best guess, sensitivity or standard deviation takes its digits from here.
-Unrounded floats go into JSON and CSV only.  A float counts as the decimal number that it prints as (`repr`), which
-is within a relative 1.2e-16 of it, so that the noise of μ = 0.1 is not called 0.1001.  The guarantees below are
-about this decimal number.
+Reports take the digits of an ε, δ, μ, slack, best guess, sensitivity or standard deviation from here, while JSON
+and CSV have unrounded floats.  A float counts as the decimal number that it prints as (`repr`), which is within a
+relative 1.2e-16 of it, so that the noise of μ = 0.1 is not called 0.1001.  The guarantees below are about this
+decimal number.
 """
 
 import math

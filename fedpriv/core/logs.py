@@ -38,7 +38,10 @@ class _LineFormatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record with its UTC time, its level and the fields that it has."""
+        """Format a record with its UTC time, its level and the fields that it has.
+
+        In text format each line of the message is cut to a length, and lines behind the first are indented.
+        """
         time_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         fields = {key: getattr(record, key) for key in _LOG_FIELDS if hasattr(record, key)}
         message = super().format(record)

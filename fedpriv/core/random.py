@@ -2,18 +2,22 @@
 
 Random numbers come from these sources:
 
-* `KeyedNormal`: Gaussian noise as a pure function of (key, party, round, node).  The party is a silo's number or
+* `KeyedNormal`: normal vectors as pure functions of (key, party, round, node).  The party is a silo's number or
   `SERVER`, and the node numbers the vectors that a party draws in a round.  AES-256 in counter mode (NIST SP
   800-38A; OpenSSL through `cryptography`) gives the bits, and the Box-Muller transform (Box & Muller 1958) the
-  normals, in reused memory (`Workspace`).  The same code serves both noise regimes, and only the key differs: it
-  is derived from the scenario's seed in a simulation, and drawn from the operating system in a deployment.
+  normals, in reused memory (`Workspace`).  The key of noise is derived from the scenario's seed in a simulation,
+  and drawn from the operating system in a deployment.
 * `SamplingRandomness`: bits for secret participation, independent for everybody without the key.
 * `RowRandomIntegers`: public numbers for the rows of a silo, such as those of augmentation.
 * `KeyedNormal.derive_secret`: a party's secret for agreeing on keys with other parties.
 * `public_generator`: a NumPy generator for public choices, such as the partition of records to silos.
 
 Standard generators are no substitute.  A keyed stream needs a key of at least 128 bits, and torch's CPU generator
-keeps 32 bits of its seed.  This implementation is also the fastest measured in batches, see benchmarks/noise.py.
+keeps 32 bits of its seed.  benchmarks/noise.py measures this implementation beside other ones.
+
+A stream is the vectors of one party and round.  A block is the 16 bytes that AES makes of one counter, of 4
+float32 or 2 float64 numbers.  A vector of 2 h normals is made of h pairs, (radius · cos, radius · sin): the
+cosines are its first half, the sines its second half.
 """
 
 import hashlib
@@ -41,7 +45,14 @@ class Workspace:
     """
 
     def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
-        """Allocate counters of whole AES blocks, and views of the bits that normals are made of."""
+        """Allocate counters of whole AES blocks, and views of the bits that normals are made of.
+
+        Args:
+            count: Number of streams.
+            pairs: Number of pairs of normals of each stream.
+            skipped: Number of values before the angles in their first block, which are not used.
+            dtype: float32 or float64, the type of the normals.
+        """
         per_block = BLOCK_BYTES // dtype.itemsize
         self._radius_blocks, angle_blocks = -(-pairs // per_block), -(-(skipped + pairs) // per_block)
         self.counters = np.empty((count, self._radius_blocks + angle_blocks, 2), np.uint64)
@@ -188,6 +199,14 @@ class KeyedNormal:
         """Return values `first` … `last`-1 of `vector(size, party, t, node)`, (last - first,).
 
         The other values need no memory, but for those of a piece that is drawn at once.
+
+        Args:
+            size: Number of values of the whole vector.
+            first: Index of the first value that is returned.
+            last: Index behind the last one.
+            party: Party of the vector.
+            t: Round.
+            node: Number of the vector in its stream.
         """
         out, (half, _) = np.empty(last - first, self.dtype), self._chunks(1, size)
         per_block, streams = BLOCK_BYTES // self.dtype.itemsize, _stream_counters([party], [t])
@@ -208,7 +227,7 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """Return one vector for each party and round, (len(parties), size).
 
-        `parties` and `rounds` are equally long.
+        `parties` and `rounds` are equally long, and `node` numbers each vector in its stream.
         """
         out = np.empty((len(parties), size), self.dtype)
         rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
@@ -224,7 +243,14 @@ class KeyedNormal:
     def row_vectors(
         self, size: int, parties: NDArray[np.int64], t: int, rows: NDArray[np.int64]
     ) -> NDArray[np.floating]:
-        """Return `vector(size, parties[b], t, node=rows[b])` for every b, stacked: (len(rows), size)."""
+        """Return `vector(size, parties[b], t, node=rows[b])` for every b, stacked: (len(rows), size).
+
+        Args:
+            size: Number of values of a vector.
+            parties: Party of each vector, (len(rows),).
+            t: Round of all vectors.
+            rows: Node of each vector, such as the row index of a record.
+        """
         out = np.empty((len(rows), size), self.dtype)
         rows_per_draw = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
         for start in range(0, len(rows), rows_per_draw):
@@ -277,7 +303,10 @@ class KeyedNormal:
         rounds: Sequence[int],
         node: int | NDArray[np.uint64],
     ) -> None:
-        """Fill each row of `out`, (n, size), with the vector of its party, its round and its node."""
+        """Fill each row of `out`, (n, size), with the vector of its party, its round and its node.
+
+        `parties` and `rounds` have n numbers.  `node` is one for all rows, or (n,).
+        """
         if not out.size:  # a round that draws no client
             return
         half, pieces = self._chunks(*out.shape)
@@ -286,7 +315,14 @@ class KeyedNormal:
             self._draw_pairs(cosines, sines, _stream_counters(parties, rounds), node, (start, half))
 
     def _chunks(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
-        """Return the number of pairs of normals in a vector, and the pieces they are drawn in, (first, count)."""
+        """Return the number of pairs of normals in a vector, and the pieces they are drawn in, (first, count).
+
+        There is one piece if `count` vectors have at most `MAX_VALUES_PER_DRAW` values together.
+
+        Args:
+            count: Number of vectors that are drawn together.
+            size: Number of values of a vector, which is rounded up to whole blocks.
+        """
         per_block = BLOCK_BYTES // self.dtype.itemsize
         half = -(-size // per_block) * per_block // 2
         max_pairs = max(1, MAX_VALUES_PER_DRAW // (2 * count * per_block)) * per_block
@@ -328,7 +364,13 @@ class KeyedNormal:
         workspace.fill_normals(cosines, sines)
 
     def _find_workspace(self, count: int, pairs: int, skipped: int) -> Workspace:
-        """Return a workspace of this shape, cached for the long and short pieces that alternate."""
+        """Return a workspace of this shape, cached for the long and short pieces that alternate.
+
+        Args:
+            count: Number of streams.
+            pairs: Number of pairs of normals of each stream.
+            skipped: Number of values before the angles in their first block, which are not used.
+        """
         shape = (count, pairs, skipped)
         workspace = self._workspaces.pop(shape, None) or Workspace(count, pairs, skipped, self.dtype)
         if len(self._workspaces) >= _MAX_WORKSPACES:
@@ -435,7 +477,7 @@ class RowRandomIntegers:
 
         Args:
             rows: Row indices, (..., B).
-            choices: Numbers to choose from, (k,).
+            choices: How many numbers each result is chosen from, (k,).
             silos: Silo of each row, (B,).
             t: Round.
         """

@@ -81,7 +81,9 @@ Stackable = TypeVar("Stackable")
 def stack_signature(component: Any) -> Any:
     """Return the data of a component that must be equal in all components that are stacked.
 
-    The result leaves out the values of floats that are not `SHARED`, and fields with an entry for each replicate.
+    A component is an estimator, a mechanism or an optimizer, or a value in one.  The result leaves out the values
+    of floats that are not `SHARED`, in whose place is the type, and fields with an entry for each replicate.
+    `SHARED` and `PER_REPLICATE` are metadata of fields.
     """
     if isinstance(component, float):
         return float
@@ -97,10 +99,15 @@ def stack_signature(component: Any) -> Any:
 
 
 def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
-    """Return one component for R components of one `stack_signature`.
+    """Return one component for R components that differ only in floats and in entries for each replicate.
 
     A float that is equal in all of them stays a float, and other floats become a column (R, 1).  Tuples with an
     entry for each replicate are concatenated.  All else is equal, and taken from the first component.
+
+    Args:
+        components: One component for each replicate, R of them.
+        dtype: Type of the columns.
+        device: Device of the columns.
     """
     first: Any = components[0]
     stacked: Any = first

@@ -108,7 +108,7 @@ def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519
     `trusted`, and a document that states another key is refused.
 
     Args:
-        signature_data: Public key and signature, as `sign_data` returns them.
+        signature_data: Mapping of "key" to a public key and of "signature" to hexadecimal digits.
         says: Purpose of the signature.
         value: Signed data.
         trusted: Public key of the expected signer.

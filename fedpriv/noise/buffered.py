@@ -1,8 +1,11 @@
 """Buffered linear Toeplitz (BLT) noise: nearly optimal for a stream, with few vectors of state.
 
 C is the Toeplitz matrix with the coefficients c_0 = 1 and c_k = Σ_i ω_i θ_i^(k-1).  Its poles θ and zeros φ
-interlace, and the residues ω follow from them (see `series`).  A is the matrix of running sums with a decay, and B
-= A C^-1, so that the noise of round t is (B z)_t for fresh vectors z.  Special cases:
+interlace, θ_1 > φ_1 > θ_2 > …, and ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j).  s_t is the sum of the increments
+of round t, the clipped contributions of its records.  A s are the running sums with a decay, and B = A C^-1, so
+that the noise of round t is (B z)_t for fresh vectors z of independent normal values.  A record is charged the
+distance by which it moves C s.  In a fixed order it takes part every N-th round, and in separated participations
+in any rounds that are far enough apart.  Special cases:
 
 | θ | φ | noise | vectors of state |
 |---|---|---|---|
@@ -13,6 +16,9 @@ interlace, and the residues ω follow from them (see `series`).  A is the matrix
 `column_scale` holds D_1 … D_T: the noise of increment t is divided by D_t, so that C diag(D) replaces C.  Late
 columns of C are short.  In a single pass a D can lengthen them and cost no record more than the worst record costs
 without it.
+
+A workload has the decay, the clip of every round and the rounds in which records take part.  Rounds t count from
+1.
 
 On integers a few decaying buffers replace all past increments.  θ and the residues ω are multiples of 2^-31 by
 definition, and φ, which B needs, follows from them.
@@ -189,13 +195,14 @@ class BufferedToeplitz(Toeplitz):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return (B z)_t and the next state.
 
-        With modes m of B, of gain g_m and pole p_m, the result is z_t + Σ_m g_m b_m, and then b_m ← p_m b_m + z_t.
-        The state holds the vector b_m for each mode.  With `column_scale` it holds the last noise, unless decay is
-        0, and a vector for each φ.
+        Row t of B z is z_t plus a few decayed sums of earlier fresh vectors, the modes of B.  With modes m of gain
+        g_m and pole p_m, the result is z_t + Σ_m g_m b_m, and then b_m ← p_m b_m + z_t.  The state holds the
+        vector b_m for each mode.  With `column_scale` it holds the last noise, unless decay is 0, and a vector for
+        each φ.
         """
         if self.column_scale:
             return self._scaled_noise(state, t, fresh)
-        if not self._modes:
+        if not self._modes:  # B = I
             return fresh, ()
         if t == 1:
             return fresh, (fresh,) * len(self._modes)
@@ -223,7 +230,9 @@ class BufferedToeplitz(Toeplitz):
     def integer(self, workload: Workload) -> Factorization:
         """Return the factorization A = B C on integers, with the C of rounded poles and residues.
 
-        φ follows from these, so that B is A times the inverse of the rounded C.
+        φ follows from these, and the decay of A is rounded to a multiple of 2^-31, so that B is A times the
+        inverse of the rounded C.  The buffers of C hold at most 10 binary digits of a unit, and fewer if roundings
+        to whole units add up to little.  A φ that the rounding makes slightly negative counts as 0.
 
         Raises:
             InputError: Rounding makes roots equal, so that they do not interlace.
@@ -249,7 +258,13 @@ class BufferedToeplitz(Toeplitz):
         """Return (B z)_t, (..., d), for a C with `column_scale`, and the next state.
 
         With n_t the result, and w the residues of C^-1, n_t = decay n_(t-1) + (z_t + Σ_m w_m u_m) / D_t, and then
-        u_m ← φ_m u_m + z_t.  The state is the last noise, unless decay is 0, and a buffer for each φ.
+        u_m ← φ_m u_m + z_t.  The state is the last noise n_t, unless decay is 0, and a buffer u_m for each φ_m.
+        The buffers are 0 before round 1.
+
+        Args:
+            state: State before round t, which is not read in round 1.
+            t: Round, from 1.
+            fresh: Fresh vector z_t, (..., d).
 
         Raises:
             InputError: The scale is not planned for this round.
@@ -384,7 +399,7 @@ class IntegerBuffered(IntegerStrategy):
     digits: int = 0
 
     def __post_init__(self) -> None:
-        """Check that C ≥ 0 has coefficients that never increase.
+        """Check that C ≥ 0 has coefficients that never increase: 1, Σ ω_i, Σ ω_i θ_i, ….
 
         Raises:
             InputError: A number is out of its range, weights add up to more than 1, or there are not as many
@@ -423,6 +438,9 @@ class IntegerBuffered(IntegerStrategy):
 
         Args:
             loads: Largest absolute value of a coordinate of s_t for each round, as a tuple of one.
+
+        Returns:
+            Largest output, and the largest of all outputs and buffers.
         """
         largest, max_state, buffers = 0, 0, [0] * len(self.theta)
         for (load,) in loads:
@@ -437,7 +455,10 @@ class IntegerBuffered(IntegerStrategy):
         return IntegerBounds(largest, max_state)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """Return (C s)_t and the next state, which holds the buffers."""
+        """Return (C s)_t and the next state, which holds the buffers, for sums s_t of any shape, int64.
+
+        The state before round 1 is empty.
+        """
         fresh = sums << self.digits
         if not state:
             return sums, (fresh,) * len(self.theta)
@@ -450,6 +471,8 @@ class IntegerBuffered(IntegerStrategy):
 
 def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: int = 0) -> IntegerBuffered:
     """Return the integer strategy of the roots 1 ≥ θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0.
+
+    Residues are computed from the exact roots, and then poles and residues are rounded to multiples of 2^-31.
 
     Args:
         theta: Poles θ.
@@ -499,7 +522,10 @@ def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64
 
 
 def _residue(theta: list[Fraction], phi: list[Fraction], index: int) -> Fraction:
-    """Compute ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j) for i = `index`."""
+    """Compute ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j) for i = `index`, from 0.
+
+    `theta` are the poles θ and `phi` the zeros φ.
+    """
     pole, result = theta[index], Fraction(1)
     for root in phi:
         result *= pole - root

@@ -7,8 +7,13 @@
 | leaf | A C^-1 | diag(1/noise) | Kornowski, Liu & Talwar, Algorithm 4 |
 
 A is the matrix of running sums, (A s)_t = s_t + decay (A s)_(t-1).  The noise of round t is (B z)_t for fresh
-vectors z, and a record is charged for the distance by which it moves C s.  d_t and noise_t are sizes of the noise
-of round t, in multiples of fresh vectors, and S is the clip.
+vectors z, and a record is charged for the distance by which it moves C s.  s_t is the sum of the increments of
+round t, the contributions of its records, each of norm clip_t at most.  In a fixed order a record takes part every
+`rounds_per_epoch` rounds, in separated participations in any rounds that are far enough apart, and in a single
+pass once.  d_t and noise_t are sizes of the noise of round t, in multiples of fresh vectors, and S is the clip.
+
+A workload has the decay, the clip of every round, the rounds in which records take part, and the period after
+which the sums restart, if they do.  Rounds t count from 1.
 
 Independent and scheduled noise have no state.  A schedule can add less noise to early sums than to late ones,
 which pays if the output weighs early sums more.  Leaf noise is added to every increment, and the noisy increments
@@ -148,11 +153,12 @@ def _column_squared_norms(workload: Workload) -> Floats:
 
 
 def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
-    """Return the squared distance by which each record of a fixed order moves C s, within one period.
+    """Return the squared distance by which each record of a fixed order moves A s within one period.
 
     Between two rounds of a record the displacement of the sum only decays, so that its values in those rounds are
-    enough: y_k = clip_k + decay^rounds_per_epoch y_{k-1} in the record's k-th round.  This takes O(T log T),
-    without a T × T matrix.
+    enough: y_k = clip_k + decay^rounds_per_epoch y_{k-1} in the record's k-th round.  The squares of the rounds up
+    to the record's next one, or to the end, add up to y_k² times a geometric sum.  This takes O(T log T), without
+    a T × T matrix.
 
     Args:
         clips: Clip of every round of the period, (rounds,).
@@ -205,7 +211,10 @@ class IntegerPrefix(IntegerStrategy):
         return IntegerBounds(largest, largest)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """Return q_t and the next state, which holds q_t, or nothing for decay 0."""
+        """Return q_t and the next state, which holds q_t, or nothing for decay 0.
+
+        `sums` is s_t, int64 of any shape, and the state before round 1 is empty.
+        """
         if self.decay == 0:
             return sums, ()
         if not state or (self.period is not None and (t - 1) % self.period == 0):
@@ -298,7 +307,7 @@ class ScheduledGaussian(Mechanism):
 
         For one pass the sensitivity is max_τ clip_τ ‖C_τ‖, and for a fixed order the largest distance by which a
         record moves C s.  For separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds
-        is a bound.  In up to 2,000 rounds a search replaces it by the exact sensitivity or a smaller bound.
+        is a bound.  In up to 2,000 rounds a search may replace it by the exact sensitivity or a smaller bound.
         """
         self._check_workload(workload)
         order = workload.public_order
@@ -364,8 +373,8 @@ class ScheduledGaussian(Mechanism):
     def _squared_norm(self, workload: Workload, rounds: slice) -> float:
         """Return the squared distance by which a record that takes part in `rounds` moves C s.
 
-        The displacement of the sum is y_t = decay y_(t-1) + clip_t, without the clip in other rounds, and the
-        result is Σ_t y_t² / d_t².
+        `rounds` is a slice of indices from 0.  The displacement of the sum is y_t = decay y_(t-1) + clip_t,
+        without the clip in other rounds, and the result is Σ_t y_t² / d_t².
         """
         increments = np.zeros(workload.rounds)
         increments[rounds] = workload.clips[rounds]

@@ -2,7 +2,9 @@
 
 Source: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022), Algorithm 2, with its
 errata (docs/momentum.md).  The increment of round t is g_t(w_t): g_t is the gradient on the round's batch, and w_t
-the query.  An epoch has N rounds.  Every increment is split at v_q, the query at the start of its epoch q:
+the query, the point at which silos compute it.  An epoch has N rounds, and in a fixed order a record is at the
+same position, one of the N rounds, of every epoch.  Every increment is split at v_q, the query at the start of its
+epoch q:
 
     G_t = g_t(v_q),   Δ_t = g_t(v_q) - g_t(v_{q-1}),   r_t = g_t(w_t) - g_t(v_q)
 
@@ -30,8 +32,12 @@ variant composes them from prefixes of single epochs q = 0, 1, …, which are th
     sum of G up to t = Q_{q,p} + Σ_{k<q} decay^{p + (q-1-k) N} Q_{k,N}
 
 One tree of N leaves serves all epochs: the node that ends at position p keeps a filtered noise from epoch to
-epoch.  A record is in fewer nodes, and the state has about half as many vectors, N and a few.  With L = G the
-noise is 19 to 28 % less in the settings of docs/momentum.md.
+epoch.  A record is in fewer nodes, and the state has about half as many vectors, N and a few.  If the loss has the
+smoothness and the Lipschitz constant 1, the noise is 19 to 28 % less in the settings of docs/momentum.md.
+
+A release is the noisy running sum of a round.  A displacement is the distance by which one record moves a node.
+Fresh vectors are independent normal vectors, drawn for each round.  A workload has the decay of the running sums,
+the clip of every round and the rounds in which records take part.
 
 On integers the parts r, G and Δ of a round go into three trees.  The tree of r spans the whole run, those of G and
 Δ restart every epoch.  C maps the parts to the nodes' values, and B is everything that the mechanism does with
@@ -278,7 +284,7 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
     With V from `paper_window_counts`, these are √V_{≤2N} for early nodes, √V_{>2N} for late nodes, and
     `difference` / (2 clip) · √V_{>2N} for nodes of Δ and of r.  They are multiples of the standard deviation of
     fresh vectors, which is the paper's δ_G σ = 4 clip · σ under replace-one, and half of that under zero-out.
-    `difference` includes the smoothness constant L, which the algorithm's box omits.
+    `difference` includes the smoothness constant L, which the algorithm's box omits, and α is 1 minus the decay.
 
     Args:
         trees: Trees with a bound of the queries' movement.
@@ -349,7 +355,10 @@ class AlignedDifferences(DifferenceTrees):
     words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, aligned with epochs"
 
     def squared_norms(self, workload: Workload) -> NodeGroups:
-        """Add up each position's squared displacements over the trees of all epochs, (N,) a group."""
+        """Add up each position's squared displacements over the trees of all epochs, (N,) a group.
+
+        A position is that of a record in every epoch.  The groups are the four of the module's table.
+        """
         early, late, difference = np.zeros((3, self.rounds_per_epoch))
         for start in range(0, workload.rounds, self.rounds_per_epoch):
             clips = workload.clips[start : start + self.rounds_per_epoch]
@@ -408,12 +417,12 @@ class AlignedDifferences(DifferenceTrees):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
 
-        The state is a flat tuple of vectors in three parts.  First comes the stack of the r tree (see
-        `BinaryTree.noise`), which is empty if N = 1.  Then comes a ring: the filtered noise of the nodes at the
-        last N positions, oldest first.  From the second epoch on ring[0] is that of the same position one epoch
-        ago.  Last comes the epoch's stack: the noise of prefixes of the current epoch, each including earlier
-        epochs, shortest prefix first.  After the first epoch its first vector is the noise of all complete epochs,
-        decayed to the end of the last one.
+        The state is a flat tuple of vectors in three parts.  First comes the stack of the r tree, the noise of
+        prefixes of the run, shortest first, which is empty if N = 1.  Then comes a ring: the filtered noise of the
+        nodes at the last N positions, oldest first.  From the second epoch on ring[0] is that of the same position
+        one epoch ago.  Last comes the epoch's stack: the noise of prefixes of the current epoch, each including
+        earlier epochs, shortest prefix first.  After the first epoch its first vector is the noise of all complete
+        epochs, decayed to the end of the last one.
 
         Args:
             state: State before round t.
@@ -444,6 +453,9 @@ class AlignedDifferences(DifferenceTrees):
 
     def integer(self, workload: Workload) -> Factorization:
         """Build the factorization with a decay that is a multiple of 2^-31.
+
+        Bounds that rest on how far queries move do not hold for parts that are rounded to integers, so that the
+        parts have to be clipped.
 
         Raises:
             InputError: Differences are not clipped.
@@ -506,7 +518,7 @@ class IntegerAligned(IntegerStrategy):
     |---|---|
     | `decay` | decay, in multiples of 2^-31 |
     | `rounds_per_epoch` | N: rounds of an epoch |
-    | `std_*` | noise of each group of nodes, as in `AlignedDifferences` |
+    | `std_*` | noise of each group of nodes, in multiples of that of fresh vectors |
     """
 
     decay: int
@@ -532,9 +544,10 @@ class IntegerAligned(IntegerStrategy):
     def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
         """Return the released nodes in groups of equal noise: those of G, Δ and r.
 
-        Every round releases one node of each tree that it has a part for.  Roundings are bounded for one
-        participation in the trees of G and Δ, because an epoch holds a record once, and for all participations in
-        the tree of r.
+        A group has its number of nodes, their noise, and a bound of what rounding adds to the difference of a node
+        between neighbours.  Every round releases one node of each tree that it has a part for.  Roundings are
+        bounded for one participation in the trees of G and Δ, because an epoch holds a record once, and for all
+        participations in the tree of r.
 
         Args:
             rounds: Number of rounds of the run.
@@ -567,7 +580,7 @@ class IntegerAligned(IntegerStrategy):
         """Return the nodes that end at t, one for each part, and the next state.
 
         The state consists of the stacks of the trees of r (if N > 1), G and (from the second epoch on) Δ, one
-        after the other, as `IntegerTree` stores them.
+        after the other.  A stack holds the nodes that later rounds merge, longest first.
 
         Args:
             state: State before round t.

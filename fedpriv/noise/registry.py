@@ -4,7 +4,9 @@ Each mechanism's own file has its name, description, options, JSON form, certifi
 looks mechanisms up by name and builds them from a scenario or a ledger.
 
 A mechanism of a user is not believed: `check_mechanism_claims` measures its sensitivity from its noise.  B is the
-matrix by which `noise` transforms one unit vector a round, and C = B^-1 A.  A certificate must not be below the
+matrix by which `noise` transforms one unit vector a round, A forms the running sums of a workload, and C = B^-1
+A.  The sensitivity is the largest distance by which one record moves C s, for the sums s of a round's clipped
+contributions, and a certificate is the mechanism's statement of it.  A certificate must not be below the
 sensitivity of that C.  Only what the class does to unit vectors is checked, since its code can treat other vectors
 in any way.
 """
@@ -59,9 +61,8 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
 
     * B, measured from `noise`, is lower-triangular, with a diagonal above 0 and of at least `fresh_std`.
     * A state holds at most `memory_vectors` vectors.
-    * `certified` and `attained_sensitivity` are at least the sensitivity of C = B^-1 A, for the matrix A of
-    running
-      sums.
+    * `certified` and `attained_sensitivity` are at least the sensitivity of C = B^-1 A, or a bound of it where the
+      sensitivity is not known exactly.
 
     Guarantee: in a public order, and for any queries, a mechanism that passes has a certificate that is not below
     the sensitivity of C = B^-1 A by more than a relative 1e-6, for the B that its `noise` applies to unit vectors.
@@ -117,7 +118,7 @@ def _prefix_sum_matrix(workload: Workload) -> Floats:
 def _noise_matrix(mechanism: Mechanism, rounds: int) -> tuple[Floats, int]:
     """Measure B, (T, T), by running `noise` on unit vectors, and the most vectors of a state.
 
-    Round t gets the unit vector e_t as its fresh vector, so that the noise of round t is row t of B.
+    Round t of `rounds` = T gets the unit vector e_t as its fresh vector, so that its noise is row t of B.
 
     Raises:
         InputError: A round takes several fresh vectors.
@@ -175,7 +176,7 @@ def add_mechanism(kind: type[Mechanism]) -> None:
 
     Raises:
         InputError: The name is one of fedpriv's, has other characters than a-z, 0-9 and -, or begins with -, or
-            the class is no dataclass, no subclass of `Mechanism`, or has no `words`.
+            the class is no dataclass, no subclass of `Mechanism`, or has no description (`words`).
     """
     if Mechanism not in getattr(kind, "__mro__", ()) or not dataclasses.is_dataclass(kind):
         raise InputError(

@@ -1,10 +1,10 @@
 """Sensitivity: the largest distance by which one record can move C s, from the columns of C.
 
-s_t is the sum of increments of round t = 1 … T, and C_i, (T,), is column i of the strategy matrix.  The result
-is exact wherever the worst case is known, and a bound otherwise.  A record takes part in the rounds S.  In a
-fixed order S is every `rounds_per_epoch`-th round from a position on.  In a separated participation S may be any
-pattern: at most `max_rounds_per_record` rounds, at least `min_separation` apart.  Distances are in the unit of
-the clips.  Let u_i, i ∈ S, be the record's increments, ‖u_i‖ ≤ clip_i.  Then
+s_t is the sum of the increments of round t = 1 … T, the clipped contributions of its records, and C_i, (T,), is
+column i of the strategy matrix.  The result is exact where the worst case is known, and a bound otherwise.  A
+record takes part in the rounds S.  In a fixed order S is every `rounds_per_epoch`-th round from a position on.  In
+a separated participation S may be any pattern: at most `max_rounds_per_record` rounds, at least `min_separation`
+apart.  Distances are in the unit of the clips.  Let u_i, i ∈ S, be the record's increments, ‖u_i‖ ≤ clip_i.  Then
 
     ‖Σ_{i∈S} u_i ⊗ C_i‖² = Σ_{i,j∈S} ⟨u_i, u_j⟩ ⟨C_i, C_j⟩ ≤ Σ_{i,j∈S} clip_i clip_j |⟨C_i, C_j⟩|
 
@@ -313,8 +313,9 @@ def certify_toeplitz(
 
     C's coefficients are ≥ 0 and never increase.  In a single pass the sensitivity is the largest product of a
     column's norm and its clip.  In a fixed order every position is tried, or only the first for equal clips
-    without restarts.  For separated participations the bounds are those of `_certify_separated` and, for up to
-    2,000 rounds, of `sensitivity_from_rows`.
+    without restarts.  For separated participations the bounds are the largest clip in each round of the earliest
+    pattern (without restarts only), the sum of clip · ‖column‖ over the heaviest pattern and, for up to 2,000
+    rounds, that of a search for the worst pattern.
 
     Args:
         workload: Clips, participation and period.
@@ -392,6 +393,7 @@ def _earliest_pattern(
     if len(coefficients) <= gap:
         norm = math.sqrt(float(np.sum(column_squares[::gap][:max_participations])))
     else:
+        # Row k of these arrays has the `gap` rounds from the k-th participation on.
         participations = -(-rounds // gap)
         shifted = np.zeros((participations, gap))
         shifted.ravel()[: len(coefficients)] = coefficients

@@ -1,9 +1,10 @@
 """Lower-triangular Toeplitz matrices as power series, and the workload of running sums.
 
 A mechanism factors the matrix A of running sums, (T, T) for T rounds, as A = B C.  A record moves C s, for the
-sums s of increments, by at most the sensitivity, and B z is the noise of the releases for fresh vectors z.  A
-Toeplitz matrix with series[t-i] in row t and column i is the power series Σ_j series[j] x^j, where x delays by one
-round.
+sums s of increments (the clipped contributions of a round's records), by at most the sensitivity, and B z is the
+noise of the releases for fresh vectors z.  In a fixed order a record takes part every `rounds_per_epoch` rounds.
+A Toeplitz matrix with series[t-i] in row t and column i is the power series Σ_j series[j] x^j, where x delays by
+one round.
 
 The workload says which running sums are released, and in which rounds one record takes part in them:
 
@@ -26,7 +27,8 @@ In partial fractions c_0 = 1 and c_j = Σ ω_i θ_i^(j-1) with every ω_i > 0, b
 coefficients 1, Σ ω̂_i φ_i^(j-1) with every ω̂_i < 0.  Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham,
 McMahan, Pillutla, Steinke, Thakurta 2024 (buffered linear Toeplitz).
 
-Accounting needs no torch, so that this file and the files of mechanisms import torch at most inside a function.
+Accounting needs no torch, so that this file and the files of mechanisms import torch at most inside a function, or
+for the type checker.
 """
 
 import math

@@ -1,14 +1,18 @@
 """Noise of Algorithm 2 as in the paper: sums over the last N rounds, in windows that slide.
 
-Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  N is `rounds_per_epoch`, and G_t and
-Δ_t are the noise of the gradient tree and of the difference tree in the window of N rounds that ends at t, each
-the decayed sum of the noise of the nodes that make up the window (`tree.cover`).  A node is a pair (level, end):
-the 2^level rounds up to `end`.  In this file w_t is not a query.  Window noise w_t and prefix noise p_t obey
-recursions with a lag of N rounds:
+Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  Gradients and their differences
+between epochs have a tree each, and so has the residual r, the change of the gradient since the start of the
+epoch.  N is `rounds_per_epoch`, and G_t and Δ_t are the noise of the gradient tree and of the difference tree in
+the window of N rounds that ends at t, each the decayed sum of the noise of the nodes that make up the window
+(`tree.cover`).  A node is a pair (level, end): the 2^level rounds up to `end`.  In this file w_t is not a query,
+the point at which silos compute gradients, and `mixing` is a weight between 0 and 1.  Window noise w_t and prefix
+noise p_t obey recursions with a lag of N rounds:
 
     w_t = G_t                                             before round 2N
     w_t = (1 - mixing) (w_{t-N} + Δ_t) + mixing G_t       from round 2N on
     p_t = w_t + decay^N p_{t-N}                           p_t = w_t in the first N rounds
+
+A workload has the decay of the running sums, the clip of every round and the rounds in which records take part.
 
 A release has the noise p_t and the noise of the residual tree.  The sensitivity of differences rests on how far
 queries move, which silos and simulations check (`check_movement`).
@@ -65,7 +69,11 @@ class SlidingDifferences(DifferenceTrees):
     words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, over sliding windows"
 
     def squared_norms(self, workload: Workload) -> NodeGroups:
-        """Add up each position's squared displacements over all used nodes, (N,) a group."""
+        """Add up each position's squared displacements over all used nodes, (N,) a group.
+
+        A position is that of a record in every epoch of a fixed order, and its displacement of a node the distance
+        by which it can move the node.  Nodes of gradients that end up to round 2N are early, others late.
+        """
         # Differences are used in windows that end at round 2N or later.
         ends_by_level = [
             (
@@ -140,9 +148,11 @@ class SlidingDifferences(DifferenceTrees):
         return tuple(fresh)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """Return the noise of round t and the next state, whose parts are those of `_SlidingState`.
+        """Return the noise of round t and the next state.
 
-        The noise is p_t of the module's recursions plus that of the r tree.
+        The noise is p_t of the module's recursions plus that of the r tree.  The state has five parts, one after
+        the other: the stack of the r tree, the noise of the last N prefixes and of the last N full windows, each
+        oldest first, and the noise of the nodes of gradients and of differences that later windows need.
 
         Args:
             state: State before round t, a flat tuple of vectors.

@@ -6,11 +6,15 @@
 | bisr | C^-1 has the first `bands` coefficients of (1 - decay·x)^(1/2) |
 | anchored | diag(1/anchor, C') in every period, C' the square root of the period's other rounds |
 
-B = A C^-1.  With one band C = I.  With `bands` = T, "banded" is the square-root factorization A = C C.  With two
-bands or more, and decay > 0, the C of "bisr" reaches over all rounds.
+A forms the running sums, with decay and T rounds, of the sums s of increments, the clipped contributions of a
+round's records.  x delays by one round.  B = A C^-1, so that B z is the noise for fresh normal vectors z, and a
+record is charged the distance by which it moves C s.  A workload has the decay, the clip of every round, the
+rounds in which records take part, and the period after which the sums restart, if they do.  With one band C = I.
+With `bands` = T, "banded" is the square-root factorization A = C C.  With two bands or more, and decay > 0, the C
+of "bisr" reaches over all rounds.
 
 A round of "banded" and "bisr" takes O(bands · d): C^-1 z is formed from a few earlier vectors, and summed with
-decay.  "bisr" is a baseline: with as many vectors `BufferedToeplitz` adds less noise.
+decay.  "bisr" is a baseline for `BufferedToeplitz`.
 
 "anchored" is for sums that restart and records that are read once.  The first round of a period releases the whole
 sum anew, later rounds add differences.  A tree charges a record of an anchor and one of a difference alike.  Here
@@ -20,9 +24,10 @@ On integers the banded C takes weighted sums of the last increments, which are s
 roundings do not add up from round to round.  Its coefficients are multiples of 2^-31, in C, B and the sensitivity
 alike.
 
-Sources: see `series`; Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", for streaming;
-Kalinin, McKenna, Upadhyay & Lampert 2025, "Back to Square Roots: An Optimal Bound on the Matrix Factorization
-Error for Multi-Epoch Differentially Private SGD".
+Sources: Fichtenberger, Henzinger & Upadhyay 2023 and Kalinin & Lampert 2024 for square roots; Choquette-Choo et
+al. 2023, "(Amplified) banded matrix factorization", for streaming; Kalinin, McKenna, Upadhyay & Lampert 2025,
+"Back to Square Roots: An Optimal Bound on the Matrix Factorization Error for Multi-Epoch Differentially Private
+SGD".
 """
 
 import dataclasses

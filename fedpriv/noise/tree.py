@@ -1,5 +1,11 @@
 """Binary tree mechanism with any decay, in floating point and on integers.
 
+s_i is the sum of the increments of round i, the clipped contributions of its records, and the noise of round t is
+(B z)_t for fresh normal vectors z.  A record is charged the distance by which it moves C s.  A workload has the
+decay, the clip of every round, the rounds in which records take part, and the period after which the sums restart,
+if they do.  In separated participations a record takes part in any rounds that are far enough apart, up to a
+number of times.
+
 A node stands for an interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Let
 lowbit(t) be the largest power of 2 that divides t.  Exactly one left child ends at each t, the node [t - lowbit(t)
 + 1, t].  Prefix sums use left children only, so only these nodes are released: row t of C is the left child that
@@ -169,7 +175,8 @@ def visited_squared_norms(
 
     Args:
         clips: Clip norm of each round, (T,).
-        visits: Batch that each round reads, from 0, (T,).  The result has a number for each batch.
+        visits: Batch that each round reads, from 0, (T,).  The result has a number for each batch, whose records
+            take part in the same rounds.
         block: Rounds after which a new tree starts.
         decay: Decay per round.
         all_nodes: Whether right halves are counted, too, as the paper's constants do, although none is released.
@@ -364,7 +371,7 @@ class BinaryTree(Mechanism):
         """Compute the sensitivity by counting the released nodes that hold a record, with their decays.
 
         The count is exact, but for separated participations in which a record takes part several times.  There it
-        is a bound, which a search in up to 2,000 rounds makes exact or smaller.
+        is a bound, which a search in up to 2,000 rounds may make exact or smaller.
 
         Raises:
             InputError: The tree does not factor the workload.
@@ -507,7 +514,13 @@ class IntegerTree(IntegerStrategy):
         )
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
-        """Bound every node by merging the bounds of its parts, as `step` merges nodes."""
+        """Bound every node by merging the bounds of its parts, with every rounding upwards.
+
+        The node that ends at t takes over the last nodes of the stack, its left halves, each decayed.
+
+        Args:
+            loads: Largest absolute value of a coordinate of s_t for each round, as a tuple of one.
+        """
         node_bounds, max_bound = list[int](), 0
         for t, (increment_bound,) in enumerate(loads, start=1):
             if is_restart(t, self.period):

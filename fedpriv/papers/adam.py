@@ -17,6 +17,9 @@ steps should adapt to.  φ is public, and is subtracted.
 | `first`, `second` | m_t, v_t | (..., d) |
 | `floor` | γ | scalar |
 
+`released` is the mean of the silos' noisy sums of a round, and `scale` the number by which it is divided for a
+mean gradient.  A query is the point at which silos compute gradients.  Operations are taken entry by entry.
+
 Guarantee: φ comes from the plan, never from a record.  φ is the variance of the noise in the mean when no silo is
 absent.  Where silos add the noise, an absent silo takes its noise with it: too much is then subtracted, and γ
 limits the step.
@@ -69,7 +72,10 @@ class CorrectedAdam:
         return state.iterate
 
     def update(self, state: AdamState, released: Tensor, current: Round) -> AdamState:
-        """Return m_t, v_t and x_{t+1}, (..., d) each, from the state with m_{t-1}, v_{t-1} and x_t."""
+        """Return m_t, v_t and x_{t+1}, (..., d) each, from the state with m_{t-1}, v_{t-1} and x_t.
+
+        `released` / `scale` is g~_t, and `current` has the round t and the scale.
+        """
         gradient = released / current.scale
         first = self.first_decay * state.first + (1.0 - self.first_decay) * gradient
         second = self.second_decay * state.second + (1.0 - self.second_decay) * gradient.square()

@@ -1,9 +1,10 @@
 """Accelerated-DP-SRGD of Choquette-Choo, Ganesh & Thakurta: rows, theorems and excess risk.
 
 Source: Choquette-Choo, Ganesh & Thakurta, "Near-Optimal Rates for O(1)-Smooth DP-SCO with a Single Epoch and Large
-Batches" (ALT 2025), Algorithm 1.  Rounds count from 1, and α_t = t are weights (the paper's η_t)
-with sums α_{1:t} = α_1 + … + α_t.  S~_t is the noisy sum that estimates α_t ∇F(x_t), F the mean loss, and Π
-projects on the ball K.
+Batches" (ALT 2025), Algorithm 1.  Rounds count from 1, and α_t = t are weights (the paper's η_t) with sums α_{1:t}
+= α_1 + … + α_t.  S~_t is the noisy sum that estimates α_t ∇F(x_t), F the mean loss, and Π projects on the ball K.
+An increment is a record's clipped contribution to a sum, and the excess risk is F at the output minus F at the
+best point of K.
 
     g~_t = S~_t / α_t
     z_{t+1} = Π(z_t - (α_t/β) g~_t)
@@ -27,8 +28,9 @@ projects on the ball K.
 Errata: the z-step is α_t/β, as Algorithm 1 prints it.  The paper's proof silently halves it, which measures worse.
 
 The theorems give parameters for a problem's numbers.  `fedpriv privacy theorem` prints whether their conditions
-hold.  A run is refused only if T > n, or if its number of rounds is not the theorem's.  The paper's log is to base
-2, its ln natural.  The numbers are not rounded, and a run takes `whole_rounds` and `whole_batch`.
+hold.  A run is refused if T > n, if its number of rounds is not the theorem's, or if the theorem cannot be
+evaluated.  The paper's log is to base 2, its ln natural.  The numbers are not rounded, and a run takes
+`whole_rounds` and `whole_batch`.
 
 Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`.  An increment is in at
 most ⌊log2 T⌋ + 1 tree nodes.  A record changes each of these by at most clip / B under zero-out, and by at most

@@ -23,9 +23,9 @@ gradient descent, and not points:
 | `published` | output of a run that stops here | (..., d) |
 | `radius`, `step`, `choices.window` | D, η, M (W above) | numbers |
 
-The release g~_t estimates the gradient at z_t of f_α, the mean loss smoothed over a ball of radius α.  A period of
-Σ rounds begins with an anchor round, which estimates this gradient afresh.  Every other round adds an estimate of
-its change since the previous query.
+A query is the point at which silos compute gradients.  The release g~_t estimates the gradient at z_t of f_α, the
+mean loss smoothed over a ball of radius α.  A period of Σ rounds begins with an anchor round, which estimates this
+gradient afresh.  Each of the other rounds adds an estimate of its change since the previous query.
 """
 
 import dataclasses
@@ -163,10 +163,14 @@ class O2NC:
         return state.query_point
 
     def update(self, state: O2NCState, released: Tensor, current: Round) -> O2NCState:
-        """Step to x_t, choose Δ_{t+1} by projected descent, and place z_{t+1} by s_{t+1}, (..., d) each."""
+        """Step to x_t, choose Δ_{t+1} by projected descent, and place z_{t+1} by s_{t+1}, (..., d) each.
+
+        The state has the vectors of the module's table before round t, `released` / `scale` is g~_t, and `current`
+        has the round t and the scale.
+        """
         window, t = self.choices.window, current.t
         window_sum, published = state.window_sum + state.query_point, state.published
-        # Window k = t / W is complete, and replaces the output with probability 1/k.
+        # Window k = t / W is complete.  It replaces the output with probability 1/k, or always (`publishes_last`).
         if t % window == 0:
             published = torch.where(self.choices.publishes(t // window, released), window_sum / window, published)
             window_sum = torch.zeros_like(window_sum)
@@ -302,11 +306,10 @@ def _prescribe(
 
     Returns:
         The theorem's numbers: "noise std" is that of a difference round (of every tree node in a single pass),
-        "bound" is on the Goldstein measure, and "directions" and "directions needed" are J by `printed_directions`
-        and by `needed_directions`.
-
-    Raises:
-        InputError: ε, the Lipschitz constant or the gap is not known, or the records are too few.
+        "bound" is on the Goldstein measure, and "directions" and "directions needed" are the number J of random
+        directions for each record that the paper prints, and that a sensitivity without clipping requires.  The
+        result has a reason in place of numbers if ε, the Lipschitz constant or the gap is not known, or the
+        records are too few.
     """
     if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
         raise InputError(

@@ -8,7 +8,10 @@ Gaussian-DP parameter μ stands for the paper's ε.
 The oracle is the noisy estimate of the smoothed loss's gradient at a query.  A period of Σ rounds begins with an
 anchor round, which estimates the gradient from B1 records.  Each other round adds an estimate of the difference of
 the gradients at the last two queries, from B2 records.  The bounds are on the Goldstein measure at radius 2α: the
-smallest norm of a weighted mean of gradients at points within 2α.
+smallest norm of a weighted mean of gradients at points within 2α.  An oracle sees of a record its exact smoothed
+gradient, or is of first order (gradients at random points) or of zeroth order (values at random points), with a
+random direction for each point.  κ_d is the smoothness of a loss with L = 1 that is smoothed over the ball of
+radius 1 (`smoothness_constant`), and c_d is 1 for d = 1 and else d²/(d - 1).
 
 | here | paper | unit |
 |---|---|---|
@@ -211,12 +214,13 @@ def multi_pass_error(
     """Return the bound G0 on the error of the multi-pass oracle at the end of a period, without clipping.
 
     Every round reads all n records, so that only directions and noise cause errors: once at the anchor, and in
-    every difference as in a single pass.
+    every difference.
 
         G0² = (E_a + (Σ - 1) E_d)/n + d (σ1² + (Σ - 1) σ2²)
 
-    E_a is 0 for an exact oracle, L²/m for gradients along m directions, and c_d L²/m for values.  E_d comes from
-    `direction_energy_of_differences`, and σ1 and σ2 are the noise of an anchor and of a difference.
+    E_a is 0 for an exact oracle, L²/m for gradients along m directions, and c_d L²/m for values.  m is
+    `anchor_direction_count`, and without it 1 for gradients and J for values.  E_d bounds the mean square that
+    random directions add to one record's difference, and σ1 and σ2 are the noise of an anchor and of a difference.
 
     Args:
         problem: Numbers of the problem.
@@ -443,8 +447,8 @@ def plan_multi_pass(
         B1 = B2 = n,  C1 = L,  C2 = L min{2, 2 κ_d D/α}
         σ1 = r σ2,  σ2 = 2 √(n_a C1²/r² + n_d C2²)/(n μ)
 
-    σ1 and σ2 are the noise of an anchor and of a difference, n_a and n_d their numbers, and r is the ratio of
-    `leaf_noise_ratio`.
+    σ1 and σ2 are the noise of an anchor and of a difference, n_a and n_d their numbers in the run, and r is the
+    ratio σ1/σ2 of `leaf_noise_ratio`.
 
     Args:
         problem: Numbers of the problem.

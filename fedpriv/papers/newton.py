@@ -17,7 +17,8 @@ From the noisy means g~_t and H~_t at x_t the server computes
     x_{t+1} = u_t if t ≤ 2, else the mean of u_2 … u_t
 
 The paper uses H~_t and u_t themselves.  Means use the budget of all rounds.  The mean of the u leaves out the
-first step u_1, which starts far from the minimum.
+first step u_1, which starts far from the minimum.  A view is an objective that wraps another one, and a query has
+points at which increments are computed, with coefficients.
 
 | here | paper | shape |
 |---|---|---|
@@ -303,7 +304,11 @@ class NoisyNewton:
         return state
 
     def update(self, state: Tensor, released: Tensor, current: Round) -> Tensor:
-        """Average the noisy Hessian into A_t, and step to x_{t+1}, (..., p + p (p + 1)/2) together."""
+        """Average the noisy Hessian into A_t, and step to x_{t+1}, (..., p + p (p + 1)/2) together.
+
+        `state` is (x_t, svec A_{t-1}), and `released` / `scale` has g~_t and κ svec H~_t, in the same shape.
+        `current` has the round t and the scale.
+        """
         size, t = self.parameters, current.t
         mean = released / current.scale
         mean_hessian = state[..., size:]
@@ -343,6 +348,10 @@ def _kappa(settings: NewtonSettings) -> float:
 
 def _add_hessian(settings: NewtonSettings, objective: Objective) -> GradientAndHessian:
     """Return the view of a logistic model whose increments hold gradient and Hessian.
+
+    Args:
+        settings: Keys of the row, with the clips, the penalty and the share of the Hessian.
+        objective: Objective of the model.
 
     Raises:
         InputError: The model is no plain logistic regression, has a penalty of its own, or has too many

@@ -1,14 +1,15 @@
 """Phased SGD: private stochastic convex optimization in linear time, inside one curator.
 
 Source: Feldman, Koren & Talwar, "Private Stochastic Convex Optimization: Optimal Rates in Linear Time" (STOC
-2020), section 4.  SGD runs in phases, each of half the length and with a quarter of the step of the phase before,
-from a noisy start.  Phase i = 1, 2, … has n_i = ⌊n/(2^i B)⌋ gradient rounds, each with B fresh examples, from
-w_{i,1} = w_{i-1}.  An empty round then adds the noise.
+2020), section 4.  SGD runs in phases, each of about half the length and with a quarter of the step of the phase
+before, from a noisy start.  Phase i = 1, 2, … has n_i = ⌊n/(2^i B)⌋ gradient rounds, each with B fresh examples,
+from w_{i,1} = w_{i-1}.  An empty round then adds the noise.
 
     w_{i,t+1} = Π_K(w_{i,t} - η_i g_t),   η_i = η / 4^i,  g_t the mean gradient of a batch, without noise
     w_i       = Π_K((w_{i,1} + … + w_{i,n_i}) / n_i - η_i ζ_i),   ζ_i the noise of the phase's empty round
 
-The paper does not project w_i.  Projecting a private point costs no privacy, and the average lies in K already.
+A query is the point at which gradients are computed.  The paper does not project w_i.  Projecting a private point
+costs no privacy, and the average lies in K already.
 
 | here | paper | shape |
 |---|---|---|
@@ -128,7 +129,11 @@ class PhasedSGD:
         return state.iterate
 
     def update(self, state: PhasedState, released: Tensor, current: Round) -> PhasedState:
-        """Step from w_{i,t} to w_{i,t+1} in a gradient round, and from the average to w_i in an empty one."""
+        """Step from w_{i,t} to w_{i,t+1} in a gradient round, and from the average to w_i in an empty one.
+
+        `released` / `scale` is the mean gradient g_t, or the noise ζ_i in an empty round, (..., d).  `current` has
+        the round of the run, from 1, and the scale.
+        """
         phase = self.phases.phase(current.t)
         displacement = self.step * phase_step_factor(phase) * released / current.scale
         if self.phases.batch_index(current.t) is not None:
@@ -253,7 +258,8 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
 
     The rounds are those of all phases with their empty rounds.  The step is `suggested_step` in a ball of diameter
     2 · `radius`.  The noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under
-    replace-one.  Under zero-out the step takes 2μ for μ, since it is stated for replace-one.
+    replace-one.  Under zero-out the step takes 2μ for μ, since it is stated for replace-one.  The result has a
+    reason in place of numbers if there is no ε, or if the loss is not known to be convex in the ball.
     """
     if problem.epsilon is None or settings.radius > problem.convex_within:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex in the ball")

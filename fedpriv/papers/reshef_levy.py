@@ -25,6 +25,9 @@ Weights are α_t = t, with sums α_{1:t} = α_1 + … + α_t.
 | `clip` | S = G + 2LD | gradient |
 | `noise_in_mean` | σ/√M (5.2), σ (6.2): in the mean over silos | gradient |
 
+A query is the point at which silos compute gradients, and a record's increment is its clipped contribution to a
+running sum.  A release is such a sum with noise.
+
 Theorems 5.2 (untrusted server) and 6.2 (trusted server) are for replace-one.  Under zero-out a record changes a
 sum by at most half as much, and half of the noise suffices.
 """
@@ -216,8 +219,8 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
     Args:
         settings: Keys of the row, with D and the step, which is η itself if it is a number.
         problem: Numbers of the run.
-        noise_std: Standard deviation per coordinate of a fresh noise vector.  With 0 there is no noise, and
-            η = 1/(4 L T).
+        noise_std: Standard deviation per coordinate of a fresh noise vector in the mean over silos.  With 0 there
+            is no noise, and η = 1/(4 L T), which is infinite for L = 0.
 
     Raises:
         InputError: The step is to follow from L, and no L is known.

@@ -1,9 +1,9 @@
 """DP-SGD, and projected gradient steps for other algorithms.
 
-Source: Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), Algorithm 1.  Batches are fixed unless
-the scenario asks for sampling, as Abadi et al. do.  Options of projected stochastic gradient descent are averaging
-(Polyak & Juditsky 1992) and momentum (the heavy ball of Polyak 1964).  DP-SRGD without acceleration
-(Choquette-Choo, Ganesh & Thakurta 2025, section 4.3) takes the same steps.
+Source: Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), Algorithm 1.  Abadi et al. sample
+batches.  Here they are fixed unless the scenario asks for sampling.  Options of projected stochastic gradient
+descent are averaging (Polyak & Juditsky 1992) and momentum (the heavy ball of Polyak 1964).  DP-SRGD without
+acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.3) takes the same steps.
 
     v_t = γ v_{t-1} + g~_t
     x_{t+1} = Π(x_t - η v_t)
@@ -16,9 +16,9 @@ the scenario asks for sampling, as Abadi et al. do.  Options of projected stocha
 | `average` | mean of x_2 … x_t (x_1 for t = 1), or x_min(t, U) | (..., d) |
 | `released` / `scale` | g~_t, the noisy gradient | (..., d) |
 
-Π projects on a ball of radius R around 0.  The bound on the excess risk of the average (`projected_bound`) is for
-released ∇F(x_t) + e_t, with e_t the error of the gradient, for an M-smooth convex F and steps η ≤ 1/M.
-Proof: docs/proofs/excess-risk.md.
+A query is the point at which silos compute gradients.  Π projects on a ball of radius R around 0.  The bound on
+the excess risk of the average (`projected_bound`) is for released ∇F(x_t) + e_t, with e_t the error of the
+gradient, for an M-smooth convex F and steps η ≤ 1/M.  Proof: docs/proofs/excess-risk.md.
 """
 
 import math
@@ -82,7 +82,11 @@ class ProjectedSGD:
         return state.iterate
 
     def update(self, state: SgdState, released: Tensor, current: Round) -> SgdState:
-        """Step against the velocity, project onto the ball, and update the output, (..., d) each."""
+        """Step against the velocity, project onto the ball, and update the output, (..., d) each.
+
+        The state has x_t, v_{t-1} and the average, `released` / `scale` is g~_t, and `current` has t and the
+        scale.  Without averages the output is x_{t+1}, or x_U once round U - 1 is over.
+        """
         gradient = released if current.scale == 1.0 else released / current.scale
         has_no_momentum = isinstance(self.momentum, float) and self.momentum == 0.0
         velocity = gradient if has_no_momentum else self.momentum * state.velocity + gradient

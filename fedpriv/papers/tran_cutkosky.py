@@ -1,8 +1,8 @@
 """Momentum aggregation of Tran & Cutkosky, in three rows of the table of algorithms.
 
-Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Algorithms 1 and 2.
-A silo's momentum is m_t = (1 - α) m_{t-1} + α g_t, with g_t the mean of its records' clipped gradients at w_t, and
-m^_t is the mean of the silos' momenta with noise.  Every step of the server has length η, whatever the noise
+Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Algorithms 1 and 2.  A
+silo's momentum is m_t = (1 - α) m_{t-1} + α g_t, with g_t the mean of its records' clipped gradients at w_t, and
+m^_t is the mean of the silos' momenta with noise.  A step of the server has length η, or 0 if m^_t is 0
 (normalized SGD):
 
     w_{t+1} = w_t - η m^_t / ‖m^_t‖,  and w_{t+1} = w_t if m^_t = 0
@@ -18,8 +18,9 @@ m^_t is the mean of the silos' momenta with noise.  Every step of the server has
 | `gamma` | γ | weight of new gradients in the sums of Algorithm 2 |
 | `rounds_per_epoch`, `rounds` | N, T | rounds of one epoch, of the run |
 
-Theorems 4, 6, 8 and 9 stand here with their errata (docs/momentum.md).  The theorems are for the replace-one
-relation and n = N records, with one record in each round of an epoch.
+A query is the point at which silos compute gradients.  Theorems 4, 6, 8 and 9 stand here with their errata
+(docs/momentum.md).  The theorems are for the replace-one relation and n = N records, with one record in each round
+of an epoch.
 """
 
 import math
@@ -396,9 +397,9 @@ class MomentumTreeSettings(MomentumSettings, NoiseSettings):
 def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
     """Return the chosen mechanism, or with calibration = "paper" a tree with the paper's noise.
 
-    The paper's noise on a node is 4 √V σ times the clip under replace-one, with V from `paper_node_count` and σ
-    from `simple_noise_multiplier`, and half of that under zero-out.  If exact counting asks for more, the tree has
-    that.
+    The paper's noise on a node of the tree, which holds the sum of an interval of rounds, is 4 √V σ times the clip
+    under replace-one, with V from `paper_node_count` and σ from `simple_noise_multiplier`, and half of that under
+    zero-out.  If exact counting asks for more, the tree has that.
 
     Args:
         settings: Keys of the row.
@@ -421,7 +422,8 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
 def _prescribe_theorem_6(settings: MomentumTreeSettings, problem: Problem) -> tuple[Prescription, ...]:
     """Prescribe Theorem 6, with its bound on E‖∇F(w_U)‖ if G, L and the gap of the loss are known.
 
-    G is the clip.  With a clip below the Lipschitz constant of the loss nothing is proved, and no bound is given.
+    L is the smoothness of the loss, and the gap a bound on its fall, from the numbers of the run in `problem`.  G
+    is the clip.  With a clip below the Lipschitz constant of the loss nothing is proved, and no bound is given.
     """
     prescription = _prescribe(
         "Theorem 6", problem, partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)
@@ -456,8 +458,7 @@ def _prescribe_theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple
 def _prescribe(name: str, problem: Problem, formula: Callable[[float], TheoremParameters]) -> Prescription:
     """Prescribe a theorem's numbers, for batches of 1 record, since the paper's T counts single gradients.
 
-    Raises:
-        InputError: The scenario is not private, or the formula refuses its ε.
+    The result has a reason in place of numbers if the scenario is not private, or if the formula refuses its ε.
     """
     if problem.epsilon is None:
         raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")

@@ -1,9 +1,13 @@
 """Participation of a silo's records in rounds: its protocol, public orders, and allowed dependence.
 
+A silo is a party that holds records, and a batch a fixed number of consecutive rows of its order.  A unit is what
+neighbours differ in, such as a record, and an increment is its clipped contribution to a round's sum.  A view is
+an objective that wraps another one, its `base`.
+
 `Participation` is the protocol of all participations, and `ParticipationKeys` are keys of [federation] that only
 some of them take.  `PublicRounds` is the base class of participations whose rounds are no secret, and
-`PublicOrder` of those that read a silo's batches in a fixed order.  (`registry` has `DrawnOrder`, the base class
-of those that draw the rounds of every record.)
+`PublicOrder` of those in which everybody knows the batches of a silo's order that a round reads.  (`registry` has
+`DrawnOrder`, the base class of those that draw the rounds of every record.)
 
 | class | order |
 |---|---|
@@ -18,9 +22,9 @@ of those that draw the rounds of every record.)
   takes part.
 * The clip of a unit's increment assumes that no data of another unit enters this increment.
 
-So each objective, and each view of one, declares the facts that its increments depend on (`Objective.dependence`).
-Each participation and each unit has a limit (`allowed_dependence`).  `check_dependence` compares declarations with
-limits when a run is planned.
+So an objective, or a view of one, declares the facts that its increments depend on (`Objective.dependence`).  One
+that declares nothing counts as dependent on all facts.  Each participation and each unit has a limit
+(`allowed_dependence`).  `check_dependence` compares declarations with limits when a run is planned.
 """
 
 import dataclasses
@@ -87,7 +91,8 @@ _FACT_TEXTS = {
 def declared_dependence(part: object) -> Dependence:
     """Return the dependence that an objective declares, or `UNDECLARED` if it declares none.
 
-    The dependence of a view includes positions and undeclared facts of its `base`.
+    Facts are those on which an increment may depend, such as the record's content or its position among the
+    records that are read.  The dependence of a view includes positions and undeclared facts of its `base`.
 
     Guarantee: a view of an objective that declares nothing depends on undeclared facts, and one of an objective
     that declares positions depends on positions, whatever the view declares.
@@ -444,7 +449,7 @@ class PublicRounds(PlainDataclass):
 
 
 class PublicOrder(PublicRounds):
-    """Fixed order, in which round t reads `batches(t)` of a silo's order."""
+    """Public order, in which round t reads `batches(t)` of a silo's order."""
 
     if TYPE_CHECKING:  # subclasses have fields or properties; a dataclass would take these for defaults
 
@@ -495,7 +500,9 @@ class PublicOrder(PublicRounds):
 
 @dataclass(frozen=True)
 class FixedOrder(PublicOrder):
-    """Fixed order: every silo reads its batches in order, one in each round, epoch after epoch.
+    """Fixed order: every silo reads its batches in order, epoch after epoch.
+
+    A round reads one batch, if `batch_counts` is empty.
 
     There are `rounds` / `rounds_per_epoch` epochs, of which the last one may be partial.  With rounds_per_epoch ==
     rounds each record takes part in exactly one round (single pass).  A single pass may read several batches in
@@ -595,6 +602,7 @@ class FreshOrder(PublicOrder):
     digest: str = ""
 
     def __post_init__(self) -> None:
+        """Check the numbers, and compute `digest`, or compare it with the permutations' if it is given."""
         lengths = self.rounds, self.rounds_per_epoch
         if {*map(type, (*lengths, self.seed))} != {int} or not (
             min(*lengths, self.seed + 1) >= 1 and max(lengths) <= _MAX_FRESH_ROUNDS

@@ -2,7 +2,8 @@
 
 The tables map names to classes.  `DrawnOrder` is the base class of distributions of rounds that users add, and of
 clients that come by themselves (`ClientAvailability`).  It accounts for both as for any rounds that keep a
-distance (`MinSeparation`).
+distance (`MinSeparation`).  A batch is a fixed number of rows, and a silo, or a pool of clients, has as many
+batches as an epoch has rounds.  Sampling randomness is random bits that follow from a key.
 """
 
 import dataclasses
@@ -112,6 +113,8 @@ class DrawnOrder(PublicRounds, MinSeparation):
     ) -> NDArray[np.int64]:
         """Return the rows that `rounds_of` draws for round t, (B,).
 
+        `rounds_of` gives the rounds of every row of the silo, (rows, n), filled up with 0 for no round.
+
         Args:
             t: Round, from 1.
             batch: Number of records of a batch.
@@ -163,7 +166,7 @@ class ClientAvailability(DrawnOrder):
     """Clients that decide when they answer, each with a timer.
 
     A client may answer again `min_separation` rounds after it answered, and at most `max_participations` times.
-    The server stores no state of any client.
+    The clients that come in one round are its cohort.
 
     A simulation draws for each client a residue modulo `min_separation`.  The client can come in rounds of this
     residue, and comes in each with probability `min_separation` / `rounds_per_epoch` until it has come
@@ -225,7 +228,7 @@ class ClientAvailability(DrawnOrder):
         Args:
             t: Round, from 1.
             batch: Number of clients of a batch.
-            silo: Number of the pool.
+            silo: Number of the pool of clients.
             randomness: Function that returns the pool's own sampling randomness.
 
         Raises:
@@ -236,6 +239,7 @@ class ClientAvailability(DrawnOrder):
         separation, probability = self.min_separation, self.min_separation / self.rounds_per_epoch
         has_residue = sampling_randomness.numbers(count, separation, silo, 0) == t % separation
         participation_counts = np.zeros(count, np.int64)
+        # Else there are too few earlier rounds of a residue to reach the limit.
         if self.max_participations < -(-t // separation):
             for earlier_round in range(t - separation, 0, -separation):
                 participation_counts += sampling_randomness.bernoulli(count, probability, silo, earlier_round)
@@ -282,9 +286,9 @@ def add_participation(kind: type[DrawnOrder]) -> None:
         kind: Frozen dataclass, a subclass of `DrawnOrder`.
 
     Raises:
-        InputError: The name is that of a participation of fedpriv or has other characters than lower-case letters,
-            digits and dashes, or the class is no subclass of `DrawnOrder`, has no `title`, or overrides a member
-            that the charge rests on.
+        InputError: The name is that of a participation of fedpriv, has other characters than lower-case letters,
+            digits and dashes, or begins with a dash, or the class is no subclass of `DrawnOrder`, has no `title`,
+            or overrides a member that the charge rests on.
     """
     if DrawnOrder not in getattr(kind, "__mro__", ()) or kind is DrawnOrder:
         raise InputError(

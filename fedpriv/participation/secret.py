@@ -2,7 +2,9 @@
 
 `SecretOrder` is the base class.  `RandomAllocation` draws one secret round of every epoch for each record,
 `BalancedSubsampling` draws k secret rounds of the whole run for each record, where k is the number of epochs, and
-`PoissonSampling` draws independently for every record and round whether the record takes part.
+`PoissonSampling` draws independently for every record and round whether the record takes part.  Rows and rounds
+may be dealt out in turn to `groups`, and then a record takes part in rounds of its group only.  A batch is the
+expected number of records of a round, and a silo has as many batches as an epoch has rounds.
 """
 
 from collections.abc import Callable
@@ -279,10 +281,11 @@ class BalancedSubsampling(RandomAllocation):
 
     k is the number of epochs, so that a record is read as often as in k passes, but in any rounds of its group.
 
-    Guarantee: that of `RandomAllocation` with k epochs.  A uniform set of k rounds is one round of every part of a
-    partition of the rounds into k equal parts, if the partition is drawn uniformly, too.  Given the partition this
-    is random allocation, and hockey sticks are jointly convex, so that the guarantee for every partition holds for
-    their mixture, under both relations (docs/proofs/allocation.md).
+    Guarantee: that of `RandomAllocation` with k epochs, in each of which a record draws one of its group's
+    rounds.  A uniform set of k rounds is one round of every part of a partition of the rounds into k equal parts,
+    if the partition is drawn uniformly, too.  Given the partition this is random allocation, and hockey sticks are
+    jointly convex, so that the guarantee for every partition holds for their mixture, under both relations
+    (docs/proofs/allocation.md).
 
     In samples the charged ε was at most 6 % above the true one with independent noise.  It was 11 to 66 % above
     with noise that fades from round to round, whose overlaps are charged here without a bound by chains.
@@ -313,6 +316,8 @@ class BalancedSubsampling(RandomAllocation):
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
         """Draw a set of rounds for every row by Floyd's algorithm, and return the rows with round t, (B,).
+
+        A row has as many different rounds of its group as the run has epochs.
 
         Args:
             t: Round, from 1.

@@ -22,6 +22,10 @@ gradient at x, α the estimator's coefficient, γ the mixing weight, and sums ov
 If no part exceeds its clip, and round t reads the records of round t - N, this is plain momentum.  Parts need no
 bound on the loss's smoothness.
 
+A query is the point at which a round's gradients are computed, an increment is a record's clipped contribution to
+s_t, and a release is the vector that a silo or the server sends or publishes.  A party is a silo, by its number,
+or the server.  A batch layout says which rows of which silo a round reads.
+
 The file ends with the noise of a simulation and the evaluations by its silos.
 """
 
@@ -91,6 +95,10 @@ class FloatSteps:
     ) -> RoundSums:
         """Return q_t = decay · q_{t-1} + s_t, the past vectors to remember and the clipped records' count.
 
+        The state is that after the round before, `query` the point (..., d) at which gradients are computed, and
+        `batch` has the round's records with their weights.
+
+        Past vectors are earlier queries that the estimator needs, and sums u if increments are clipped in parts.
         The count has the shape (...) of the leading axes.  Without rows that could have a weight, s_t is 0 and no
         gradient is computed.
         """
@@ -114,7 +122,7 @@ class FloatSteps:
         """Return y_t = q_t + (B z)_t, (..., d), and the next state.
 
         The state holds q_t, or a single zero if the next round multiplies q_t by 0.  A party without noise gets
-        y_t = q_t.
+        y_t = q_t.  `sums` is q_t, (..., d), and the query is not read.
         """
         next_sums, decay = sums, self.plan.rounds[t - 1].next_decay
         if isinstance(decay, float) and decay == 0.0:
@@ -123,6 +131,7 @@ class FloatSteps:
         if (fresh := self.sample_noise(party, t)) is None:
             return sums, RoundState(t, state.past_vectors, (next_sums,), state.mechanism_state)
         row, mechanism_state = self.plan.mechanism.noise(state.mechanism_state, t, fresh.vectors)
+        # Sums that the state does not hold are overwritten, which takes no more memory.
         noisy_out, amplitude = None if next_sums is sums else sums, fresh.amplitude
         noisy = (
             torch.add(sums, row, out=noisy_out)
@@ -148,7 +157,7 @@ class FloatSteps:
         return torch.from_numpy(encoded + mask)
 
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
-        """Return Σ_i p_i · release_i (d,).
+        """Return Σ_i p_i · release_i (d,), with the weight p_i of silo i.
 
         With a grid the messages are encoded releases with their weights and masks, whose masks cancel in the sum.
         Otherwise they are releases (d,).
@@ -157,7 +166,7 @@ class FloatSteps:
             return torch.from_numpy(grid.decode_sum([message.numpy() for message in messages]))
         mean = torch.empty_like(messages[0])
         weights = torch.tensor(self.plan.weights, dtype=mean.dtype)
-        for start in range(0, len(mean), _CHUNK):
+        for start in range(0, len(mean), _CHUNK):  # in pieces, so that long vectors are not stacked as a whole
             stop = start + _CHUNK
             parts = [message[start:stop] for message in messages] if len(mean) > _CHUNK else messages
             torch.mv(torch.stack(tuple(parts)).mT, weights, out=mean[start:stop])
@@ -241,11 +250,23 @@ def update_split_running_sum(
 ) -> tuple[RunningSum, Tensor]:
     """Add one round's increments, clipped in parts, to the running sum.
 
-    Arguments and returns are those of `update_running_sum`, but the count is the largest over the parts.  Without
-    records all three parts are 0, and the queries are remembered as in any round.
+    Without records all three parts are 0, and the queries are remembered as in any round.
 
     Guarantee: under zero-out one record moves G_t, Δ_t and r_t each by at most its weight times that part's clip,
     under replace-one by twice this bound, whatever the queries are.  r_t is 0 in the first round of an epoch.
+
+    Args:
+        state: State after the round before.  Its past vectors are the first queries of the last two epochs that
+            began before this round, latest first, and then the last sums u, N of them at most, oldest first.
+        step: Round t of the estimator.
+        split: Clips of the parts, N and γ.
+        query: Query of round t, (..., d).
+        objective: Objective that computes the clipped increments.
+        records: Records of the round, or None in a round without any.
+        weights: Weight of every record, (records,) or (..., records).
+
+    Returns:
+        The next state, and the largest number of clipped records of a part, (...).
     """
     epoch, round_index = divmod(step.t - 1, split.rounds_per_epoch)
     anchor_count = min(2, epoch + (round_index > 0))
@@ -296,8 +317,8 @@ class SeededNoise:
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
         """Return the party's vectors of variance 1, (d,) or (draws, d), and the same array or None.
 
-        A mechanism that needs several vectors in the round gets (draws, d).  The array is returned twice if the
-        caller may write into it.
+        The vectors are those of round t.  A mechanism that needs several vectors in the round gets (draws, d).
+        The array is returned twice if the caller may write into it.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:
@@ -324,7 +345,7 @@ class PrefetchedNoise:
     """One party's unit vectors, prefetched in blocks of rounds, which halves the time of single draws.
 
     Any round may be requested any number of times.  Round 1 is a block of one, so that a measurement of time that
-    starts after round 1 includes the draw of every block.
+    starts after round 1 includes the draw of every later block.
     """
 
     def __init__(self, source: KeyedNormal, dimension: int, party: int, rounds: int, block_size: int) -> None:
@@ -339,7 +360,10 @@ class PrefetchedNoise:
         self._block = np.empty((0, dimension), source.dtype)
 
     def vector(self, t: int) -> NDArray[np.floating]:
-        """Return the vector of round t, (d,), which the caller must not write into."""
+        """Return the vector of round t, (d,), which the caller must not write into.
+
+        A round outside of the block in memory draws a new block that begins with it.
+        """
         if not self._first_round <= t < self._first_round + len(self._block):
             rounds = range(t, 2 if t == 1 else max(t, min(t + self._block_size - 1, self._rounds)) + 1)
             self._block = self._source.vectors(self._dimension, [self._party] * len(rounds), rounds)

@@ -1,9 +1,13 @@
-"""A round in integers, for a silo with a guard and for a server that adds the noise.
+"""A round in integers, for a silo with a guard, for a simulation and for a server that adds the noise.
 
-Sums of increments s_t (d,) are integers, in units of a public lattice.  Every release is a function of y_t = (C
-s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums
-q_t = decay · q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y = A s + B z.
-Thus B, which correlates the noise z, also computes the noisy running sums from y, and never reads s.
+Sums of increments s_t (d,) are integers, in units of a public lattice.  What is published is a function of y_t =
+(C s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums q_t = decay ·
+q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y = A s + B z.  Thus B, which
+correlates the noise z, also computes the noisy running sums from y, and never reads s.
+
+An increment is a record's clipped contribution to s_t, and K the largest norm of its integers.  A query is the
+point at which a round's gradients are computed, and the query chain is a digest of all queries so far.  A party is
+a silo, by its number, or `SERVER`.  A guard is the process at a silo that has the records.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,9 +43,10 @@ from fedpriv.rounds.round import IncrementPart, RoundBatch, RoundState, RoundSum
 class IntegerSteps:
     """Steps of a round whose releases are functions of y_t = (C s)_t + z_t.
 
-    Vectors of a round are int64, (d,), or (vectors, d) stacked.  The noise is keyed by (key, party, round, chain,
-    (C s)_t), where chain_t = H(chain_{t-1}, query).  A round that is repeated with another query after a rollback
-    has other noise.  A round that is repeated with the same queries and the same sums has the same noise.
+    Sums of a round are int64, (d,), or (vectors, d) stacked, and released running sums are float64, (d,).  The
+    noise is keyed by (key, party, round, chain, (C s)_t), where chain_t = H(chain_{t-1}, query).  A round that is
+    repeated with another query after a rollback has other noise.  A round that is repeated with the same queries
+    and the same sums has the same noise.
     """
 
     plan: Plan
@@ -124,6 +129,8 @@ class IntegerSteps:
     ) -> tuple[Tensor, RoundState]:
         """Return y_t = (C s)_t + z_t and the next state of C, or s_t unchanged if this party adds no noise.
 
+        `sums` is s_t, int64 (d,) or (vectors, d), and `query` that of the round, or None if it was missed.
+
         The query chain is extended by the query, or by the fact that the round was missed.  The noise z_t depends
         on the chain.  The state is as secret as the records.
         """
@@ -147,7 +154,7 @@ class IntegerSteps:
         """Return (B y)_t over the public batch size, float64 (d,), or y_t unchanged.
 
         (B y)_t is multiplied by the unit of the lattice.  A party that releases integers leaves y_t unchanged.
-        For the server the batch size is the sum over silos.
+        For the server the batch size is the sum over silos.  `noisy` is y_t, int64.
         """
         if not self._releases_sums(party):
             return noisy, state
@@ -167,7 +174,8 @@ class IntegerSteps:
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Add masked messages, or exact sums at a server that is trusted with them.
 
-        The result is int64, (d,) or (vectors, d).  The masks of all silos cancel in the sum modulo 2^w.
+        The result of round t is int64, (d,) or (vectors, d).  The masks of all silos cancel in the sum modulo 2^w,
+        with words of w bits.
 
         Raises:
             RunError: A message is malformed, or an exact sum is out of its bound.
@@ -286,8 +294,7 @@ def add_exact_sums(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
     Args:
         sums: int64 (d,) of each silo.
         bounds: Largest absolute value of a coordinate of each honest silo's sum: the most records that the silo
-            can
-            read in the round, times the largest norm K_t of a record's integers.  64 bits hold the sum of all
+            can read in the round, times the largest norm K_t of a record's integers.  64 bits hold the sum of all
             bounds.
 
     Raises:

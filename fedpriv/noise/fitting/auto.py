@@ -2,7 +2,9 @@
 
 A row is one run to be planned: a workload of running sums, and the weights of its releases in the published
 points.  A fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The
-result is a mechanism with its numbers, which are stored and certified, and never fitted again.
+result is a mechanism with its numbers.  A candidate is a mechanism with the number of vectors in its state and its
+noise √J.  Scaled noise is that of a `column_scale` D: the noise of increment t, a record's clipped contribution to
+round t, is divided by D_t.
 
 Mechanisms are compared by the noise that each leaves in the output and in the queries.  J (`fitting/cost.py`) is
 the sum of both variances relative to their lower bounds: 2 at best, or 1 if the output does not count.  Standard
@@ -239,10 +241,10 @@ def fit_kind(
 
 
 def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
-    """Yield candidates of at most `max_vectors` vectors that no earlier candidate dominates.
+    """Yield candidates of at most `max_vectors` vectors that none yielded before dominates.
 
     A candidate dominates another if it has at most as many vectors and at most as much noise, where noise within a
-    relative 1e-6 counts as equal.  The order is that of `all_candidates`, simple mechanisms first.
+    relative 1e-6 counts as equal.  Simple mechanisms come first.
 
     Args:
         cost: Cost of noise for the row.
@@ -261,11 +263,13 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
 
 
 def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
-    """Yield one candidate of every kind and size that a state may allow, dominated ones too.
+    """Yield candidates of several kinds and sizes, also those that another one dominates.
+
+    A candidate dominates another if it has at most as many vectors and at most as much noise.
 
     The order is: independent noise, scheduled noise, a tree if its state fits, banded square roots of 2 to
     `max_vectors` bands if records take part more than once, λ-CGD and buffers without scaled noise, and with it.
-    With one or two rounds there is independent noise only.  Callers compare `vector_count` with `max_vectors`.
+    With one or two rounds there is independent noise only.  A candidate may have more than `max_vectors` vectors.
 
     Args:
         cost: Cost of noise for the row.
@@ -295,8 +299,10 @@ def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate
 def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield λ-CGD, and buffered noise of more roots as far as the state allows, without scaled noise.
 
-    Buffers have m = 2 or 3 pairs of roots (θ_i, φ_i), and a last φ_m that is 0 or fitted (`last_free`).  No
-    candidate is yielded if the state allows no vector.
+    A state has at most `max_vectors` vectors, and `cost` is the cost of noise for the row.
+
+    Buffers have two pairs of roots (θ_i, φ_i), with φ_2 = 0 or φ_2 fitted (`last_free`), or three pairs with φ_3
+    fitted.  No candidate is yielded if the state allows no vector.
     """
     if not max_vectors:
         return
@@ -317,9 +323,12 @@ def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCa
 def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield candidates with scaled noise, for one pass with equal clips, where the scale follows from C.
 
+    A state has at most `max_vectors` vectors, and `cost` is the cost of noise for the row.
+
     Scaled noise divides the noise of increment t by D_t, so that all columns of C diag(D) have one norm.
-    Candidates have m = 1, 2 or 3 pairs of roots as far as the state allows.  No candidate is yielded for other
-    participations or unequal clips.
+    Candidates have m = 1, 2 or 3 pairs of roots (θ_i, φ_i) as far as the state allows, with the last φ fitted
+    (`last_free`), and for m = 1 also with φ_1 = 0.  No candidate is yielded for other participations or unequal
+    clips.
     """
     workload = cost.workload
     if not workload.schedule.single_pass or not workload.equal_clips:

@@ -1,9 +1,11 @@
 """Cost of a mechanism's noise in the points that a run publishes: its output and its queries.
 
-A run releases T rows, the noisy running sums of rounds 1 … T.  With gradients fixed and no projection active,
-output and queries are affine in the released rows: a published point is a constant plus h · (released rows), and a
-`NoiseResponse` has the weights h, (T,), of each point.  A fit minimizes a mechanism's variance in the points,
-relative to lower bounds LB of the standard deviation that hold for any mechanism:
+A run releases T rows, the noisy running sums of rounds 1 … T.  A query is the point at which a round's gradients
+are computed, and an increment is a record's contribution to a round, of norm clip_t at most.  A mechanism's noise
+is B z for fresh independent normal vectors z.  With gradients fixed and no projection active, output and queries
+are affine in the released rows: a published point is a constant plus h · (released rows), and a `NoiseResponse`
+has the weights h, (T,), of each point.  A fit minimizes a mechanism's variance in the points, relative to lower
+bounds LB of the standard deviation that hold for any mechanism:
 
     J = V_output / LB_output² + mean_t V_t / mean_t LB_t²
 
@@ -91,6 +93,8 @@ class NoiseStream:
 def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
     """Compute the weight of every round's input in Σ_t weights[r, t] · answer_t, for each row r.
 
+    The stream maps one number a round to an answer, also one number.
+
     The weights are the gradient of that number, by automatic differentiation at inputs of 0.  Rounds are
     processed in segments of 1,000, the last segment first, so that only one segment's graph is in memory.  The
     states before each segment are computed once, forwards, and stored.  The gradient with respect to a segment's
@@ -132,7 +136,13 @@ def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
 
 
 def _segment_states(stream: LinearStream, rows: int, starts: range) -> "list[tuple[Tensor, ...]]":
-    """Return the stream's state before every round of `starts`, for inputs of 0, as vectors (rows, 1)."""
+    """Return the stream's state before every round of `starts`, for inputs of 0, as vectors (rows, 1).
+
+    Args:
+        stream: Affine map from inputs to answers, computed round by round.
+        rows: Number of replicates of the stream.
+        starts: Rounds, ascending from 1.
+    """
     import torch
 
     zero_input = torch.zeros((rows, 1), dtype=torch.float64)

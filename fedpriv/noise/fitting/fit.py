@@ -27,12 +27,14 @@ from fedpriv.participation.orders import MinSeparation
 
 
 def worst_record(coefficients: Floats, workload: Workload) -> Floats:
-    """Return the record u for which ‖C u‖ is the sensitivity: the clips in its rounds, 0 elsewhere, (T,).
+    """Return the record u whose ‖C u‖ fits take for the sensitivity, (T,).
 
-    In a single pass u is in the round with the largest product of clip and column norm.  In a fixed order u is at
-    the worst position of an epoch, which is the first for equal clips.  For separated participations with unequal
-    clips u is a substitute that is charged at least as much as any pattern: the largest clip in the earliest
-    rounds.  That suffices for fits, since their results are certified afterwards.
+    u has the clips in the record's rounds, and 0 elsewhere.  Except in the last case below ‖C u‖ is the
+    sensitivity, the largest distance by which a record moves C s, for the sums s of records' clipped
+    contributions.  In a single pass u is in the round with the largest product of clip and column norm.  In a
+    fixed order u is at the worst position of an epoch, which is the first for equal clips.  For separated
+    participations with unequal clips u is a substitute that is charged at least as much as any pattern: the
+    largest clip in the earliest rounds.
 
     Args:
         coefficients: First column of C, (T,), ≥ 0 and never increasing.
@@ -85,7 +87,11 @@ class PlainLoss(RootLoss):
     """log J of noise without `column_scale`."""
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
-        """Compute log ‖C u‖² + log ‖R B‖² and its gradient, (2m,)."""
+        """Compute log ‖C u‖² + log ‖R B‖² and its gradient with respect to the roots, (2m,).
+
+        Args:
+            roots: θ_1, φ_1, θ_2, φ_2, …, θ_m, φ_m, (2m,).
+        """
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
         impulse = np.eye(1, self.workload.rounds)[0]
         # u is one of finitely many records, and so counts as constant in the gradient.
@@ -130,7 +136,11 @@ class ScaledLoss(RootLoss):
     """
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
-        """Compute log ‖clip · R A diag(n) C^-1‖² and its gradient, (2m,)."""
+        """Compute log ‖clip · R A diag(n) C^-1‖² and its gradient with respect to the roots, (2m,).
+
+        Args:
+            roots: θ_1, φ_1, θ_2, φ_2, …, θ_m, φ_m, (2m,).
+        """
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
         series = filter_rational(np.eye(1, self.workload.rounds)[0], phi, theta)
         norms = np.sqrt(np.cumsum(series**2))  # n, with the last round first as in `increment_weights`
@@ -143,7 +153,7 @@ class ScaledLoss(RootLoss):
         )
         gradient = np.empty(len(roots))
         for index, root in enumerate(roots):
-            sign = 1.0 if index % 2 == 0 else -1.0
+            sign = 1.0 if index % 2 == 0 else -1.0  # of a θ, or of a φ
             # Derivative of n² / 2 with respect to the root, but for the sign.
             norm_changes = np.cumsum(series * filter_delayed(series, root))
             gradient[index] = (

@@ -213,10 +213,12 @@ def attempt_values(
 ) -> int:
     """Make one attempt of the discrete Gaussian D(σ) at each of n places, by rejection sampling.
 
-    An attempt proposes a magnitude a = m 2^k + j with a sign (the bits of words 0 and 1, `gaussian`), and
-    accepts it if a uniform u, the upper 64 bits of which are word 2, is below exp(-x) with x = j (2 m 2^k + j) /
-    2σ².  -0 is refused, so that 0 counts once.  The proposal is written to `out`[place], even if it is refused.
-    A first test with 1 - x ≤ exp(-x) accepts nearly all attempts that are accepted, without an exponential.
+    An attempt proposes a magnitude a = m 2^k + j with a sign, and accepts it if a uniform u, the upper 64 bits of
+    which are word 2, is below exp(-x) with x = j (2 m 2^k + j) / 2σ².  In word 1 the upper 9 bits are a column,
+    the next bit is the sign, and the lowest k bits are j.  m is the column if word 0 is below the column's
+    threshold, else the column's alias.  -0 is refused, so that 0 counts once.  The proposal is written to
+    `out`[place], even if it is refused.  A first test with 1 - x ≤ exp(-x) accepts nearly all attempts that are
+    accepted, without an exponential.
 
     Args:
         random_words: Random words of 64 bits of each place, (n, 4).

@@ -152,7 +152,7 @@ def _build_aliases(weights: list[int]) -> tuple[list[int], list[int]]:
 
     With n columns of equal probability, a column keeps its own value with probability q, and gives its alias
     otherwise.  Columns that have less than the mean weight are filled up, one by one, by a donor with as much or
-    more, which becomes their alias.  A full column is its own alias.
+    more, which becomes their alias.  A full column, q = 1, has the threshold 2^128 - 1 and is its own alias.
 
     Args:
         weights: Weight of each value, (n,).
@@ -224,10 +224,23 @@ class _ChunkWorkspace(threading.local):
         out: Ints,
         retries: Ints,
     ) -> int:
-        """Make one attempt at each place like `fixed_point.attempt_values`, in some twenty passes of NumPy.
+        """Make one attempt at each of n places, in some twenty passes of NumPy.
 
-        Arguments and result are the same: proposals are written to `out`, refused places and (as ~place) undecided
-        ones to `retries`, and their number is returned.  `places` are at most 4,096.
+        This is `fixed_point.attempt_values` without compiled code, with the same results.
+
+        Args:
+            random_words: Random words of 64 bits of each place, (n, 4).
+            places: Indices of values in `out`, (n,), ascending, 1 to 4,096 of them.
+            high: Upper 64 bits of the columns' thresholds, (512,).
+            alias: Alias of each column, (512,).
+            low_bits: k, bits of the lower part j of a magnitude.
+            quotient: 1 / 2σ².
+            band: Distance of the uniform from exp(-x) below which only integers can decide.
+            out: Values.  Each place gets its proposal, also if it is refused.
+            retries: Buffer of n places or more, which gets refused places, and ~place for undecided ones.
+
+        Returns:
+            Number of places written to `retries`.
         """
         # Names of working memory: a row serves several quantities, one after the other.
         count = len(places)
@@ -339,7 +352,8 @@ class KeyedDiscreteGaussian:
                 for place in (~waiting_places[waiting_places < 0]).tolist()
                 if not self._decide_exactly(table, place, node, attempt, out)
             ]
-            retries = np.concatenate([waiting_places[waiting_places >= 0], np.array(refused, np.int64)])
+            # Ascending, since an attempt takes places whose ends are count - 1 apart for a slice.
+            retries = np.sort(np.concatenate([waiting_places[waiting_places >= 0], np.array(refused, np.int64)]))
             attempt += 1
             # This has probability 0.025^255, unless the key stream is broken.
             if attempt == _TIE_ATTEMPT and len(retries):
@@ -367,7 +381,7 @@ class KeyedDiscreteGaussian:
             out: Values, which are changed.
 
         Returns:
-            Refused and undecided places, as in `fixed_point.attempt_values`.
+            Places whose attempt is refused, and ~place for each one that only integers can decide.
         """
         fill_counters, attempt = workspace.set_counters, workspace.attempt_values
         if len(out) >= _MIN_COMPILED_VALUES:

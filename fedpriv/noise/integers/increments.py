@@ -1,7 +1,10 @@
 """Increments of records as integer vectors of bounded norm: truncated, then checked in integers.
 
-An increment in R^d, clipped to `clip`, is multiplied by a factor (units of the lattice per unit of an increment)
-and truncated to integers of Euclidean norm at most K, the clip in units of the lattice.
+An increment, a record's contribution in R^d to the sum of a round, clipped to `clip`, is multiplied by a factor
+(units of the lattice per unit of an increment) and truncated to integers of Euclidean norm at most K, the clip in
+units of the lattice.  The lattice is the set of multiples of one number, its unit.  A query has points at which
+gradients are taken, and coefficients with which those of a record add up to its increment.  Under zero-out
+neighbours differ in a record whose increments are 0 in one of them, and under replace-one a record is exchanged.
 
 Truncation towards zero enlarges no coordinate, |trunc x| ≤ |x|, so no norm grows: one record moves a sum by at
 most K under zero-out and 2K under replace-one.  Unlike rounding, truncation needs no √d/2 more in the norm, no
@@ -14,8 +17,7 @@ r ⊗ x is an integer vector of norm ‖r‖ ‖x‖.  A sum over records is a m
 partial sum reaches 2^53.  Residuals follow from scores in integers, so that the sum has the same bits on every
 processor.
 
-`sum_integer_increments` is the only path from a query and a silo's records to the exact sum of their integers.  A
-guard, a silo of an integer simulation and an audit all use it, and compute the same bits.
+`sum_integer_increments` is the path from a query and a silo's records to the exact sum of their integers.
 """
 
 from collections.abc import Sequence
@@ -273,7 +275,8 @@ def sum_rank_one(
     The loss is a function of linear scores.  x_b are the features in multiples of 1/denominator, rounded to
     integers.  r_b, (classes,), is Σ_k coefficients[k] · residuals at points[k], truncated to integers with ‖r_b‖
     ‖x_b‖ ≤ K.  Records are processed in chunks of at most 2^20 values of features, or one by one.  A record with a
-    feature that is not finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.
+    feature that is not finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.  Scores
+    are computed in integers, from weights of the point that are rounded to `weight_bits` bits.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and 2 `norm` under replace-one, and what
     it adds is a function of its own row, the query and public numbers, with the same bits on every processor,
@@ -331,18 +334,18 @@ def integer_residuals(
 ) -> Floats:
     """Truncate residuals of b records and c classes to integers r with ‖r_b‖ ‖x_b‖ ≤ K.
 
-    Residuals are multiplied by `factor`, or by less where that would exceed K (1 - 2^-30), and truncated towards
-    zero.  Residuals that are not finite become zeros, and so do rows with features beyond ±2^16.
+    Residuals are multiplied by `factor`, or by less where ‖r_b‖ ‖x_b‖ would exceed K (1 - 2^-30), and truncated
+    towards zero.  Residuals that are not finite become zeros, and so do rows with features beyond ±2^16.
 
-    Guarantee: Σ over the d = c · f values of r_b ⊗ x_b of their squares is at most K², exactly, as for
-    `truncate_increments`, and row b depends on row b of the arguments alone.
+    Guarantee: Σ over the d = c · f values of r_b ⊗ x_b of their squares is at most K², exactly, and row b depends
+    on row b of the arguments alone.
 
     Args:
         residuals: (b, c).
         features: Integer features x, (b, f), of at most ±2^16.
         norm: K.
-        factor: Units of the lattice per unit of residual ⊗ x.  If the features are x / 255, 255 divides it
-            already.
+        factor: Units of the lattice per unit of residual ⊗ x.  For real features x / 255 this is the factor of
+            increments over 255.
 
     Returns:
         Integers as float64, (b, c).
@@ -417,10 +420,10 @@ def sum_integer_increments(
 ) -> Ints:
     """Sum the clipped increments of a round's records on the run's lattice, exactly, (d,) int64.
 
-    One of three ways is taken: counts of cells in one pass (shipped objectives of `SUMMED_BY_CELL`), outer
-    products of integers where K and the features are suitable (`suits_rank_one`), and otherwise vectors, one
-    record after another.  A round of fewer than `min_calls` records takes as much work as a round of that many,
-    except for counts, and for `records` = None, which takes no work.
+    One of three ways is taken: counts of cells in one pass (shipped objectives of `SUMMED_BY_CELL`, whose records
+    each fall into cells of a table), outer products of integers where K and the features are suitable
+    (`suits_rank_one`), and otherwise vectors, one record after another.  A round of fewer than `min_calls` records
+    takes as much work as a round of that many, except for counts, and for `records` = None, which takes no work.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend

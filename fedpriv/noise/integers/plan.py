@@ -4,9 +4,10 @@ An exact run adds integer noise to sums of integers, in multiples of a lattice's
 finest lattice on which no integer of a run can overflow, with the noise for the run's μ (Gaussian differential
 privacy).  The `ExactPlan` that it returns gives the integer numbers of each round.
 
-s are the sums of increments, and C s the sums that are released with noise (`strategies`).  A round takes one
-vector of d values, or several.  K is the largest norm of one record's integers in a vector, in units of the
-lattice.
+An increment is a record's clipped contribution to a round, and a word is the integer of w bits in which a sum
+travels.  s are the sums of increments, and C s the sums that are released with noise (`strategies`).  A round
+takes one vector of d values, or several.  K is the largest norm of one record's integers in a vector, in units of
+the lattice.
 """
 
 import math

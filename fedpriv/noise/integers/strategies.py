@@ -2,10 +2,11 @@
 
     y_t = (C s)_t + z_t,   z_t from D(scale_t σ)^d
 
-with the sums of increments s_t, integers in units of the lattice, and discrete Gaussian noise D of d values, is
-the only output of a run.  Everything computed later, B included, is a function of y.  Where C has coefficients
-other than 0 and 1 its products are rounded to integers, and neighbours may round differently:
-`NoiseGroup.rounding_difference` bounds the difference.
+with the sums s_t of increments, the clipped contributions of a round's records, integers in units of the lattice,
+and discrete Gaussian noise D of d values, is what the rounds of a run release.  A group of noise vectors has one
+scale.  Everything computed later, B included, is a function of y.  Where C has coefficients other than 0 and 1 its
+products are rounded to integers, and neighbours may round differently: `NoiseGroup.rounding_difference` bounds the
+difference.
 
 `Mechanism.integer` gives a `Factorization`.  A mechanism's own file has its `IntegerStrategy`.
 
@@ -228,7 +229,7 @@ def pack_state(state: IntState) -> bytes:
 
 
 def unpack_state(packed: bytes) -> IntState:
-    """Read a state from the output of `pack_state`: vectors (d,) that may share the bytes' memory.
+    """Read a state from `packed`, the output of `pack_state`: vectors (d,) that may share its memory.
 
     Callers must not write into the vectors.  A state without vectors is an empty tuple.
 

@@ -134,6 +134,12 @@ def test_where_integers_decide_they_decide_as_predicted(sigma: float, band: floa
     assert drawn(3000, sigma, band=band) == drawn(3000, sigma)
 
 
+def test_places_that_integers_refuse_are_tried_again_in_order() -> None:
+    """At this key the retries, with those of integers behind the others, have ends like those of a slice."""
+    key = (374).to_bytes(32, "big")
+    assert drawn(3000, 1000.0, key=key, party=0, t=1, band=0.05) == drawn(3000, 1000.0, key=key, party=0, t=1)
+
+
 def test_predictions_that_are_off_are_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another libm, with errors within the band, gives the same values: this is what the band is for."""
     ordinary, exact = drawn(5000, 2.0**40), np.exp
