@@ -29,7 +29,6 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from fedpriv.accounting import curves
@@ -132,6 +131,8 @@ class NegativeBinomialRunCount:
         Let r(z) be the logarithm in ε₂ at a = Φ(z).  It has one maximum, at the root z* of r(z) + μ z + μ²/2,
         where it is -μ z* - μ²/2 (docs/proofs/selection.md).  A z below the root gives an upper bound.
         """
+        from scipy.optimize import brentq  # slow to import, and only prices of choices need it
+
         odds = (1.0 - self.gamma) / self.gamma
         root = brentq(
             lambda z: np.log1p(odds * ndtr(z + mu)) - np.log1p(odds * ndtr(z)) + mu * (z + mu / 2.0),
