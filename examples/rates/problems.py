@@ -3,9 +3,10 @@
     fedpriv run examples/rates/worst-linear-n.toml --import examples/rates/problems.py
     fedpriv run examples/rates/goldstein-n.toml --import examples/rates/problems.py
 
-`linear-loss`: f(x; z) = -⟨z, x⟩ in the ball of diameter 1, with records z = v e₁ + (s/√d) e.  The vector e has
+`linear-loss`: f(x; z) = -⟨z + v e₁, x⟩ in the ball of diameter 1, with records z = (s/√d) e.  The vector e has
 independent random signs, s is 1/2 and d is 64.  The risk of x over the best point of the ball is |v|/2 - v x₁.
-The drift v is a key of the model, so that a sweep over v takes the worst of a family, as lower bounds do.
+The drift v is min(1/2, level · unit), for keys of the model, so that a sweep over levels takes the worst of a
+family, as lower bounds do.
 
 `distance-loss`: f(x; ξ) = ‖x - ξ‖ with records ξ = e₁ + 0.2 u, where u is uniform on the unit sphere of R^d.  It
 is convex, 1-Lipschitz in every dimension d, and not smooth.  A run starts at 0, at distance 1 of the minimizer
@@ -19,6 +20,7 @@ case of an estimator from values (Zhang, Tran & Cutkosky).
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -31,8 +33,6 @@ from torch import Tensor
 import fedpriv
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.clipping import compute_clipping, upper_norm, vector_bounds
-from fedpriv.loss.linear import LinearScore
-from fedpriv.loss.losses import Reward
 from fedpriv.loss.models import add_model
 from fedpriv.loss.objective import Batch, Deterministic, Increment, ModelEvaluation, Query, Records
 from fedpriv.loss.rows import Model, ModelSettings
@@ -47,55 +47,83 @@ RECORDS = 1_000_000  # many more than a run reads, so that seeds read nearly ind
 class LinearLossSettings(ModelSettings):
     """Settings of the linear loss."""
 
-    drift: Annotated[float, Field(ge=0, le=0.5)] = Field(0.1, description="v: first coordinate of the mean record")
+    level: Positive = Field(1.0, description="drift v in units")
+    unit: Positive = Field(0.1, description="drift of level 1")
+
+    @property
+    def drift(self) -> float:
+        """v, at most 1/2."""
+        return min(0.5, self.level * self.unit)
 
 
 @dataclass(frozen=True)
-class DriftPopulation:
-    """Population of the linear loss, whose mean record is v e₁."""
+class LinearLoss(Deterministic):
+    """Loss -⟨z + v e₁, x⟩ of records z with ‖z‖ = 1/2: convex, 1-Lipschitz, and smooth with constant 0."""
 
     drift: float
     """v."""
-
-    def excess_risk(self, point: Tensor) -> Tensor:
-        """Return |v|/2 - v x₁, the risk over the best point of the ball."""
-        return self.drift * (RADIUS - point[..., 0])
-
-    def gradient(self, point: Tensor) -> Tensor:
-        gradient = torch.zeros_like(point)
-        gradient[..., 0] = -self.drift
-        return gradient
-
-
-@dataclass(frozen=True)
-class LinearLoss(LinearScore):
-    """Loss -⟨z, x⟩ of records with ‖z‖ ≤ 1: convex, 1-Lipschitz, and smooth with constant 0."""
-
+    dtype: torch.dtype
+    dimension: int = DIMENSION
     convex: bool = True
-    loss = Reward()
+    lipschitz: float = 1.0
+    smoothness: float = 0.0
+    linear: None = None
+    dependence = Dependence.RECORD
 
-    @property
-    def lipschitz(self) -> float:
-        return self.feature_norm
+    def initial(self) -> Tensor:
+        return torch.zeros(self.dimension, dtype=self.dtype)
 
-    @property
-    def smoothness(self) -> float:
-        return 0.0
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Sum clipped increments of records (..., B, d)."""
+        vectors, clipped = self._clip(query, batch, clip)
+        return Increment(vectors.sum(-2), clipped)
+
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+        return self._clip(query, batch, clip)[0]
+
+    def _clip(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
+        """Return the weighted clipped increments, (..., B, d), and the number of clipped records, (...).
+
+        A gradient is the same at every point, so that a query counts by the sum of its coefficients.
+        """
+        records, weights = batch
+        vectors = -sum(query.coefficients) * self._shift(records.features.to(weights.dtype))
+        clipped = compute_clipping(vector_bounds(upper_norm(vectors)), weights, clip)
+        return clipped.zero_unrepresentable(vectors) * clipped.factor.unsqueeze(-1), clipped.clipped_count
+
+    def _shift(self, records: Tensor) -> Tensor:
+        """Return z + v e₁."""
+        return records + self.drift * torch.eye(1, self.dimension, dtype=records.dtype, device=records.device)[0]
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        return -(self._shift(records.features) * point.unsqueeze(-2)).sum(-1)
+
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
+        """Evaluate the mean loss, and the risk |v|/2 - v x₁ over the best point of the ball."""
+        excess = self.drift * (RADIUS - point[..., 0])
+        return ModelEvaluation(self.losses(point, records).mean(-1), None, {"excess_risk": excess})
 
 
-def add_drift(signs: NDArray[Any], dtype: torch.dtype, settings: LinearLossSettings) -> Tensor:
-    """Return the records v e₁ + (s/√d) e of random signs e, given as bytes 0 and 1, (n, d)."""
-    features = (2.0 * torch.from_numpy(signs).to(dtype) - 1.0) * (SPREAD / math.sqrt(DIMENSION))
-    features[:, 0] += settings.drift
-    return features
+def scale_signs(signs: NDArray[Any], dtype: torch.dtype, settings: LinearLossSettings) -> Tensor:
+    """Return the records (s/√d) e of random signs e, given as bytes 0 and 1, (n, d)."""
+    if len(signs) == RECORDS:
+        return _scale_training_signs(dtype)
+    return (2.0 * torch.from_numpy(signs).to(dtype) - 1.0) * (SPREAD / math.sqrt(DIMENSION))
+
+
+@lru_cache(maxsize=1)
+def _scale_training_signs(dtype: torch.dtype) -> Tensor:
+    """Return all training records, which runs of every drift share."""
+    return (2.0 * torch.from_numpy(draw_signs()[0][0]).to(dtype) - 1.0) * (SPREAD / math.sqrt(DIMENSION))
 
 
 def linear_loss(
     _shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LinearLossSettings
 ) -> LinearLoss:
-    return LinearLoss(DIMENSION, 1.0, DriftPopulation(settings.drift), dtype)
+    return LinearLoss(settings.drift, dtype)
 
 
+@lru_cache(maxsize=1)
 def draw_signs() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Return training and test records of random signs, as bytes, with labels 0 that no loss reads."""
     signs = np.random.default_rng(20241).integers(0, 2, (RECORDS + 16, DIMENSION), dtype=np.uint8)
@@ -104,7 +132,7 @@ def draw_signs() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 fedpriv.add_data("random-signs", draw_signs, classes=0)
 add_model(
-    "linear-loss", Model(LinearLossSettings, add_drift, linear_loss, regression=True, only_for="random-signs")
+    "linear-loss", Model(LinearLossSettings, scale_signs, linear_loss, regression=True, only_for="random-signs")
 )
 
 
