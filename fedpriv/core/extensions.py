@@ -35,7 +35,11 @@ ADD_ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "rows": {"local models": "worth.references:local_models_row"},
     "engine": {"ray": "services.deployment:run_ray", "deployment": "services.deployment:run_deployment"},
     "Flower": {"names": "services.flower_private.names:check_names"},
-    "own data": {"advice": "begin.advise:as_advised"},
+    "own data": {"sites": "readers.federation:complete_federation", "advice": "begin.advise:as_advised"},
+    "own table": {"frame": "readers.frames:register_frame"},
+    "table file": {"text": "readers.files:read_text"},
+    "own module": {"wrappers": "readers.modules:prepare_module"},
+    "own records": {"items": "readers.items:read_items", "parts": "readers.sites:read_parts"},
 }
 """Kind -> name -> "module:attribute" in the folder of add-ons."""
 COMMANDS: Mapping[str, tuple[str, ...]] = {

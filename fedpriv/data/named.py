@@ -4,6 +4,7 @@ import gzip
 import re
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from fedpriv.data.layout import combine_unnamed_inputs
 from fedpriv.data.own import (
     Dataset,
     HeldOutData,
+    Sites,
     check_records,
     check_same_shapes,
     is_npz_path,
@@ -56,11 +58,17 @@ Labels are (n,), or (n, ...) if a record has several.
 _Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (n, height, width) or (n, height, width, channels), and labels (n,)."""
 
-_USER_DATA: dict[str, tuple[Callable[[], tuple[SplitArrays, SplitArrays]], int | None]] = {}
-"""Function and number of classes (`add_data`) of each registered data set, by its name."""
+_USER_DATA: dict[str, tuple[Callable[[], tuple[SplitArrays, SplitArrays]], int | None, Sites | None]] = {}
+"""Function, number of classes and sites (`add_data`) of each registered data set, by its name."""
 
 
-def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], classes: int | None = None) -> None:
+def add_data(
+    name: str,
+    load: Callable[[], tuple[SplitArrays, SplitArrays]],
+    classes: int | None = None,
+    *,
+    sites: Sites | None = None,
+) -> None:
     """Register `load` under a name for `data.name`, or replace the registered data set of this name.
 
     Args:
@@ -69,6 +77,7 @@ def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], cla
         classes: Number of classes, or 0 for a regression.  With None there is a class for each integer from 0 to
             the largest label of both parts, which is public from then on.  Booleans count as integers, and other
             labels are a regression.
+        sites: Site of each record, for the partition "site", or None.
 
     Raises:
         InputError: The name is one of fedpriv's own, has other characters, or begins with a dash.
@@ -77,7 +86,7 @@ def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], cla
         raise InputError(f"add_data: {name!r} is a data set of fedpriv; give yours another name")
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
         raise InputError(f"add_data: name = {name!r}: expected lower-case letters, digits and dashes")
-    _USER_DATA[name] = (load, classes)
+    _USER_DATA[name] = (load, classes, sites)
     note_table_change()
 
 
@@ -99,9 +108,8 @@ def load_user_data(name: str) -> Dataset:
     Raises:
         InputError: An array cannot be used.
     """
-    load, classes = _USER_DATA[name]
-    train, test = load()
-    return make_dataset(name, train, test, classes)
+    load, classes, sites = _USER_DATA[name]
+    return replace(make_dataset(name, *load(), classes), sites=sites)
 
 
 def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int | None) -> Dataset:
@@ -215,7 +223,7 @@ def load(
               10 % outliers) and linear-regression (256 dimensions of decreasing curvature, a known minimizer of
               norm 1, noise 0.1).
             * The path of an .npz file (`own`), or of a .csv or .parquet table that `table` describes, or the name
-              of a DataFrame (`register_frame`) in place of this path.
+              of a DataFrame (`add_frame`) in place of this path.
             * Tables with a known schema: heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult and
               visits (made up).
             * A name that was added (`add_data`).

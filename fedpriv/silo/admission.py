@@ -407,7 +407,9 @@ class Admission:
             raise self.refusal_error(
                 f"model {cell.model.name!r} is not for labels that are {label_kind}, as they are here"
             )
-        if self.policy.table is not None and cell.data.table_schema != self.policy.table:
+        if self.policy.table is not None and (
+            (schema := cell.data.table_schema) is None or schema.without_format != self.policy.table.without_format
+        ):
             raise self.refusal_error(
                 "the scenario describes the columns of the table otherwise than this policy does"
             )
