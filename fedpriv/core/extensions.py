@@ -38,6 +38,11 @@ ADD_ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "own data": {"sites": "readers.federation:complete_federation", "advice": "begin.advise:as_advised"},
     "own table": {"frame": "readers.frames:register_frame"},
     "table file": {"text": "readers.files:read_text"},
+    "table format": {
+        "parse": "readers.formats:parse_format",
+        "find": "readers.formats:find_format",
+        "describe": "readers.formats:describe_format",
+    },
     "own module": {"wrappers": "readers.modules:prepare_module"},
     "own records": {"items": "readers.items:read_items", "parts": "readers.sites:read_parts"},
 }

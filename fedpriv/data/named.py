@@ -1,6 +1,7 @@
 """Load data sets by name, as arrays: those of fedpriv, and those that a program or an extension adds."""
 
 import gzip
+import os
 import re
 import zipfile
 from collections.abc import Callable
@@ -189,6 +190,15 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
     return table
 
 
+RECORDS_FOLDER_VARIABLE = "FEDPRIV_RECORDS_FOLDER"
+"""Environment variable with the folder of relative paths of records, by default the working directory."""
+
+
+def find_file(name: str) -> Path:
+    """Return the path of a file of records, from the folder in `RECORDS_FOLDER_VARIABLE` if it is relative."""
+    return Path(os.environ.get(RECORDS_FOLDER_VARIABLE, ""), name)
+
+
 def table_path(name: str, root: Path | None = None) -> Path:
     """Return the path of a table's file, after fetching and verifying a table that has a name.
 
@@ -199,7 +209,7 @@ def table_path(name: str, root: Path | None = None) -> Path:
     Raises:
         InputError: The table has a name, its file is missing or another one, and it cannot be fetched.
     """
-    return fetch(name, root) / ORIGINS[name].folder / TABLE_FILE if name in _NAMED_TABLES else Path(name)
+    return fetch(name, root) / ORIGINS[name].folder / TABLE_FILE if name in _NAMED_TABLES else find_file(name)
 
 
 def load(
@@ -236,7 +246,7 @@ def load(
         InputError: The name is unknown, its data cannot be fetched or used, or `table` is missing or superfluous.
     """
     if is_npz_path(name) and table is None:
-        return load_npz(name)
+        return load_npz(str(find_file(name)))
     if is_user_data(name):
         return load_user_data(name)
     if (schema := find_schema(name, table)) is not None:
@@ -273,7 +283,7 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
         InputError: As for `load`.
     """
     if is_npz_path(name) and table is None:
-        return load_npz_held_out(name)
+        return load_npz_held_out(str(find_file(name)))
     if is_user_data(name) or name in COMPUTED_DATA_SETS:
         data = load(name, root, table)
         return HeldOutData(data.test_images, data.test_labels, data.class_count)
