@@ -32,7 +32,6 @@ from fedpriv.cli.options import (
     setting_facts,
     target_facts,
 )
-from fedpriv.cli.theorem import theorem
 from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.figures import format_lower, format_upper
 
@@ -307,7 +306,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command()(expand_option_groups(compare))
-app.command()(theorem)
 
 
 @app.command()

@@ -51,7 +51,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "audit.options": ("audit",),
     "begin.options": ("advise", "init", "data inspect"),
     "certificate.options": ("certify", "silo key", "silo sign"),
-    "rates.options": ("privacy rates", "privacy samples"),
+    "rates.options": ("privacy rates", "privacy samples", "privacy theorem"),
     "services.options": ("superlink", "supernode", "certificates", "federation"),
     "statistics.options": ("statistics",),
     "tune.options": ("tune",),

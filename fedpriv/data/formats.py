@@ -164,8 +164,8 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
 def pip_download(folder: Path, requirement: str) -> Path:
     """Download the wheel of a requirement NAME==VERSION to a folder.
 
-    In an environment without pip, uv runs pip in an environment of its own, if uv is beside the interpreter or on the
-    path.
+    In an environment without pip, uv runs pip in an environment of its own, if uv is beside the interpreter or on
+    the path.
 
     Args:
         folder: Folder to download to.
