@@ -316,11 +316,11 @@ def deploy_cell(
     )
     checkpoints = CheckpointStore(checkpoint_folder or folder / "commits")
     evaluation_plan = make_evaluation_plan(cell, task.objective, for_release=True)
-    continues = cell.deployment.missing == "continue"
+    min_replies = cell.deployment.min_replies
 
     def agreed_roster(_: Grid, silos: int, timeout: float) -> list[int]:
         nodes = patient_grid.roster(silos, timeout)
-        check_admission(patient_grid, nodes, timeout, require_all=not continues)
+        check_admission(patient_grid, nodes, timeout, require_all=min_replies is None)
         return nodes
 
     with ServerJournal(folder, EntrySizes.from_plan(plan)) as journal, ExitStack() as stack:
@@ -342,7 +342,7 @@ def deploy_cell(
             plan.objective.initial(),
             journal,
             agreed_roster,
-            continue_without_missing=continues,
+            min_replies=min_replies,
             checkpoints=checkpoints,
         )
         outcome = _run_strategy(strategy, patient_grid, cell, task, observer, evaluation_plan, silo_evaluation)
@@ -358,7 +358,7 @@ def deployed_strategy(
     journal: ServerJournal,
     find_roster: RosterFinder = learn_roster,
     *,
-    continue_without_missing: bool = False,
+    min_replies: int | None = None,
     checkpoints: CheckpointStore | None = None,
 ) -> ReleaseStrategy:
     """Build the strategy of a server that releases, with noise that is keyed by the journal alone."""
@@ -369,7 +369,7 @@ def deployed_strategy(
         aggregator,
         journal,
         find_roster,
-        continue_without_missing=continue_without_missing,
+        min_replies=min_replies,
         checkpoints=checkpoints,
     )
 

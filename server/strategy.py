@@ -409,7 +409,7 @@ class ReleaseStrategy:
         journal: Journal | None = None,
         find_roster: RosterFinder = learn_roster,
         *,
-        continue_without_missing: bool = False,
+        min_replies: int | None = None,
         absences: Absences = NO_ABSENCES,
         checkpoints: CheckpointStore | None = None,
     ) -> None:
@@ -421,8 +421,8 @@ class ReleaseStrategy:
             aggregator: Aggregator of the silos' messages.
             journal: Store of the run's releases, or None for a run that cannot resume.
             find_roster: Function that finds the node ids of the silos.
-            continue_without_missing: Whether a run continues with a message of increment 0 for a silo that does
-                not reply (`substitute_message`), instead of ending, as long as another silo replies.
+            min_replies: Least number of replies with which a round continues, with a message of increment 0 for
+                each silo that does not reply (`substitute_message`), or None if a missing reply ends the run.
             absences: Absences of a simulation, by round.  Absent silos are not queried, and count in the same way.
             checkpoints: Ledger checkpoints of the silos, or None for silos without ledgers.
         """
@@ -441,8 +441,8 @@ class ReleaseStrategy:
         self._absent_by_round = (
             {t: absences.absent_silos(t) for t in range(1, plan.schedule.rounds + 1)} if absences else {}
         )
-        self._substitutes_messages = continue_without_missing or bool(absences)
-        self._continue_without_missing = continue_without_missing
+        self._substitutes_messages = min_replies is not None or bool(absences)
+        self._min_replies = min_replies
         silos = len(plan.weights) if self._substitutes_messages else 0
         self._last_releases = (
             torch.zeros(silos, len(initial), dtype=initial.dtype) if stored_releases is None else stored_releases
@@ -554,9 +554,10 @@ class ReleaseStrategy:
             for silo, content in answers.items():
                 self._checkpoints.record_checkpoint(silo, content)
         missing_silos = sorted(set(self._pending_messages) - set(releases))
-        if missing_silos and not (self._continue_without_missing and releases):
+        if missing_silos and len(releases) < (self._min_replies or len(self._nodes)):
+            too_few = f"; {self._min_replies} replies are needed" if releases and self._min_replies else ""
             raise RunError(
-                f"round {server_round}: no reply from silo {', '.join(map(str, missing_silos))}{reasons}"
+                f"round {server_round}: no reply from silo {', '.join(map(str, missing_silos))}{reasons}{too_few}"
             )
         for silo in sorted(set(range(len(self._nodes))) - set(releases)):
             self.missed_rounds.setdefault(silo, []).append(server_round)

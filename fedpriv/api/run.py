@@ -4,23 +4,24 @@ import copy
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from fedpriv.api.results import RunResults, load_results
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError, refuse
-from fedpriv.core.extensions import load_add_on_parts
+from fedpriv.core.extensions import load_add_on_part, load_add_on_parts
 from fedpriv.core.files import find_scenario_file
-from fedpriv.data.given import RecordSource, to_record_arrays
+from fedpriv.data.given import Fields, RecordSource, to_array, to_record_arrays
 from fedpriv.data.named import ARGUMENT_NAMES, add_data, make_dataset
-from fedpriv.data.tables import DataFrame, in_memory_name, is_data_frame, register_frame
+from fedpriv.data.tables import DataFrame, in_memory_name, is_data_frame
 from fedpriv.engines.workers import Workers
 from fedpriv.loss.frozen import trainable_parameters
 from fedpriv.loss.imported import GIVEN_PREFIX as OF_MODULE
@@ -45,15 +46,17 @@ def insert_own_data(
     classes: int | None,
     loss: LossArgument,
     overrides: Mapping[str, Any] | None = None,
+    sites: ArrayLike | None = None,
+    fields: Fields | None = None,
 ) -> dict[str, Any]:
     """Return a scenario whose [data] and [model] name these records and this module.
 
     Records and module are registered in this process under their names, and `tree` is not changed.  Without
     records the scenario keeps its own data and model, and without a module its own model.  The names are digests
-    of content, that of records under a key of the user, so that only the same records and module resume a run.  Of
-    a loss that is a function, the digest has the code, the defaults and the values that it closes over, but no
-    globals.  If the scenario sets none of `federation.samples`, `batch` and `clients`, the number of training
-    records becomes `federation.samples`.
+    of content, that of records under a key of the user, so that only the same records and module resume a run.
+    Of a loss that is a function, the digest has code, defaults and the values that it closes over, but no globals.  If
+    the scenario sets none of `federation.samples`, `batch`, `batches` and `clients`, or is own-data, all training
+    records are read once an epoch.  Records that are split by silo are read by their own silos.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -64,6 +67,8 @@ def insert_own_data(
         loss: Loss of the module, or None for its default.
         overrides: Overridden keys of the shipped scenario own-data, whose other settings `fedpriv advise` then
             chooses, or None for another scenario.
+        sites: Site of each training record, or None.
+        fields: Names or positions of an item's record and label, or None for pairs.
 
     Raises:
         InputError: The records, the module or their combination cannot be used.
@@ -80,18 +85,28 @@ def insert_own_data(
             raise InputError("model: a module is given with train and test; a scenario's data has models by name")
         return completed
     # Records, under the digest of their values.
-    splits = to_record_arrays(cast(RecordSource, train)), to_record_arrays(test)
-    dataset = make_dataset(ARGUMENT_NAMES, *splits, classes)
-    name = in_memory_name(_digest_arrays(*(array for part in splits for array in part)))
-    add_data(name, lambda: splits, dataset.class_count)
+    if isinstance(train, list) or sites is not None:
+        *splits, split_sites = load_add_on_part("own records", "parts")(train, test, sites, fields)
+    else:
+        splits = [
+            to_record_arrays(cast(RecordSource, train), "train", fields),
+            to_record_arrays(test, "test", fields),
+        ]
+        split_sites = None
+    dataset = replace(make_dataset(ARGUMENT_NAMES, splits[0], splits[1], classes), sites=split_sites)
+    for prepare_module in load_add_on_parts("own module").values():
+        model = prepare_module(model, dataset.train_labels, classes, loss)
+    site_rows = [] if split_sites is None else [split_sites.train, split_sites.test]
+    name = in_memory_name(_digest_arrays(*(array for part in splits for array in part), *site_rows))
+    add_data(name, lambda: splits, dataset.class_count, sites=split_sites)
     completed.setdefault("data", {})["name"] = name
     federation = completed.setdefault("federation", {})
-    if not {"samples", "batch", "clients"} & federation.keys():
+    if overrides is not None or not {"samples", "batch", "batches", "clients"} & federation.keys():
         federation["samples"] = len(dataset.train_labels)
     # Module, under the digest of its parameters, buffers, structure and loss.
     if model is not None:
         record, real = dataset.train_images.shape[1:], dataset.class_count == 0
-        constants = [values.detach().cpu().numpy() for values in (*model.parameters(), *model.buffers())]
+        constants = [to_array(values, "model") for values in (*model.parameters(), *model.buffers())]
         text = (
             f"{model!r}{_describe_loss(loss)}{list(trainable_parameters(model))}"
             f"{[layer.training for layer in model.modules()]}"
@@ -100,9 +115,8 @@ def insert_own_data(
         model_name = f"{OF_MODULE}{_digest_arrays(*constants, shape, text=text).hex()[:16]}"
         add_module_instance(model_name, model, record, regression=real, choice=make_loss_choice(loss, real=real))
         completed["model"] = {"name": model_name}
-    if overrides is not None:
-        for apply_advice in load_add_on_parts("own data").values():
-            completed = apply_advice(completed, dataset, overrides)
+    for complete in load_add_on_parts("own data").values():
+        completed = complete(completed, dataset, overrides)
     return completed
 
 
@@ -132,7 +146,7 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
             "columns; `fedpriv data inspect` writes one for a file of it. Or, if all columns are numbers, give "
             "train and test as (frame[columns], frame[target])"
         )
-    data["name"] = register_frame(frame)
+    data["name"] = load_add_on_part("own table", "frame")(frame)
     return tree
 
 
@@ -163,6 +177,8 @@ def run(
     *,
     train: RecordSource | DataFrame | None = None,
     test: RecordSource | None = None,
+    sites: ArrayLike | None = None,
+    fields: Fields | None = None,
     model: nn.Module | None = None,
     classes: int | None = None,
     loss: LossArgument = None,
@@ -182,12 +198,17 @@ def run(
 
     Args:
         scenario: Name of a shipped scenario, a file, or a scenario as nested dictionaries.
-        train: Your own records instead of the scenario's: (records, labels) as arrays or tensors, or a torch
-            Dataset of such pairs.  Records are (n, …).  Bytes are pixels, floats are numbers, and other integers
-            are tokens; several inputs are a tuple.  Labels are integers for classes, or floats for a regression:
-            (n,), or (n, …) if a record has several.  A DataFrame (pandas, polars, Arrow) replaces the table that
-            the scenario's [data.table] describes, which also defines the test records.
-        test: Test records of the same form, given with `train`, except for a DataFrame.
+        train: Your own records instead of the scenario's: (records, labels) as arrays or tensors, or items of
+            records and labels, such as those of a torch Dataset, a DataLoader or a Hugging Face data set.  A list
+            has such a data set for each silo.  Records are (n, …).  Bytes are pixels, floats are numbers, and
+            other integers are tokens; several inputs are a tuple.  Labels are integers for classes, or floats for
+            a regression: (n,), or (n, …) if a record has several.  A DataFrame (pandas, polars, Arrow) replaces
+            the table that the scenario's [data.table] describes, which also defines the test records.
+        test: Test records of the same form, given with `train`, except for a DataFrame.  A list of silos may have
+            one set of test records, which is then of no site.
+        sites: Site of each training record, (n,), numbers or names; each site becomes a silo.
+        fields: Names or positions of an item's record and label where items are no pairs, such as
+            ("image", "label"), or ((0, 1), 2) for two inputs of a record.
         model: Torch module instead of the scenario's model; its parameters are x_1.  It maps (n, …) to (n,
             classes), or to (n, 1) for a regression or the loss "binary", and has outputs for each label if records
             have several.  The module itself is not changed.  A module needs `train` and `test`.
@@ -217,6 +238,9 @@ def run(
         {
             "loss: is the loss of a module; give model, too, or leave loss out": loss is not None
             and model is None,
+            "sites, fields: are of train and test as records and labels; give these, too": (
+                (sites is not None or fields is not None) and (train is None or is_data_frame(train))
+            ),
             "classes: is the number of classes of records; give train and test as records and labels, too": (
                 classes is not None and (train is None or is_data_frame(train))
             ),
@@ -239,7 +263,9 @@ def run(
         source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
         own_data_overrides = (set or {}) if source == _OWN_DATA_SCENARIO else None
         loaded = parse_scenario(
-            insert_own_data(tree, train, test, model, classes, loss, own_data_overrides), source, overrides
+            insert_own_data(tree, train, test, model, classes, loss, own_data_overrides, sites, fields),
+            source,
+            overrides,
         )
         rerun = None
     else:

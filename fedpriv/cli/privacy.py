@@ -43,7 +43,6 @@ from fedpriv.cli.options import (
     setting_facts,
     target_facts,
 )
-from fedpriv.cli.theorem import theorem
 from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.figures import format_lower, format_upper
 
@@ -319,7 +318,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command()(expand_option_groups(compare))
-app.command()(theorem)
 
 
 @app.command()

@@ -35,14 +35,23 @@ ADD_ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "rows": {"local models": "worth.references:local_models_row"},
     "engine": {"ray": "services.deployment:run_ray", "deployment": "services.deployment:run_deployment"},
     "Flower": {"names": "services.flower_private.names:check_names"},
-    "own data": {"advice": "begin.advise:as_advised"},
+    "own data": {"sites": "readers.federation:complete_federation", "advice": "begin.advise:as_advised"},
+    "own table": {"frame": "readers.frames:register_frame"},
+    "table file": {"text": "readers.files:read_text"},
+    "table format": {
+        "parse": "readers.formats:parse_format",
+        "find": "readers.formats:find_format",
+        "describe": "readers.formats:describe_format",
+    },
+    "own module": {"wrappers": "readers.modules:prepare_module"},
+    "own records": {"items": "readers.items:read_items", "parts": "readers.sites:read_parts"},
 }
 """Kind -> name -> "module:attribute" in the folder of add-ons."""
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "audit.options": ("audit",),
     "begin.options": ("advise", "init", "data inspect"),
     "certificate.options": ("certify", "silo key", "silo sign"),
-    "rates.options": ("privacy rates", "privacy samples"),
+    "rates.options": ("privacy rates", "privacy samples", "privacy theorem"),
     "services.options": ("superlink", "supernode", "certificates", "federation"),
     "statistics.options": ("statistics",),
     "tune.options": ("tune",),

@@ -3,25 +3,34 @@
 A .csv file has commas, one header and the encoding UTF-8.  Empty lines are skipped.  A cell is a text without
 spaces around it.  Columns of a .parquet file that hold no texts keep their type, and become texts only for a
 function that needs texts.  A .csv file with quotes is checked by Python's strict reader as well, because Arrow
-reads `"a"b` as ab.  Arrow is imported when a table is read.
+reads `"a"b` as ab.  Arrow is imported when a table is read.  An add-on converts files of any other format
+(`CellFormat`) to such a text in memory.
+
+Columns that cannot be read, such as lists, are passed over until they are asked for.
 """
 
 import csv
 import io
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, sanitize_line, suggestion
+from fedpriv.core.extensions import load_add_on_part
 from fedpriv.core.files import write_text
 
-TABLE_SUFFIXES = (".csv", ".parquet")
-MISSING_TEXTS = ("", "?", "na", "n/a", "nan", "null")
+TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".xlsx", ".parquet")
+_UTF16_STARTS = (b"\xff\xfe", b"\xfe\xff")
+MISSING_TEXTS = (
+    *("", "?", "na", "n/a", "#n/a", "nan", "null"),
+    *(f"{sign}{name}" for sign in ("", "-", "+") for name in ("inf", "infinity")),
+)
 """Texts of a missing value, compared without regard to case, unless a vocabulary lists the text."""
 _MAX_TEXT_LENGTH = 80
 _HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -29,7 +38,21 @@ _BLOCK_BYTES = 1 << 23
 """Bytes of a .csv file that are read in one block."""
 _BLOCKS_PER_MERGE = 8
 """Number of blocks of a column whose texts are merged with the earlier texts at once."""
-_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+"""Separators of cells in a text file, with their names in messages."""
+_LIMIT_OR_PERCENT = re.compile(r"^[<>≤≥]=?|%$")
+"""Sign of a detection limit before a number, and of percent behind it."""
+
+
+class CellFormat(NamedTuple):
+    """Format of a text file's cells, which is public."""
+
+    separator: str | None = None
+    """Separator of the cells, or None for tabs in a .tsv file and commas in any other."""
+    decimal: str | None = None
+    """Mark before the decimals of a number, or None for a point."""
+    thousands: str | None = None
+    """Mark between the thousands of a number, or None.  A space stands for any kind of space."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +176,7 @@ def _missing_mask(values: Any) -> NDArray[np.bool_]:
     """Return the mask of the missing values of an Arrow array."""
     pa, compute = _import_arrow()
     is_missing = (
-        compute.is_null(values, nan_is_null=True)
+        compute.invert(compute.fill_null(compute.is_finite(values), False))
         if pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
         else compute.is_in(compute.utf8_lower(_as_texts(values)), value_set=pa.array(MISSING_TEXTS, pa.string()))
     )
@@ -234,19 +257,21 @@ def _narrow_codes(codes: NDArray[Any], count: int) -> NDArray[np.signedinteger[A
 
 
 def parse_number(text: str) -> float | None:
-    """Return the finite number that a text spells, or None.  In any case of letters, true is 1 and false is 0.
+    """Return the finite number that a text spells, or None.
+
+    In any case of letters, true is 1 and false is 0.  A detection limit such as <0.8 is the limit, and 5 % is 5.
 
     Python's spellings of infinity and NaN, and underscores between digits, are refused.
 
     Example:
-        >>> parse_number("1.5"), parse_number("none")
-        (1.5, None)
+        >>> parse_number("1.5"), parse_number("<0.8"), parse_number("none")
+        (1.5, 0.8, None)
     """
     lowered = text.lower()
     if lowered in ("true", "false"):
         return float(lowered == "true")
     try:
-        number = float(text)
+        number = float(_LIMIT_OR_PERCENT.sub("", text))
     except ValueError:
         return None
     return None if "_" in text or number - number != 0.0 else number  # Python reads 1_000, inf and nan as well
@@ -264,6 +289,8 @@ class RawTable:
     """Unit of the numbers that `locate_rows` returns: "line" or "row"."""
     locate_rows: Callable[[Sequence[int]], list[int]]
     """Function of row indices that returns the lines of the file, or the rows counted from 1."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Reason why a column is passed over, by its name, or by its number if it has no name."""
 
     @staticmethod
     def from_texts(source: str, columns: Mapping[str, Sequence[str]]) -> "RawTable":
@@ -283,7 +310,7 @@ class RawTable:
         )
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return len(next(iter(self.columns.values()), ()))
 
     def column(self, name: str) -> CellColumn:
         """Return a column by its name.
@@ -291,6 +318,8 @@ class RawTable:
         Raises:
             InputError: The table has no such column.
         """
+        if name in self.unreadable:
+            raise InputError(f"{self.source}, column {name!r}: {self.unreadable[name]}")
         if name not in self.columns:
             column_names = ", ".join(map(repr, self.columns))
             raise InputError(
@@ -344,17 +373,22 @@ def is_table_path(name: str) -> bool:
         >>> is_table_path("patients.csv"), is_table_path("mnist")
         (True, False)
     """
-    return name.endswith(TABLE_SUFFIXES)
+    return name.lower().endswith(TABLE_SUFFIXES)
 
 
-def read_table(path: Path) -> RawTable:
+def read_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable:  # noqa: B008 - immutable
     """Read the whole file of a table, as Parquet if its name ends in .parquet and otherwise as CSV.
+
+    Args:
+        path: The file.
+        cell_format: Format of its cells, for any file but .parquet and .xlsx.
 
     Raises:
         InputError: The file is missing, is not a readable table, or has no records.
     """
     try:
-        table = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+        is_parquet = path.suffix.lower() == ".parquet"
+        table = _read_parquet(path) if is_parquet else _read_csv(path, cell_format)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file (looked for {path.resolve()})") from None
     except UnicodeDecodeError as error:
@@ -364,9 +398,7 @@ def read_table(path: Path) -> RawTable:
         ) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read as a table ({error})") from None
-    if not len(table):
-        raise InputError(f"{path}: has no records")
-    return table
+    return check_records(table)
 
 
 def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
@@ -384,8 +416,21 @@ def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
     write_text(path, buffer.getvalue())
 
 
-def _read_csv(path: Path) -> RawTable:
-    """Read a .csv file into columns of texts, block by block.
+def open_text(path: Path, cell_format: CellFormat) -> IO[bytes]:
+    """Open a .csv file with commas in UTF-8, or another file as the add-on of formats converts it to such a text.
+
+    A file in UTF-16 is found by its first two bytes.
+    """
+    with path.open("rb") as file:
+        start = file.read(2)
+    is_plain = path.name.lower().endswith(".csv") and not any(cell_format) and start not in _UTF16_STARTS
+    if is_plain and b"\0" not in start:
+        return path.open("rb")
+    return io.BytesIO(load_add_on_part("table file", "text")(path, cell_format))
+
+
+def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
+    """Read a text file into columns of texts, block by block.
 
     Arrow reads the cells.  Python's strict reader reads the header, all records of a file with quotes below its
     first line, and all records of a file that Arrow refuses, to find the line of the fault.
@@ -396,18 +441,17 @@ def _read_csv(path: Path) -> RawTable:
     pa, _ = _import_arrow()
     from pyarrow import csv as arrow
 
-    header_line, names = next(_iterate_records(path), (0, []))
-    header = [name.strip() for name in names]
-    _check_header(header, str(path))
+    header_line, names = next(_iterate_records(path, cell_format), (0, []))
+    header, unreadable = _check_header(names, str(path))
     # Arrow counts empty lines before the header as rows, and a header with ends of lines in quotes as one row.
     header_rows = header_line - (text := ",".join(names)).count("\n") - text.count("\r") + text.count("\r\n")
-    if quoted := _has_quotes(path):
-        _check_rows(path)
+    if quoted := _has_quotes(path, cell_format):
+        _check_rows(path, cell_format)
     cell_type = pa.dictionary(pa.int32(), pa.string())
     builders = [ColumnBuilder() for _ in header]
     try:
         with arrow.open_csv(
-            path,
+            open_text(path, cell_format),
             arrow.ReadOptions(
                 column_names=[str(index) for index in range(len(header))],
                 skip_rows_after_names=header_rows,
@@ -421,14 +465,18 @@ def _read_csv(path: Path) -> RawTable:
                 for builder, cells in zip(builders, block.columns, strict=True):
                     builder.add(cells)
     except pa.ArrowInvalid as error:
-        _check_rows(path)  # raises first, with the line, if it finds the fault
+        _check_rows(path, cell_format)  # raises first, with the line, if it finds the fault
         raise InputError(f"{path}: cannot be read as a table ({str(error).splitlines()[0]})") from None
-    columns_by_name = {name: builder.build() for name, builder in zip(header, builders, strict=True)}
+    columns_by_name = {
+        name: builder.build() for name, builder in zip(header, builders, strict=True) if name not in unreadable
+    }
     pa.default_memory_pool().release_unused()
-    return RawTable(str(path), columns_by_name, "line", lambda rows: _find_lines(path, rows))
+    return RawTable(
+        str(path), columns_by_name, "line", lambda rows: _find_lines(path, cell_format, rows), unreadable
+    )
 
 
-def _iterate_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _iterate_records(path: Path, cell_format: CellFormat) -> Iterator[tuple[int, list[str]]]:
     """Yield the line at which each record ends, from 1, and its cells, by Python's reader.
 
     The header comes first, and empty lines are left out.
@@ -437,7 +485,7 @@ def _iterate_records(path: Path) -> Iterator[tuple[int, list[str]]]:
         InputError: A record is no CSV.
         UnicodeDecodeError: The file is not in UTF-8.
     """
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with io.TextIOWrapper(open_text(path, cell_format), encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
             for row in reader:
@@ -447,25 +495,25 @@ def _iterate_records(path: Path) -> Iterator[tuple[int, list[str]]]:
             raise InputError(f"{path}, line {reader.line_num}: {error}") from None
 
 
-def _check_rows(path: Path) -> None:
+def _check_rows(path: Path, cell_format: CellFormat) -> None:
     """Check that every record is CSV with as many values as the header.
 
     Raises:
         InputError: A record is not.  The message names the line of the first one.
     """
     column_count = None
-    for line, row in _iterate_records(path):
+    for line, row in _iterate_records(path, cell_format):
         column_count = len(row) if column_count is None else column_count
         if len(row) != column_count:
             raise InputError(f"{path}, line {line}: has {len(row)} values, and the header names {column_count}")
 
 
-def _find_lines(path: Path, rows: Sequence[int]) -> list[int]:
+def _find_lines(path: Path, cell_format: CellFormat, rows: Sequence[int]) -> list[int]:
     """Return the lines at which records end.  The file is read again, since only messages need lines."""
     wanted_rows = set(rows)
     lines = {
         record_number - 1: line
-        for record_number, (line, _) in enumerate(_iterate_records(path))
+        for record_number, (line, _) in enumerate(_iterate_records(path, cell_format))
         if record_number - 1 in wanted_rows
     }
     return [lines[row] for row in rows]
@@ -475,9 +523,9 @@ def _number_rows(rows: Sequence[int]) -> list[int]:
     return [row + 1 for row in rows]
 
 
-def _has_quotes(path: Path) -> bool:
+def _has_quotes(path: Path, cell_format: CellFormat) -> bool:
     """Whether a quote occurs below the first line."""
-    with path.open("rb") as file:
+    with open_text(path, cell_format) as file:
         file.readline()
         return any(b'"' in block for block in iter(lambda: file.read(1 << 20), b""))
 
@@ -486,69 +534,80 @@ def _read_parquet(path: Path) -> RawTable:
     """Read a .parquet file, column by column.
 
     Raises:
-        InputError: The file is no .parquet file, a column is nested or binary, or `_check_header` refuses its
-            header.
+        InputError: The file is no .parquet file, or has no column that can be read.
     """
     pa, _ = _import_arrow()
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(path) as file:
-            fields = list(file.schema_arrow)
-            header = [field.name.strip() for field in fields]
-            _check_header(header, str(path))
-            columns = {
-                name: _column_from_arrow(file.read([field.name]).column(field.name), f"{path}, column {name!r}")
-                for name, field in zip(header, fields, strict=True)
-            }
+            names = file.schema_arrow.names
+            return table_from_columns(
+                {name: file.read([name]).column(name) for name in names if names.count(name) == 1},
+                names,
+                str(path),
+            )
     except pa.ArrowException as error:
         raise InputError(f"{path}: not a readable .parquet file ({str(error).splitlines()[0]})") from None
-    return RawTable(str(path), columns, "row", _number_rows)
 
 
-def table_from_arrow(arrow_table: Any, source: str) -> RawTable:
-    """Convert an Arrow table in memory.
+def table_from_columns(
+    columns: Mapping[str, Any], names: Sequence[str], source: str, unreadable: Mapping[str, str] | None = None
+) -> RawTable:
+    """Convert columns of Arrow to a table.
 
     Args:
-        arrow_table: `pyarrow.Table`.
+        columns: Chunked array of each column whose name is unique.
+        names: Names of all columns, in their order.
         source: Name of the table in error messages.
+        unreadable: Reason why a column is in no Arrow array, by its name, or None.
 
     Raises:
-        InputError: A column is nested or binary or has no unique name, or the table has no records.
+        InputError: No column can be read, or there are no records.
     """
-    header = [name.strip() for name in arrow_table.column_names]
-    _check_header(header, source)
-    columns = {
-        name: _column_from_arrow(column, f"{source}, column {name!r}")
-        for name, column in zip(header, arrow_table.columns, strict=True)
-    }
-    if not arrow_table.num_rows:
-        raise InputError(f"{source}: has no records")
-    return RawTable(source, columns, "row", _number_rows)
+    pa, _ = _import_arrow()
+    header, reasons = _check_header(names, source)
+    reasons |= unreadable or {}
+    cells = {}
+    for name, label in zip(names, header, strict=True):
+        if label in reasons:
+            continue
+        array = columns[name]
+        value_type = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        if pa.types.is_nested(value_type) or re.match("extension|.*binary", str(value_type)):  # four binary types
+            reasons[label] = f"of type {value_type}; expected numbers, words or booleans"
+        else:
+            cells[label] = _column_from_arrow(array.cast(value_type))
+    return check_records(RawTable(source, cells, "row", _number_rows, reasons))
 
 
-def _column_from_arrow(column: Any, location: str) -> CellColumn:
+def check_records(table: RawTable) -> RawTable:
+    """Return a table that has records.
+
+    Raises:
+        InputError: The table has no records, or no column that can be read.
+    """
+    if not len(table):
+        reasons = [f"; column {name!r}: {reason}" for name, reason in list(table.unreadable.items())[:1]]
+        raise InputError(f"{table.source}: has no records{''.join(reasons)}")
+    return table
+
+
+def _column_from_arrow(column: Any) -> CellColumn:
     """Convert a column of an Arrow table.
 
     Texts are trimmed and stored once each, and null becomes the empty text.  Other values keep their type.
 
     Args:
-        column: Chunked array of Arrow.
-        location: Name of the table and the column, for the message.
-
-    Raises:
-        InputError: The column is nested or binary.  The message begins with `location`.
+        column: Chunked array of Arrow, neither nested, binary nor of codes.
     """
     pa, compute = _import_arrow()
-    value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_nested(value_type) or "binary" in str(value_type):  # of which Arrow has four types
-        raise InputError(f"{location}: of type {value_type}; expected numbers, words or booleans")
     if not (
-        pa.types.is_string(value_type)
-        or pa.types.is_large_string(value_type)
-        or pa.types.is_string_view(value_type)
+        pa.types.is_string(column.type)
+        or pa.types.is_large_string(column.type)
+        or pa.types.is_string_view(column.type)
     ):
-        return CellColumn(column.cast(value_type))
+        return CellColumn(column)
     builder = ColumnBuilder()
     for block in compute.fill_null(column.cast(pa.string()), "").chunks:
         builder.add(block.dictionary_encode())
@@ -559,28 +618,36 @@ def _as_text(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _check_header(header: Sequence[str], source: str) -> None:
-    """Check the names of the columns.
+def _check_header(names: Sequence[str], source: str) -> tuple[list[str], dict[str, str]]:
+    """Return the names of the columns, and the reasons why columns are passed over.
+
+    A column without a name is passed over under its number, and columns that share a name under this name.
 
     Args:
-        header: Names of the columns, without spaces around them.
+        names: Names of the columns, with spaces around them or not.
         source: Name of the table in messages.
 
     Raises:
-        InputError: The header is empty, has a name twice or a column without a name, or is one name with
-            semicolons, tabs or bars in it, which must then be the separators of the file.
+        InputError: The header is empty, or is one name with semicolons, tabs or bars in it, which must then be the
+            separators of the file.
     """
-    if not header:
+    labels = [name.strip() or f"column {number}" for number, name in enumerate(names, start=1)]
+    if not labels:
         raise InputError(f"{source}: is empty; expected a line with the names of the columns")
-    for separator, name in _SEPARATORS.items():
-        if len(header) == 1 and separator in header[0]:
+    for separator, name in SEPARATORS.items():
+        if len(labels) == 1 and separator in labels[0]:
             raise InputError(
-                f"{source}: seems to be separated by {name}; expected commas: save it as 'CSV, separated by "
-                "commas' in a spreadsheet, with points in its numbers"
+                f"{source}: seems to be separated by {name}; give separator = {separator!r} in the table's "
+                "section, which `fedpriv data inspect` writes"
             )
-    for name in header:
-        if not name or header.count(name) > 1:
-            raise InputError(f"{source}: the column {name!r} is {'named twice' if name else 'without a name'}")
+    return labels, {
+        label: "the name is given to several columns; give each its own"
+        if name.strip()
+        else "is without a name, as R and pandas write the numbers of rows; give it a name, or write the file "
+        "with row.names = FALSE or index = False"
+        for name, label in zip(names, labels, strict=True)
+        if not name.strip() or labels.count(label) > 1
+    }
 
 
 def _import_arrow() -> tuple[Any, Any]:

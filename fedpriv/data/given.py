@@ -1,106 +1,99 @@
 """Records in a program's memory, as the arrays of a data set."""
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from torch.utils.data import DataLoader, TensorDataset
+from numpy.typing import NDArray
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import TensorDataset
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.extensions import load_add_on_part
 from fedpriv.data.layout import combine_unnamed_inputs
 from fedpriv.data.named import ARGUMENT_NAMES, SplitArrays
 
-RecordSource = SplitArrays | TorchDataset[Any]
-"""Records and labels, as a pair of arrays or as a torch Dataset of (record, label).
+RecordSource = SplitArrays | TorchDataset[Any] | Iterable[Any]
+"""Records and labels, as a pair of arrays or as items of (record, label), such as those of a torch Dataset.
 
 Records with several inputs are a tuple of arrays, one for each input.
 """
+Fields = tuple[Hashable, Hashable]
+"""Name or position of an item's record, or a tuple of them for several inputs, and of its label."""
+_NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
-def to_array(values: ArrayLike) -> NDArray[Any]:
-    """Copy an array, a tensor or anything that NumPy converts to an array."""
-    return np.array(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
+def to_array(values: Any, source: str = ARGUMENT_NAMES) -> NDArray[Any]:
+    """Copy an array, a tensor or anything that NumPy converts to an array.
+
+    Tensors of a floating-point type that NumPy lacks, such as bfloat16, become float32.
+
+    Args:
+        values: The values.
+        source: Name of the values in messages.
+
+    Raises:
+        InputError: The values are no array, such as lists of unequal length.
+    """
+    try:
+        if not isinstance(values, torch.Tensor):
+            return np.array(values)
+        has_type = not values.is_floating_point() or values.dtype in _NUMPY_FLOATS
+        return np.array((values if has_type else values.float()).numpy(force=True))
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = sanitize_line(str(error).split("\n")[0])
+        raise InputError(f"{source}: expected numbers in an array of one shape ({reason})") from None
 
 
-def to_record_array(records: Any) -> NDArray[Any]:
+def to_record_array(records: Any, source: str = ARGUMENT_NAMES) -> NDArray[Any]:
     """Copy records to one array.
 
     Args:
         records: Array or tensor (n, ...), or a tuple with an array or tensor (n, ...) for each input of a record.
             Anything else, such as a list, is converted by NumPy.
+        source: Name of the records in messages.
 
     Returns:
         Array (n, ...), or for a tuple a structured array (n,) with a field for each input.
 
     Raises:
-        InputError: The inputs in a tuple differ in length.
+        InputError: The inputs in a tuple differ in length, or the values are no array.
     """
-    if not isinstance(records, tuple) or not all(
-        isinstance(column, np.ndarray | torch.Tensor) for column in records
-    ):
-        return to_array(records)
-    return combine_unnamed_inputs([to_array(column) for column in records])
+    if not isinstance(records, tuple) or not all(map(_is_array, records)):
+        return to_array(records, source)
+    return combine_unnamed_inputs([to_array(column, source) for column in records])
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | torch.Tensor)
 
 
 def to_record_arrays(
-    data: RecordSource | DataLoader[Any], source: str = ARGUMENT_NAMES
+    data: RecordSource, source: str = ARGUMENT_NAMES, fields: Fields | None = None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Copy records and labels, so that the program may change its own later.
 
     Args:
-        data: Records and labels, as a pair or as a torch Dataset of pairs.  The last tensor of a TensorDataset is
-            the labels, and the others are inputs.  A DataLoader is read from its first batch to its last, and a
-            batch may be a dictionary of records and labels, in this order.
+        data: Records and labels, as a pair or as items, such as those of a torch Dataset, a DataLoader or a
+            Hugging
+            Face data set.  The last tensor of a TensorDataset is the labels, and the others are inputs.
         source: Name of the argument in messages.
+        fields: Names or positions of an item's record and label, or None for pairs.
 
     Returns:
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).
 
     Raises:
-        InputError: `data` are no pairs of records and labels, inputs differ in length, a Dataset has no records or
-            records of several shapes, or a DataLoader is empty.
-        ValueError: Batches of a DataLoader have records of several shapes.
+        InputError: `data` are no records with labels, inputs differ in length, there are no records, or records
+            have several shapes.
     """
-    if isinstance(data, DataLoader):
-        pairs = [
-            _split_pair(tuple(batch.values()) if isinstance(batch, Mapping) else batch, source) for batch in data
-        ]
-        if not pairs:
-            raise InputError(f"{source}: the DataLoader has no batch")
-        records, labels = (np.concatenate(column) for column in zip(*pairs, strict=True))
-        return records, labels
-    if isinstance(data, TensorDataset):
+    if isinstance(data, TensorDataset) and fields is None:
         *tensors, label_tensor = data.tensors
-        return _split_pair((tuple(tensors) if len(tensors) > 1 else tensors[0], label_tensor), source)
-    if isinstance(data, TorchDataset):
-        pairs = [data[row] for row in range(len(cast(Sized, data)))]
-        try:
-            inputs, targets = map(list, zip(*pairs, strict=True))
-            return to_record_array(
-                tuple(map(_stack_arrays, zip(*inputs, strict=True)))
-                if isinstance(inputs[0], tuple)
-                else _stack_arrays(inputs)
-            ), _stack_arrays(targets)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"{source}: expected a torch Dataset of one (record, label) or more, all of one shape ({error})"
-            ) from None
-    return _split_pair(data, source)
-
-
-def _stack_arrays(values: Sequence[ArrayLike]) -> NDArray[Any]:
-    return np.stack([to_array(value) for value in values])
-
-
-def _split_pair(data: Any, source: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    try:
-        records, labels = data
-    except (TypeError, ValueError):
-        raise InputError(
-            f"{source}: expected (records, labels) or a torch Dataset of such pairs; several inputs of a "
-            "record are a tuple, ((tokens, mask), labels)"
-        ) from None
-    return to_record_array(records), to_array(labels)
+        return to_record_array(tuple(tensors) if len(tensors) > 1 else tensors[0], source), to_array(label_tensor)
+    is_pair = isinstance(data, tuple | list) and len(data) == 2 and fields is None
+    if is_pair and not (isinstance(data, list) and all(isinstance(part, tuple | Mapping) for part in data)):
+        records, labels = cast(tuple[Any, Any], data)
+        return to_record_array(records, source), to_array(labels, source)
+    pair: tuple[NDArray[Any], NDArray[Any]] = load_add_on_part("own records", "items")(data, source, fields)
+    return pair

@@ -1,10 +1,12 @@
 """Load data sets by name, as arrays: those of fedpriv, and those that a program or an extension adds."""
 
 import gzip
+import os
 import re
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from fedpriv.data.layout import combine_unnamed_inputs
 from fedpriv.data.own import (
     Dataset,
     HeldOutData,
+    Sites,
     check_records,
     check_same_shapes,
     is_npz_path,
@@ -57,11 +60,17 @@ Labels are (n,), or (n, ...) if a record has several.
 _Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (n, height, width) or (n, height, width, channels), and labels (n,)."""
 
-_USER_DATA: dict[str, tuple[Callable[[], tuple[SplitArrays, SplitArrays]], int | None]] = {}
-"""Function and number of classes (`add_data`) of each registered data set, by its name."""
+_USER_DATA: dict[str, tuple[Callable[[], tuple[SplitArrays, SplitArrays]], int | None, Sites | None]] = {}
+"""Function, number of classes and sites (`add_data`) of each registered data set, by its name."""
 
 
-def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], classes: int | None = None) -> None:
+def add_data(
+    name: str,
+    load: Callable[[], tuple[SplitArrays, SplitArrays]],
+    classes: int | None = None,
+    *,
+    sites: Sites | None = None,
+) -> None:
     """Register `load` under a name for `data.name`, or replace the registered data set of this name.
 
     Args:
@@ -70,6 +79,7 @@ def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], cla
         classes: Number of classes, or 0 for a regression.  With None there is a class for each integer from 0 to
             the largest label of both parts, which is public from then on.  Booleans count as integers, and other
             labels are a regression.
+        sites: Site of each record, for the partition "site", or None.
 
     Raises:
         InputError: The name is one of fedpriv's own, has other characters, or begins with a dash.
@@ -78,7 +88,7 @@ def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], cla
         raise InputError(f"add_data: {name!r} is a data set of fedpriv; give yours another name")
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
         raise InputError(f"add_data: name = {name!r}: expected lower-case letters, digits and dashes")
-    _USER_DATA[name] = (load, classes)
+    _USER_DATA[name] = (load, classes, sites)
     note_table_change()
 
 
@@ -100,9 +110,8 @@ def load_user_data(name: str) -> Dataset:
     Raises:
         InputError: An array cannot be used.
     """
-    load, classes = _USER_DATA[name]
-    train, test = load()
-    return make_dataset(name, train, test, classes)
+    load, classes, sites = _USER_DATA[name]
+    return replace(make_dataset(name, *load(), classes), sites=sites)
 
 
 def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int | None) -> Dataset:
@@ -183,6 +192,15 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
     return table
 
 
+RECORDS_FOLDER_VARIABLE = "FEDPRIV_RECORDS_FOLDER"
+"""Environment variable with the folder of relative paths of records, by default the working directory."""
+
+
+def find_file(name: str) -> Path:
+    """Return the path of a file of records, from the folder in `RECORDS_FOLDER_VARIABLE` if it is relative."""
+    return Path(os.environ.get(RECORDS_FOLDER_VARIABLE, ""), name)
+
+
 def table_path(name: str, root: Path | None = None) -> Path:
     """Return the path of a table's file, after fetching and verifying a table that has a name.
 
@@ -193,7 +211,7 @@ def table_path(name: str, root: Path | None = None) -> Path:
     Raises:
         InputError: The table has a name, its file is missing or another one, and it cannot be fetched.
     """
-    return fetch(name, root) / ORIGINS[name].folder / TABLE_FILE if name in _NAMED_TABLES else Path(name)
+    return fetch(name, root) / ORIGINS[name].folder / TABLE_FILE if name in _NAMED_TABLES else find_file(name)
 
 
 def load(
@@ -217,7 +235,7 @@ def load(
               10 % outliers) and linear-regression (256 dimensions of decreasing curvature, a known minimizer of
               norm 1, noise 0.1).
             * The path of an .npz file (`own`), or of a .csv or .parquet table that `table` describes, or the name
-              of a DataFrame (`register_frame`) in place of this path.
+              of a DataFrame (`add_frame`) in place of this path.
             * Tables with a known schema: heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult and
               visits (made up).
             * A name that was added (`add_data`).
@@ -231,7 +249,7 @@ def load(
         InputError: The name is unknown, its data cannot be fetched or used, or `table` is missing or superfluous.
     """
     if is_npz_path(name) and table is None:
-        return load_npz(name)
+        return load_npz(str(find_file(name)))
     if is_user_data(name):
         return load_user_data(name)
     if (schema := find_schema(name, table)) is not None:
@@ -269,7 +287,7 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
         InputError: The name is unknown, its data cannot be fetched or used, or `table` is missing or superfluous.
     """
     if is_npz_path(name) and table is None:
-        return load_npz_held_out(name)
+        return load_npz_held_out(str(find_file(name)))
     if is_user_data(name) or name in COMPUTED_DATA_SETS:
         data = load(name, root, table)
         return HeldOutData(data.test_images, data.test_labels, data.class_count)

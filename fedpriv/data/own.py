@@ -32,7 +32,7 @@ class Sites:
     train: NDArray[np.int64]
     """Indices of the training records' sites, (training records,)."""
     test: NDArray[np.int64]
-    """Indices of the test records' sites, (test records,)."""
+    """Indices of the test records' sites, (test records,), or empty if test records are of no site."""
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,10 @@ def draw_split(data: Dataset, number: int) -> Dataset:
             test_images=_blank_images(images, test)[train_index],
             test_labels=blank_labels(labels, test)[train_index],
         )
-    if data.persons is not None:
-        raise InputError(f"data.split: the persons of the test records of {data.name} are not known; leave it out")
+    if data.persons is not None or (data.sites is not None and len(data.sites.test) != len(data.test_labels)):
+        raise InputError(
+            f"data.split: the persons or sites of the test records of {data.name} are not known; leave it out"
+        )
     # Second kind: join both parts, draw the test records, and take both parts from the joined records.
     images = np.concatenate([data.train_images, data.test_images])
     labels = np.concatenate([data.train_labels, data.test_labels])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedpriv.core.errors import InputError
+from fedpriv.data.cells import CellFormat
 
 NumberRange = Annotated[tuple[float, float], Field(strict=False)]
 Vocabulary = Annotated[tuple[str, ...], Field(strict=False)]
@@ -164,6 +165,15 @@ class TableSchema(TableSection):
     missing: Literal["refuse", "drop"] = Field(
         "refuse", description='records with a missing value: "drop" makes zeros of them, which keep their place'
     )
+    separator: Literal[",", ";", "\t", "|"] | None = Field(
+        None, description="between the cells of a text file; a tab in a .tsv file, and else a comma, unless given"
+    )
+    decimal: Literal[".", ","] | None = Field(
+        None, description="before the decimals of a number, a point unless given"
+    )
+    thousands: Literal[".", ",", " ", "'"] | None = Field(
+        None, description="between the thousands of a number, nothing unless given"
+    )
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -180,6 +190,8 @@ class TableSchema(TableSection):
             check_range(self.range)
         if not self.columns:
             raise ValueError("columns: at least one column has to become features")
+        if self.thousands == (self.decimal or "."):
+            raise ValueError(f"thousands = {self.thousands!r}: is the mark of decimals, too; give decimal another")
         if (self.site is None) != (not self.sites):
             raise ValueError("site, a column, and sites, its words, are given together")
         if len(set(self.sites)) != len(self.sites):
@@ -198,6 +210,16 @@ class TableSchema(TableSection):
 
     def __hash__(self) -> int:
         return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
+
+    @property
+    def cell_format(self) -> CellFormat:
+        """Format of the cells of the table's file."""
+        return CellFormat(self.separator, self.decimal, self.thousands)
+
+    @property
+    def without_format(self) -> "TableSchema":
+        """The schema without the format of cells, which is a file's own."""
+        return self.model_copy(update={"separator": None, "decimal": None, "thousands": None})
 
     @property
     def expected_test_share(self) -> float:

@@ -3,11 +3,10 @@
 A silo is a party that holds records, and a site is the value in a table that names a record's silo.  A row of a
 table has a place in the training or the test part of the data, or in both, and counts in one of them or in none.
 
-A program may pass a DataFrame of pandas, polars or Arrow in place of a file (`register_frame`).  Scenarios and
+A program may pass a DataFrame of pandas, polars or Arrow in place of a file (`add_frame`).  Scenarios and
 policies hold a table's public schema as TOML, which `format_schema_toml` writes.
 """
 
-import hashlib
 import hmac
 import json
 import os
@@ -15,7 +14,6 @@ import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from copy import deepcopy
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -26,7 +24,7 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import create_secret_file
 from fedpriv.core.random import public_generator
-from fedpriv.data.cells import RawTable, read_table, table_from_arrow
+from fedpriv.data.cells import CellFormat, RawTable, read_table
 from fedpriv.data.encode import EncodedTable, TableRows, encode_features, encode_table, read_raw_cells, read_rows
 from fedpriv.data.fetch import default_data_root
 from fedpriv.data.own import Dataset, HeldOutData, Sites
@@ -51,32 +49,9 @@ def is_data_frame(value: object) -> TypeGuard[DataFrame]:
     return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns")
 
 
-def register_frame(frame: DataFrame) -> str:
-    """Copy a DataFrame, and return the table name under which it can be loaded.
-
-    The name follows from the content and the user's secret key, and ends in .parquet, so that it reads as the path
-    of a table.  Later changes of the DataFrame change no run.
-
-    Raises:
-        InputError: The value is no table, has no records, or a column is nested or binary or has no unique name.
-    """
-    import pyarrow
-
-    try:
-        arrow_table = deepcopy(pyarrow.table(frame))  # Arrow alone would share the memory of NumPy's columns
-    except (pyarrow.ArrowException, TypeError, ValueError) as error:
-        raise InputError(
-            f"train: not a table of numbers and words ({str(error).splitlines()[0]}); a column holds one of them"
-        ) from None
-    table, digest = table_from_arrow(arrow_table, "train"), hashlib.sha256()
-    for name, cells in table.columns.items():
-        codes, values = cells.encode_values()
-        digest.update(f"{name!r} {codes.dtype} {len(codes)}".encode())
-        digest.update(codes.tobytes())
-        digest.update(pyarrow.record_batch([values], [name]).serialize())
-    name = f"{in_memory_name(digest.digest())}.parquet"
+def add_frame(name: str, table: RawTable) -> None:
+    """Register a table in memory under a name that reads as the path of a table."""
     _FRAMES[Path(name)] = table
-    return name
 
 
 def in_memory_name(digest: bytes) -> str:
@@ -140,7 +115,7 @@ def load_table(
         InputError: The table does not keep to the schema, a person has records at two sites, or a part has no
             records.  The test part may be empty if `test_share` is 0.
     """
-    table = read_raw_table(path)
+    table = read_raw_table(path, schema.cell_format)
     rows = read_rows(table, schema)
     for part_name, part in (("training", rows.split.train), ("test", rows.split.test)):
         if not part.is_counted.any() and not (part_name == "test" and schema.test_share == 0.0):
@@ -186,7 +161,7 @@ def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutDa
     Raises:
         InputError: The table does not keep to the schema, or has no test records.
     """
-    table = read_raw_table(path)
+    table = read_raw_table(path, schema.cell_format)
     rows = read_rows(table, schema, single_site=schema.site is not None and schema.site not in table.columns)
     test_part, no_rows = rows.split.test, np.zeros(0, np.int64)
     if not (test_rows := test_part.row_indices[test_part.is_counted]).size:
@@ -215,7 +190,7 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
         InputError: The table does not keep to the schema, holds a record of another site, or has a column for the
             site and the schema names no site of this number.
     """
-    table = read_table(path)
+    table = read_table(path, schema.cell_format)
     if schema.site is not None and schema.site not in table.columns:
         encoded = encode_table(table, schema, single_site=True)
         encoded.raw_cells[:, -1] = silo  # the last raw cell is the site
@@ -232,15 +207,19 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
 
 
 @lru_cache(maxsize=4)
-def _read_cached(path: Path, size: int, changed: int) -> RawTable:
+def _read_cached(path: Path, cell_format: CellFormat, size: int, changed: int) -> RawTable:
     """Read a table, and read it again when the file's size or its time of modification is another."""
-    return read_table(path)
+    return read_table(path, cell_format)
 
 
-def read_raw_table(path: Path) -> RawTable:
+def read_raw_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable:  # noqa: B008
     """Return the cells of a file or of a registered DataFrame, and cache those of the last four files.
 
     A file is read again if its size or its time of modification has changed.
+
+    Args:
+        path: Path of the file, or of a registered DataFrame.
+        cell_format: Format of the file's cells.
 
     Raises:
         InputError: The file is missing, is not a readable table, or has no records.
@@ -250,8 +229,8 @@ def read_raw_table(path: Path) -> RawTable:
     try:
         status = path.stat()
     except OSError:
-        return read_table(path)  # raises InputError with the reason
-    return _read_cached(path, status.st_size, status.st_mtime_ns)
+        return read_table(path, cell_format)  # raises InputError with the reason
+    return _read_cached(path, cell_format, status.st_size, status.st_mtime_ns)
 
 
 def check_persons(encoded: TableRows, schema: TableSchema, path: Path) -> None:

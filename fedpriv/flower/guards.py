@@ -236,7 +236,7 @@ def _load_single_run(path: Path, overrides: Sequence[str], requirement: str) -> 
     Raises:
         InputError: The scenario is a sweep of several runs, with `requirement` in the message, or cannot be used.
     """
-    points = load_scenario(path, overrides).points
+    points = load_scenario(path, overrides, finds_tables=False).points
     refuse({f"{path}: sweep: {requirement}, and this stands for {len(points)}": len(points) != 1})
     return points[0].cell
 

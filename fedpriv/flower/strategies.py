@@ -96,7 +96,7 @@ class NamedReleases(ReleaseStrategy):
             initial,
             simulated_aggregator(plan, initial, cell) if seeded else ServerAggregator(plan, initial, system_key()),
             find_roster=self._greet_nodes,
-            continue_without_missing=cell.deployment.missing == "continue",
+            min_replies=cell.deployment.min_replies,
             absences=draw_absences(cell),
         )
 

@@ -240,9 +240,9 @@ def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
     Raises:
         InputError: The module cannot be built, or the weights are missing or do not fit.
     """
-    state = read_state_dict(weights, "model.backbone_weights", path)
     with torch.device("cpu"):
         module = build_module(path, "model.backbone", (), json.loads(arguments))
+        state = read_state_dict(weights, "model.backbone_weights", path, module)
         try:
             module.load_state_dict(state)
         except Exception as error:  # weights of another module may raise any error

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -445,28 +446,50 @@ def read_weights(weights: str, key: str) -> bytes:
     return content
 
 
-def read_state_dict(weights: str, key: str, path: str) -> dict[str, Tensor]:
+_CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
+"""Keys of a checkpoint, a dictionary of other things as well, under which programs store a state_dict."""
+_WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "")
+"""Prefixes that wrappers, such as nn.DataParallel and torch.compile, give to all names of a state_dict."""
+
+
+def read_state_dict(weights: str, key: str, path: str, module: nn.Module) -> dict[str, Tensor]:
     """Read the state_dict of the module at `path` from the file with this digest.
+
+    The file may be a checkpoint with the state_dict under a usual key.  A wrapper's prefix that all names have is
+    left out, unless the module has such names itself.
 
     Args:
         weights: Digest, "sha256:HEX".
         key: Key of the scenario, for error messages.
         path: Import path of the module, for error messages.
+        module: The module.
 
     Raises:
         InputError: There is no such file, or it holds no state_dict.
     """
-    content = read_weights(weights, key)
+    content, names = read_weights(weights, key), set(module.state_dict())
     try:
         with torch.device("cpu"):
-            return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        keys = [name for name in _CHECKPOINT_KEYS if isinstance(checkpoint.get(name), dict)]
+        state = checkpoint[keys[0]] if keys else checkpoint
+        if not all(isinstance(values, Tensor) for values in state.values()):
+            raise ValueError("holds no state_dict; save module.state_dict() with torch.save")
+        prefix = next(text for text in _WRAPPER_PREFIXES if all(name.startswith(text) for name in state))
+        return {name if name in names else name.removeprefix(prefix): values for name, values in state.items()}
     except Exception as error:  # a damaged file may raise any error
         raise weights_error(weights, key, path, error) from None
 
 
 def weights_error(weights: str, key: str, path: str, error: Exception) -> CodeError:
     """Make the error for weights that do not fit the module at `path`."""
-    return CodeError(f"{key} = {weights!r}: do not fit {path!r}", str(error).split("\n")[0][:200])
+    # torch's own text of what it cannot unpickle is about other files, and has control characters
+    reason = (
+        "holds other objects than tensors; save module.state_dict() with torch.save"
+        if isinstance(error, UnpicklingError)
+        else str(error).split("\n")[0]
+    )
+    return CodeError(f"{key} = {weights!r}: do not fit {path!r}", sanitize_line(reason, 200))
 
 
 @dataclass(frozen=True)
@@ -520,7 +543,9 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
             )
         return frozenset(trainable_parameters(module))
     device = next(module.parameters()).device  # the meta device if only sizes are computed
-    state = {name: values.to(device) for name, values in read_state_dict(weights, "model.weights", path).items()}
+    state = {
+        name: values.to(device) for name, values in read_state_dict(weights, "model.weights", path, module).items()
+    }
     trainable_names = {
         name for name, parameter in module.named_parameters(remove_duplicate=False) if parameter.requires_grad
     }

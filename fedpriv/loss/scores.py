@@ -201,6 +201,8 @@ SCORES: Mapping[Score, ScoreKind] = {
 
 MEAN_SUFFIX, WORST_SUFFIX = "mean_of_silos", "worst_silo"
 """Suffixes of metrics over the silos' own test records, with equal weight for every silo."""
+DEFINED_SUFFIX = "silos"
+"""Suffix of the number of silos whose test records define a metric, if it is not all of them."""
 LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error", "test_integrated_brier"})
 
 
@@ -223,7 +225,8 @@ class ScoreView(EvaluationView):
 
         The records of a silo are consecutive, and silos have the order of `silos`.  Each metric NAME is then also
         NAME_at_SILO for every silo, NAME_mean_of_silos, and NAME_worst_silo: the largest of the silos' values for
-        `LOWER_IS_BETTER`, else the smallest.
+        `LOWER_IS_BETTER`, else the smallest.  A silo whose test records do not define a score has none, and then
+        NAME_silos is the number of silos that have one, of which mean and worst are.
 
         Args:
             point: Models, (..., d).
@@ -242,10 +245,13 @@ class ScoreView(EvaluationView):
                 strict=True,
             )
         ]
-        for name in silo_metrics[0]:
-            values = torch.stack([metrics_at_silo[name] for metrics_at_silo in silo_metrics])
-            metrics |= {f"{name}_at_{silo}": value for (silo, _), value in zip(self.silos, values, strict=True)}
+        for name in dict.fromkeys(name for metrics_at_silo in silo_metrics for name in metrics_at_silo):
+            silos = [silo for (silo, _), at_silo in zip(self.silos, silo_metrics, strict=True) if name in at_silo]
+            values = torch.stack([at_silo[name] for at_silo in silo_metrics if name in at_silo])
+            metrics |= {f"{name}_at_{silo}": value for silo, value in zip(silos, values, strict=True)}
             metrics[f"{name}_{MEAN_SUFFIX}"] = values.mean(0)
+            if len(silos) < len(self.silos):
+                metrics[f"{name}_{DEFINED_SUFFIX}"] = torch.full_like(values[0], len(silos))
             metrics[f"{name}_{WORST_SUFFIX}"] = values.amax(0) if name in LOWER_IS_BETTER else values.amin(0)
         return evaluation._replace(metrics=metrics)
 
@@ -259,7 +265,11 @@ class ScoreView(EvaluationView):
         if not self.scores:
             return evaluation
         outputs = self.base.outputs(point, records)
-        score_metrics = {f"test_{name}": SCORES[name].compute(outputs, records.labels) for name in self.scores}
+        score_metrics = {
+            f"test_{name}": SCORES[name].compute(outputs, records.labels)
+            for name in self.scores
+            if SCORES[name].why_undefined(records.labels) is None
+        }
         if "test_mae" in score_metrics:
             score_metrics["test_mae"] = score_metrics["test_mae"] * self.label_unit
         return evaluation._replace(metrics={**evaluation.metrics, **score_metrics})
@@ -273,7 +283,7 @@ def check_scores(
     regression: bool,
     survival: bool = False,
 ) -> None:
-    """Check that scores are defined for all test records together, and for those of each silo.
+    """Check that scores are defined for all test records together, and with silos for those of a silo at least.
 
     Args:
         scores: Names of the scores.
@@ -298,13 +308,17 @@ def check_scores(
             raise InputError(
                 f"run.metrics: {name} is not for labels that are {label_text}; there are {alternatives}"
             )
-        groups = [("all", len(labels)), *silos]
-        group_labels = [labels, *torch.split(labels, [count for _, count in silos])] if silos else [labels]
-        for (silo, _), silo_labels in zip(groups, group_labels, strict=False):
-            if (reason := kind.why_undefined(silo_labels)) is not None:
-                group_text = "the test records" if silo == "all" else f"the test records of {silo!r}"
-                remedy = "leave it out" if silo == "all" else "leave it out, or run.per_silo = false"
-                raise InputError(f"run.metrics: {name} is not defined, since {group_text} are {reason}; {remedy}")
+        parts = torch.split(labels, [count for _, count in silos]) if silos else ()
+        reasons = [kind.why_undefined(part) for part in parts]
+        if (reason := kind.why_undefined(labels)) is not None:
+            raise InputError(
+                f"run.metrics: {name} is not defined, since the test records are {reason}; leave it out"
+            )
+        if silos and None not in reasons:
+            raise InputError(
+                f"run.metrics: {name} is not defined at any silo, since the test records of {silos[0][0]!r} are "
+                f"{reasons[0]}; leave it out, or run.per_silo = false"
+            )
 
 
 @dataclass(frozen=True)

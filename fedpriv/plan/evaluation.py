@@ -215,7 +215,7 @@ def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | Non
         task: Task of the cell.
     """
     by_site, by_row = (
-        cell.data.partition == "site",
+        cell.data.partition == "site" and task.test_sites is not None,
         task.test_index_of_train is not None and task.unit_indices is None,
     )
     if not (by_site or by_row):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.extensions import table_revision
 from fedpriv.data.encode import Scaling
 from fedpriv.data.layout import FeatureLayout, describe_inputs
@@ -82,10 +82,10 @@ def order_by_site(test: Records, sites: Sites | None) -> tuple[Records, tuple[tu
         sites: Sites of the data, whose `test` has the site of each record, or None for data without sites.
 
     Returns:
-        The records and (name, number of records) of each site.  Without sites the records are unchanged and the
-        list is empty.
+        The records and (name, number of records) of each site.  Without sites of test records the records are
+        unchanged and the list is empty.
     """
-    if sites is None:
+    if sites is None or not sites.test.size:
         return test, ()
     order = torch.from_numpy(np.argsort(sites.test, kind="stable"))
     counts = np.bincount(sites.test, minlength=len(sites.names)).tolist()
@@ -375,7 +375,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
     counts_mask = counted_mask(test.labels.numpy())
     scored_records, site_sizes = order_by_site(
         Records(*(column[torch.from_numpy(counts_mask)] for column in test)) if not counts_mask.all() else test,
-        None if sites is None else Sites(sites.names, sites.train, sites.test[counts_mask]),
+        None if sites is None or not sites.test.size else Sites(sites.names, sites.train, sites.test[counts_mask]),
     )
     # Rows in both parts stand in the order of the file in the test part, so that row indices are places in it.
     rows_in_both = (
@@ -391,7 +391,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
         train_sites=None if sites is None else sites.train,
         persons=None if dataset.persons is None else dataset.persons[: len(train.labels)],
         test_with_missing=test,
-        test_sites=None if sites is None else sites.test,
+        test_sites=None if sites is None or not sites.test.size else sites.test,
         test_index_of_train=dataset.row_indices[0] if rows_in_both and dataset.row_indices is not None else None,
     )
 
@@ -476,8 +476,17 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
         )
     if run.metrics or run.per_silo:
         silos = task.site_sizes if run.per_silo else ()
-        if run.per_silo and (empty := [name for name, count in silos if not count]):
-            raise InputError(f"run.per_silo: {empty[0]!r} has no test records; leave it out, or give it some")
+        refuse(
+            {
+                "run.per_silo: the test records are of no site; give `test` a data set for each silo": (
+                    run.per_silo and not silos
+                ),
+                **{
+                    f"run.per_silo: {name!r} has no test records; leave it out, or give it some": not count
+                    for name, count in silos
+                },
+            }
+        )
         model = cell.model
         check_scores(
             run.metrics, task.test.labels, silos, regression=model.is_regression, survival=model.is_survival
@@ -499,10 +508,14 @@ def check_record_count(cell: Cell) -> None:
         InputError: The data set, or one of its sites, has fewer.  The message names the site.
     """
     task, batches = load_task(cell), cell.schedule.batches_per_silo
-    if (schema := cell.data.table_schema) is not None and cell.data.partition == "site":
+    if cell.data.partition == "site":
         assert task.train_sites is not None
-        counts = np.bincount(task.train_sites, minlength=len(schema.sites))
-        for name, count, batch in zip(schema.sites, counts.tolist(), cell.batch_sizes, strict=True):
+        counts = np.bincount(task.train_sites, minlength=cell.federation.silos).tolist()
+        if len(counts) > cell.federation.silos:
+            raise InputError(f"federation.silos = {cell.federation.silos}: the records are of {len(counts)} sites")
+        schema = cell.data.table_schema
+        names = [f"silo {silo}" for silo in range(len(counts))] if schema is None else schema.sites
+        for name, count, batch in zip(names, counts, cell.batch_sizes, strict=True):
             if batches * batch > count:
                 raise InputError(
                     f"federation: one pass of {name!r} is {batches} batches of {batch} records, {batches * batch} "

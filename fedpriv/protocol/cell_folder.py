@@ -248,7 +248,7 @@ def scenario_from_run_config(run_config: Mapping[str, Any]) -> Scenario:
         InputError: The scenario cannot be read, is malformed, or has no such sweep point.
     """
     path = Path(str(run_config["scenario"]))
-    scenario = load_scenario(path, str(run_config["set"]).split())
+    scenario = load_scenario(path, str(run_config["set"]).split(), finds_tables=False)
     index = run_config["cell"]
     if index not in range(len(scenario.points)):
         raise InputError(f"cell = {index!r}: {path} has cells 0 … {len(scenario.points) - 1}")

@@ -10,9 +10,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fedpriv.core.errors import InputError, refuse
+from fedpriv.data.cells import CellFormat
 from fedpriv.data.encode import MIN_DEVIATION, Scaling
 from fedpriv.data.named import find_schema
 from fedpriv.data.schema import TableSchema
+from fedpriv.data.tables import IN_MEMORY_PREFIX
 from fedpriv.noise.trust import RECORD, Unit
 from fedpriv.papers.base import Count, Positive
 from fedpriv.participation.registry import find_sampling_class
@@ -188,6 +190,11 @@ class DataSection(Section):
         return find_schema(self.name, self.table)
 
     @property
+    def cell_format(self) -> CellFormat:
+        """Format of the cells of the table's file."""
+        return CellFormat() if self.table is None else self.table.cell_format
+
+    @property
     def scaling(self) -> Scaling | None:
         """Map of a table's features from the first step, or None without a first step or before it."""
         schema = self.table_schema
@@ -234,6 +241,8 @@ class DataSection(Section):
         if self.partition != "site" and not per_silo:
             return
         key = 'data.partition = "site"' if self.partition == "site" else "run.per_silo"
+        if self.name.startswith(IN_MEMORY_PREFIX) and self.table is None:
+            return  # sites of records in memory are checked with the records
         if schema is None or schema.site is None:
             raise ValueError(f"{key}: needs a table whose description says site and sites")
         if self.partition == "site" and len(schema.sites) != silos:

@@ -22,6 +22,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import find_scenario_file
 from fedpriv.data.cells import is_table_path
+from fedpriv.data.own import is_npz_path
 from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.messages import validate_section
 from fedpriv.scenario.published import (
@@ -233,17 +235,39 @@ class Scenario:
         return dataclasses.replace(self, axes=axes, seeds=[point.cell.seed], points=[point])
 
 
-def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
+def load_scenario(path: Path, overrides: Iterable[str] = (), *, finds_tables: bool = True) -> Scenario:
     """Read, override, sweep and validate a scenario.
 
     Args:
         path: File, or name of a shipped scenario (`find_scenario_file`).
         overrides: Texts "KEY=VALUE" with dotted keys and TOML values.
+        finds_tables: Whether tables are looked for in the scenario's folder first.
 
     Raises:
         InputError: The file cannot be read, a key or an override is malformed, or a cell cannot be run.
     """
-    return parse_scenario(read_toml(find_scenario_file(path)), str(path), overrides)
+    tree = read_toml(file := find_scenario_file(path))
+    if finds_tables:
+        _find_tables(tree, file.parent)
+    return parse_scenario(tree, str(path), overrides)
+
+
+def _find_tables(tree: dict[str, Any], folder: Path) -> None:
+    """Replace paths of files of records that lie in the scenario's folder by paths from the working directory.
+
+    A path that is not there stays as it is, and is looked for in the working directory.
+    """
+    for section, key in (("data", "name"), ("sweep", "data.name")):
+        if isinstance(keys := tree.get(section), dict) and key in keys:
+            names = [
+                os.path.normpath(folder / name)
+                if isinstance(name, str)
+                and (is_table_path(name) or is_npz_path(name))
+                and (folder / name).is_file()
+                else name
+                for name in _as_list(keys[key])
+            ]
+            keys[key] = names if isinstance(keys[key], list) else names[0]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

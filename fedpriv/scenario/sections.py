@@ -461,6 +461,20 @@ class DeploymentSection(Section):
         "stop",
         description='"continue": the run continues without a silo that did not answer, with an increment of 0',
     )
+    least_silos: Count | None = Field(
+        None, description='with missing = "continue": the fewest silos that have to answer a round, 1 by default'
+    )
+
+    @model_validator(mode="after")
+    def _check_least_silos(self) -> Self:
+        if self.least_silos is not None and self.missing != "continue":
+            raise ValueError('least_silos: is for missing = "continue"; without it all silos have to answer')
+        return self
+
+    @property
+    def min_replies(self) -> int | None:
+        """Least number of replies with which a round continues, or None if all silos have to reply."""
+        return None if self.missing == "stop" else self.least_silos or 1
 
 
 _WHY_NO_SUM = {

@@ -33,7 +33,7 @@ from fedpriv.core.figures import (
     privacy_caveats,
 )
 from fedpriv.data.public import PUBLIC_TABLES
-from fedpriv.loss.scores import MEAN_SUFFIX, WORST_SUFFIX
+from fedpriv.loss.scores import DEFINED_SUFFIX, MEAN_SUFFIX, WORST_SUFFIX
 from fedpriv.noise.trust import CLIENT, RECORD
 from fedpriv.study.results import Results, describe_engines
 
@@ -86,7 +86,7 @@ def find_metric(key: str) -> Metric | None:
 
     Metrics on silos' own test records have the key of a metric on all test records and a suffix: that of the mean
     over silos, that of the worst silo, or "_at_NAME" for one silo, as in `test_loss_at_NAME`.  Unit and digits are
-    those of the metric on all test records.
+    those of the metric on all test records.  The number of silos that have a metric is a metric as well.
     """
     for metric in METRICS:
         if key == metric.key:
@@ -97,6 +97,9 @@ def find_metric(key: str) -> Metric | None:
         scope_label = _SILO_LABELS.get(suffix) or (
             f"at {suffix.removeprefix('at_')}" if suffix.startswith("at_") else None
         )
+        if suffix == DEFINED_SUFFIX:
+            title = f"silos that have {metric.title.removesuffix(' (%)')}; the others have one class or value"
+            return Metric(key, title, 1.0, 0, 0, base=metric.key)
         if scope_label is not None:
             return replace(metric, key=key, title=f"{metric.title}, {scope_label}", base=metric.key)
     return None

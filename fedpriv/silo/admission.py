@@ -29,6 +29,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import torch
@@ -311,6 +312,16 @@ class Admission:
         if run_id.encode(errors="replace").decode() != run_id:  # half of a pair of surrogates
             raise self.refusal_error("the run's name has half of a surrogate pair, which is no character")
 
+    def check_expiry(self) -> None:
+        """Refuse every request after the last day of the policy, those of runs under way as well.
+
+        Raises:
+            RunError: If the day is over in UTC, by this silo's clock.
+        """
+        last_day = self.policy.allow.expires
+        if last_day is not None and datetime.now(UTC).date() > last_day:
+            raise self.refusal_error(f"the budget of this silo expired at the end of {last_day}")
+
     def check_missed(self, plan: Plan, t: int, absences: int) -> None:
         """Refuse a round before which too many values of noise of missed rounds have to be drawn.
 
@@ -448,7 +459,9 @@ class Admission:
             raise self.refusal_error(
                 f"model {cell.model.name!r} is not for labels that are {label_kind}, as they are here"
             )
-        if self.policy.table is not None and cell.data.table_schema != self.policy.table:
+        if self.policy.table is not None and (
+            (schema := cell.data.table_schema) is None or schema.without_format != self.policy.table.without_format
+        ):
             raise self.refusal_error(
                 "the scenario describes the columns of the table otherwise than this policy does"
             )
@@ -475,6 +488,10 @@ class Admission:
         if needed > self.shard.unit_count(cell.privacy.protected_unit):
             raise self.refusal_error(
                 f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer"
+            )
+        if needed < (least := self.policy.allow.least_records):
+            raise self.refusal_error(
+                f"the scenario reads {needed} {cell.privacy.unit}s of this silo, allowed are {least} or more"
             )
 
     def _build_objective(self, cell: Cell) -> tuple[int, Objective]:

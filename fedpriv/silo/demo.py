@@ -130,7 +130,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         state = {"ledger": "ledger/ledger.sqlite", "mark": "mark/ledger.mark", "socket": "socket/guard.sock"}
         if schema is not None and (schema.split is not None or first.model.row.of_cells):
             write_table_shard(guard / "shard.csv", first, dataset, silo, order[silo])
-            keys, table = {"silo": silo, "shard": "shard.csv"}, schema
+            keys, table = {"silo": silo, "shard": "shard.csv"}, schema and schema.without_format
         else:
             write_shard(guard / "shard.npz", dataset, order[silo], tests[silo])
             keys, table = {"silo": silo, "classes": dataset.class_count, "shard": "shard.npz"}, None
@@ -281,7 +281,9 @@ def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, recor
     other_rows = np.setdiff1d(test_rows, train[records])
     with private_umask():
         write_rows(
-            read_raw_table(table_path(cell.data.name)), [*train[records].tolist(), *other_rows.tolist()], path
+            read_raw_table(table_path(cell.data.name), cell.data.cell_format),
+            [*train[records].tolist(), *other_rows.tolist()],
+            path,
         )
     load_or_create_key(key_path(path))
 

@@ -23,6 +23,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -263,6 +264,12 @@ class RunLimits(BaseModel):
         MIN_CLIP, description="the smallest such bound: a clip next to nothing asks arithmetic for too much"
     )
     rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")
+    least_records: Annotated[int, Field(ge=1)] = Field(
+        1, description="the fewest training records of this silo, or persons, that a run reads"
+    )
+    expires: date | None = Field(
+        None, description="the last day, in UTC, on which runs are answered, whatever is left of `budget`"
+    )
     budget: Positive = Field(description="mu (Gaussian DP) over the lifetime of the shard, all runs composed")
     slack: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         0.0,

@@ -193,7 +193,7 @@ def test_persons_with_one_record_each_leave_the_record_as_the_unit(tmp_path: Pat
     assert "unit" not in (tmp_path / "out" / "scenario.toml").read_text()
 
 
-@pytest.mark.parametrize("cell", ["sixty", "inf", "1_000"])
+@pytest.mark.parametrize("cell", ["sixty", "6O", "1_000"])
 def test_a_mistake_among_numbers_is_told_with_its_line(tmp_path: Path, cell: str) -> None:
     records = rows(600)
     records[17]["age"] = cell

@@ -19,6 +19,8 @@ from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
 from tests.cli.command import answer_of, output_of, refusal
 
+pytest.importorskip("fedpriv.addons.rates.theorem")  # the command is of an add-on
+
 SCENARIO = """
 name = "small"
 [data]

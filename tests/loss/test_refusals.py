@@ -157,8 +157,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "0 or more, and less than 1": lambda: choose("cross-entropy", 2, (), 1.0),
     "run.metrics: .*auc is not defined, since the test records are all of one class":
         lambda: score("auc", torch.zeros(4)),
-    "run.metrics: .*of 'b' are all of one class; .*per_silo":
-        lambda: score("auc", torch.tensor([0, 1, 1, 1]), ("a", 2), ("b", 2)),
+    "run.metrics: .*auc is not defined at any silo, .*of 'a' are all of one class; .*per_silo":
+        lambda: score("auc", torch.tensor([0, 0, 1, 1]), ("a", 2), ("b", 2)),
     "run.metrics: .*r2 is not defined, since the test records are all of one value":
         lambda: score("r2", torch.ones(4), regression=True),
     "run.metrics: .*mae is not for labels that are classes; there are auc":

@@ -23,6 +23,8 @@ from fedpriv.papers.sgd import projected_bound
 from fedpriv.participation.orders import FixedOrder
 from tests.papers.builders import printed_theorem
 
+pytest.importorskip("fedpriv.addons.rates.theorem")  # the command is of an add-on
+
 _ROUNDING = 1e-9
 
 

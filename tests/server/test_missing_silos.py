@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.clients.app import app
-from fedpriv.core.errors import RunError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import PRIVATE_MODE, write_bytes
 from fedpriv.core.random import integer_noise_key
 from fedpriv.engines.inprocess import InProcessGrid
@@ -64,12 +64,12 @@ def grid_of(cell: Cell, *, late: bool = False) -> Losing:
 
 
 def serve(
-    cell: Cell, folder: Path, grid: InProcessGrid, rounds: int = 0, *, goes_on: bool = True
+    cell: Cell, folder: Path, grid: InProcessGrid, rounds: int = 0, *, min_replies: int | None = 1
 ) -> ReleaseStrategy:
     plan = plan_with(cell)
     initial = plan.objective.initial()
     with ServerJournal(folder, EntrySizes.from_plan(plan)) as journal:
-        strategy = deployed_strategy(plan, initial, journal, continue_without_missing=goes_on)
+        strategy = deployed_strategy(plan, initial, journal, min_replies=min_replies)
         strategy.run(grid, num_rounds=rounds)
     return strategy
 
@@ -97,7 +97,7 @@ def test_it_computes_what_the_simulation_of_these_absences_does(
 def test_without_leave_the_run_ends_with_silo_and_round(tmp_path: Path, trust: str) -> None:
     cell = cell_of(trust, "sgd")
     with pytest.raises(RunError, match="round 3: no reply from silo 1"):
-        serve(cell, tmp_path, grid_of(cell), goes_on=False)
+        serve(cell, tmp_path, grid_of(cell), min_replies=None)
 
 
 def test_nobody_at_all_ends_the_run(tmp_path: Path) -> None:
@@ -125,3 +125,19 @@ def test_the_noise_of_a_trusted_server_does_not_shrink_with_the_silos(tmp_path: 
         deviation = float(entry.noisy_values.double().std()) / plan.required_exact_plan.claim.sigma
         assert abs(deviation - 1.0) < 6.0 * (2 * 7850) ** -0.5 + 0.02  # records are a small part of it
         assert torch.isfinite(entry.noisy_values.double()).all()
+
+
+def test_too_few_replies_end_the_run(tmp_path: Path) -> None:
+    """Of three silos one is away in round 3: two are enough, and three are not."""
+    for least_silos in (2, 3):
+        cell = cell_of("trusted", "sgd", deployment={"missing": "continue", "least_silos": least_silos})
+        least = cell.deployment.min_replies
+        assert least == least_silos
+        if least == 2:
+            serve(cell, tmp_path / "two", grid_of(cell), min_replies=least)
+            continue
+        with pytest.raises(RunError, match=r"round 3: no reply from silo 1.*; 3 replies are needed"):
+            serve(cell, tmp_path / "three", grid_of(cell), min_replies=least)
+    with pytest.raises(InputError, match='least_silos: is for missing = "continue"'):
+        cell_of("trusted", "sgd", deployment={"least_silos": 2})
+    assert cell_of("trusted", "sgd").deployment.min_replies is None

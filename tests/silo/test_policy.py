@@ -1,5 +1,6 @@
 """What a silo's policy allows: every other scenario is refused in one line, before anything is released."""
 
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,14 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError
+from fedpriv.silo import admission
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.fingerprint import create_ledger
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Policy, RunLimits, read_policy, write_template
 from fedpriv.silo.shard import load_shard
 from tests.silo.charged import charged
-from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_at, refused, write_silo
+from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_at, guard_of, refused, write_silo
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,37 @@ def test_a_scenario_that_exceeds_the_policy_is_refused(
     tmp_path: Path, overrides: dict[str, Any], reason: str
 ) -> None:
     refused(guard_at(tmp_path), reason, cell_json(**overrides))
+
+
+def test_a_run_that_reads_too_few_records_is_refused(tmp_path: Path) -> None:
+    """A scenario of 8 rounds with a record each; the least is the silo's, and not the server's."""
+    guard = guard_at(tmp_path, least_records=9)
+    refused(guard, "the scenario reads 8 records of this silo, allowed are 9 or more")
+    assert charged(guard) == []
+    guard_at(tmp_path / "eight", least_records=8).answer("run", cell_json(), 1, ZERO)
+
+
+def test_a_budget_expires_at_the_end_of_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs under way, too: the last day's end is a moment in UTC, by the silo's own clock."""
+
+    class Clock(datetime):
+        moment = datetime(2031, 3, 31, 23, 59, 59, tzinfo=UTC)
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "datetime":  # type: ignore[override]
+            return cls.moment.astimezone(tz)
+
+    monkeypatch.setattr(admission, "datetime", Clock)
+    path = write_silo(tmp_path)
+    path.write_text(path.read_text() + "expires = 2031-03-31\n")
+    guard = guard_of(path)
+    first = guard.answer("run", cell_json(), 1, ZERO)
+    Clock.moment += timedelta(seconds=1)
+    for t, run in ((1, "run"), (2, "run"), (1, "new")):
+        refused(guard, "silo 0 refuses: the budget of this silo expired at the end of 2031-03-31", t=t, run=run)
+    assert len(charged(guard)) == 1
+    Clock.moment -= timedelta(seconds=1)
+    assert torch.equal(guard.answer("run", cell_json(), 1, ZERO), first)
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])

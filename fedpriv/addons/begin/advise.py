@@ -503,7 +503,7 @@ _FURTHER_KEYS = ("privacy.epsilon", "privacy.delta", "privacy.relation", "algori
 _SECTIONS = ("federation.", "algorithm.", "privacy.")
 
 
-def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any]) -> dict[str, Any]:
+def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a scenario with advised rounds, clip and step, in which every round reads all records.
 
     The program has its records in arrays, and the advice takes equal numbers of them for all silos.  Facts come
@@ -520,10 +520,12 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, An
     Args:
         tree: Scenario as nested dictionaries.
         data: Records that a program gives.
-        settings: Values that the program sets, by dotted key.
+        settings: Values that the program sets, by dotted key, or None for another scenario than own-data.
     """
-    # Other settings, such as another algorithm or unit, are outside of the advice.
-    if any(key.startswith(_SECTIONS) and key not in (*_FACT_KEYS, *_FURTHER_KEYS) for key in settings):
+    # Other scenarios and other settings, such as another algorithm or unit, are outside of the advice.
+    if settings is None or any(
+        key.startswith(_SECTIONS) and key not in (*_FACT_KEYS, *_FURTHER_KEYS) for key in settings
+    ):
         return dict(tree)
     federation, algorithm, privacy = (dict(tree[name]) for name in ("federation", "algorithm", "privacy"))
     # A missing setting is None, and then the scenario, the data or the advice decide.
@@ -540,7 +542,7 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, An
             int(known_settings["federation.silos"] or federation["silos"]),
         )
         facts = Facts(
-            (samples // silos,) * silos,
+            tuple(federation.get("batches", (samples // silos,) * silos)),
             data.train_images[0].size,
             data.class_count,
             float(min(epsilons) if isinstance(epsilons, list | tuple) else epsilons),
@@ -558,6 +560,11 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, An
     algorithm["step"] *= advised_tree["federation"]["rounds"] / rounds  # the travel is the same in more rounds
     return {
         **tree,
-        "federation": {**federation, "samples": samples, "rounds": rounds, "epochs": rounds},
+        "federation": {
+            **federation,
+            **({} if "batches" in federation else {"samples": samples}),
+            "rounds": rounds,
+            "epochs": rounds,
+        },
         "algorithm": algorithm,
     }

@@ -10,11 +10,12 @@ words.
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -32,11 +33,12 @@ from fedpriv.addons.begin.inspect import (
     find_unused_columns,
     summarize_columns,
 )
+from fedpriv.addons.begin.joined import JOINED_FILE, describe_format, find_formats, join_files
 from fedpriv.cli.explore import Column, print_plain, print_rich
 from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.core.figures import format_count, format_epsilon_delta
 from fedpriv.core.files import write_text
-from fedpriv.data.cells import is_table_path, read_table
+from fedpriv.data.cells import TABLE_SUFFIXES, is_table_path, read_table, write_rows
 from fedpriv.data.encode import TableRows, read_rows
 from fedpriv.data.partition import index_persons
 from fedpriv.data.schema import TableSchema
@@ -77,32 +79,47 @@ class ColumnRoles:
     """True for a real number, False for classes, or None for a guess."""
 
 
-def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
+def inspect_table(
+    paths: Sequence[Path], roles: ColumnRoles, out: Path | None, marks: Mapping[str, str | None]
+) -> None:
     """Print a description of a table, and with `out` write a scenario and a policy for each silo.
+
+    Several files are one table, in which each file is a site.  With `out` the joined table is written there, too.
 
     Without a target, the description has the columns and the number of repeated records.  With a target, it also
     has the columns that are left out, persons, silos with few records or one class, and a note on a target of
     integers that may be amounts.  Files are written into `out` only if none of them exists there.
 
     Args:
-        path: The table, .csv or .parquet.
+        paths: Files of the table, one or one for each site.
         roles: Columns that the user named.
         out: Folder of scenario.toml and silo-N.toml, or None for no files.
+        marks: Separator of cells, and marks of decimals and thousands, by the names of options, or None to find
+            them.
 
     Raises:
         InputError: If the table cannot be read or run, a column is missing, `out` is given without a target, or a
             file exists in `out`.
     """
-    if not is_table_path(path.name):
-        raise InputError(f"{path}: expected a .csv or .parquet file")
+    if other := [path for path in paths if not is_table_path(path.name)]:
+        raise InputError(f"{other[0]}: expected a file of a table, {' or '.join(TABLE_SUFFIXES)}")
     if out is not None and roles.target is None:
         raise InputError("--out: needs --target, the column that is to be predicted")
     # Columns, and records that equal an earlier one.
-    table = read_table(path)
-    typer.echo(f"{path}: {len(table)} records, {len(table.columns)} columns")
+    formats, path = find_formats(paths, marks), paths[0]
+    for text in filter(None, map(describe_format, paths, formats)):
+        typer.echo(text)
+    if len(paths) == 1:
+        table = read_table(path, formats[0])
+    else:
+        table, site = join_files(paths, formats, roles.site)
+        path, roles = (Path() if out is None else out) / JOINED_FILE, dataclasses.replace(roles, site=site)
+    typer.echo(f"{table.source}: {len(table)} records, {len(table.columns)} columns")
     columns = summarize_columns(table)
     for column in columns:
         typer.echo(f"  {sanitize_line(column.name)}: {column.describe()}")
+    for name, reason in table.unreadable.items():
+        typer.echo(f"  {sanitize_line(name)}: passed over; {sanitize_line(reason)}")
     if copies := table.duplicate_count():
         typer.echo(
             f"warning: {format_count(copies, 'record')} equal an earlier one in every column; "
@@ -120,6 +137,8 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
         person=roles.person,
         split=roles.split,
     )
+    schemas = [schema.model_copy(update=cell_format._asdict()) for cell_format in formats]
+    schema = schemas[0] if len(paths) == 1 else schema  # the joined file is a plain one
     unused, columns_with_odd_cells = (
         find_unused_columns(table, schema),
         {column.name for column in columns if column.odd_cells},
@@ -144,16 +163,39 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
         )
     if out is None:
         return
-    from fedpriv.silo.policy import revoke_write_access
+    from fedpriv.silo.policy import private_umask, revoke_write_access
 
-    files = _make_files(path, schema, sizes, unit)
-    if present := [name for name in files if (out / name).exists()]:
+    shards = dict(zip(paths, schemas, strict=True)) if len(paths) > 1 else {}
+    files = _make_files(path, schema, sizes, unit, out, shards)
+    names = [*files, *([JOINED_FILE] if len(paths) > 1 else [])]
+    if present := [name for name in names if (out / name).exists()]:
         raise InputError(f"{out / present[0]} exists; give another --out")
+    if len(paths) > 1:
+        with private_umask():
+            out.mkdir(parents=True, exist_ok=True)
+            write_rows(table, range(len(table)), path)
+        typer.echo(path)
     for name, text in files.items():
         write_text(out / name, text)
         revoke_write_access(out / name)  # a guard refuses a policy that other users can change
         typer.echo(out / name)
+    if (refusal := _why_refused(out / "scenario.toml")) is not None:
+        typer.echo(f"warning: as it stands, a run of {out / 'scenario.toml'} is refused: {sanitize_line(refusal)}")
     typer.echo(f"note: {' '.join(WARNING.splitlines())}")
+
+
+def _why_refused(scenario: Path) -> str | None:
+    """Return why a run of a written scenario would be refused once its description is public, or None."""
+    from fedpriv.plan.task import check_record_count, load_task
+    from fedpriv.scenario.load import load_scenario
+
+    try:
+        cell = load_scenario(scenario, ["data.table.public=true"]).points[0].cell
+        load_task(cell)
+        check_record_count(cell)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def _find_unit_keys(encoded: TableRows, schema: TableSchema) -> dict[str, Any]:
@@ -242,7 +284,14 @@ def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequenc
                 )
 
 
-def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
+def _make_files(
+    path: Path,
+    schema: TableSchema,
+    sizes: Sequence[int],
+    unit: dict[str, Any],
+    out: Path,
+    shards: Mapping[Path, TableSchema],
+) -> dict[str, str]:
     """Make the texts of scenario.toml and of a policy silo-N.toml for each silo, by name.
 
     The scenario has the advised settings.  The policies allow one run of it.  The table's description stays
@@ -254,6 +303,8 @@ def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dic
         schema: Description of the table.
         sizes: Number of training units of each silo.
         unit: Keys of [privacy] for persons with several records, empty for records.
+        out: Folder of the files, from which the scenario names the table.
+        shards: Description of each site's own file, whose name is that of the site, or empty for one file.
     """
     from fedpriv.plan.task import make_schema_task
     from fedpriv.scenario.load import resolve_cell
@@ -264,6 +315,10 @@ def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dic
     data = {**advice.tree["data"], "table": confirmed.model_dump(exclude_none=True)}
     cell = resolve_cell({**advice.tree, "data": data}, str(path))
     limits = run_allowance(cell, make_schema_task(cell, confirmed))
+    relative_name = os.path.relpath(path, out) if not path.is_absolute() else str(path)
+    advice = dataclasses.replace(
+        advice, tree={**advice.tree, "data": {**advice.tree["data"], "name": relative_name}}
+    )
     warning_lines = "".join(f"# {line}\n" for line in WARNING.splitlines())
     sections = advice.sections(
         {"privacy": _PERSONS_COMMENT.format(**unit), "federation": _BATCHES_COMMENT} if unit else {}
@@ -273,10 +328,15 @@ def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dic
     )
     files = {"scenario.toml": preamble + "\n".join(sections.values())}
     names = {"shard": "csv", "ledger": "sqlite", "socket": "sock"}
+    shard_of_site = {shard.name.split(".")[0]: (shard.name, description) for shard, description in shards.items()}
     for silo in range(len(sizes)):
         policy_keys = {"silo": silo} | {name: f"silo-{silo}.{suffix}" for name, suffix in names.items()}
+        description = schema
+        if schema.sites[silo:] and schema.sites[silo] in shard_of_site:
+            policy_keys["shard"], marks = shard_of_site[schema.sites[silo]]
+            description = schema.model_copy(update=marks.cell_format._asdict())
         files[f"silo-{silo}.toml"] = (
-            warning_lines + (_UNIT_COMMENT if unit else "") + format_policy(policy_keys, limits, schema)
+            warning_lines + (_UNIT_COMMENT if unit else "") + format_policy(policy_keys, limits, description)
         )
     return files
 

@@ -35,8 +35,17 @@ _MIN_DISTINCT_NUMBERS = 10
 _MAX_SHOWN_ODD = 3
 _MAX_LISTED_WORDS = 10_000
 """Most distinct words of a column that are listed."""
+_LIMIT, _PERCENT = re.compile(r"[<>≤≥].*"), re.compile(r".*%")
 _REMEDIES = (
-    (re.compile(r"[-+]?[\d.]*\d,\d+"), "they seem to be numbers with decimal commas: write points"),
+    (
+        re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+"),
+        "they seem to be numbers with commas, and three digits follow each: give --thousands , if 1,234 is above "
+        "a thousand, or --decimal , if it is between 1 and 2",
+    ),
+    (
+        re.compile(r"(?![-+]?[1-9]\d{0,2}(,\d{3})+$)[-+]?[\d.]*,\d+"),
+        "they seem to be numbers with decimal commas: give --decimal ,",
+    ),
     (
         re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}"),
         "they seem to be dates: give numbers, such as years since a day",
@@ -105,13 +114,24 @@ class ColumnSummary:
                 f"{self.describe_odd_cells()}{gaps}; mend what is wrong, and empty a cell whose value nobody knows"
             )
         if self.span is not None:
-            return f"numbers from {self.span[0]:g} to {self.span[1]:g}{gaps}"
+            return f"numbers from {self.span[0]:g} to {self.span[1]:g}{gaps}{self._describe_marks()}"
         examples = ", ".join(sanitize_line(word, 30) for word in self.words[:_MAX_SHOWN_WORDS])
         more = f" and {self.distinct - _MAX_SHOWN_WORDS} more" if self.distinct > _MAX_SHOWN_WORDS else ""
         remedy = "".join(
             f"; {advice}" for kind, advice in _REMEDIES if self.words and self._nearly_all_match(kind)
         )
         return f"{self.distinct} words{': ' * bool(examples)}{examples}{more}{gaps}{remedy}"
+
+    def _describe_marks(self) -> str:
+        """Describe how detection limits and percents among the numbers are read, or return ""."""
+        limits = [word for word in self.words if _LIMIT.fullmatch(word)]
+        percents = [word for word in self.words if _PERCENT.fullmatch(word)]
+        text = f"; limits such as {sanitize_line(limits[0], 30)} are read as the limit" if limits else ""
+        if percents:
+            text += f"; {sanitize_line(percents[0], 30)} is read as {parse_number(percents[0]):g}"
+        if percents and len(percents) < len(self.words):
+            text += ", and other cells have no percent sign: write all cells in one way"
+        return text
 
     def _nearly_all_match(self, kind: re.Pattern[str]) -> bool:
         """Whether at least 90 % of the words match a pattern."""

@@ -56,7 +56,9 @@ def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder
 
 
 def data_inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="A .csv, .xlsx or .parquet file, or one for each site.")
+    ],
     target: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
     site: Annotated[str | None, typer.Option(help="The column of sites, each of which becomes a silo.")] = None,
     person: Annotated[
@@ -69,6 +71,15 @@ def data_inspect(
             "--regression/--classes", help="Whether the target is real or has classes; guessed by default."
         ),
     ] = None,
+    separator: Annotated[
+        str | None, typer.Option(help="Mark between cells: , ; | or tab; found in the header by default.")
+    ] = None,
+    decimal: Annotated[
+        str | None, typer.Option(help="Mark before decimals: . or , and found in the numbers by default.")
+    ] = None,
+    thousands: Annotated[
+        str | None, typer.Option(help="Mark between thousands: . , a space or '; found in the numbers by default.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for scenario.toml and a policy for each silo, to start from.")
     ] = None,
@@ -79,7 +90,8 @@ def data_inspect(
     """
     from fedpriv.addons.begin.command import ColumnRoles, inspect_table
 
-    inspect_table(file, ColumnRoles(target, site, person, split, regression), out)
+    marks = {"separator": separator, "decimal": decimal, "thousands": thousands}
+    inspect_table(files, ColumnRoles(target, site, person, split, regression), out, marks)
 
 
 def register(app: Any, silo: Any, data: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedpriv.addons.rates.theorem import theorem
 from fedpriv.cli.options import Json
 from fedpriv.cli.privacy import app as privacy_app
 
@@ -54,6 +55,9 @@ def samples(
     from fedpriv.addons.rates.samples import SamplesRequest, print_samples
 
     print_samples(SamplesRequest(target, radius, epsilon, dimension, delta, lipschitz, gap), as_json)
+
+
+privacy_app.command()(theorem)
 
 
 def register(_app: Any, _silo: Any, _data: Any) -> None:

@@ -252,7 +252,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
             "socket": str(temporary_folder / GUARD_SOCKET),
         }
         policies.append(temporary_folder / "policy.toml")
-        write_policy(policies[-1], format_policy(keys, limits, schema, evaluation))
+        write_policy(policies[-1], format_policy(keys, limits, schema and schema.without_format, evaluation))
         if not ((persistent_folder / "ledger.sqlite").exists() or shard.exists()):
             if schema is None:
                 write_shard(shard, dataset, train_indices[silo], test_indices[silo])

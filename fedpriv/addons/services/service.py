@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
+from fedpriv.data.named import RECORDS_FOLDER_VARIABLE
 from fedpriv.protocol.frames import receive_json, send_frame
 from fedpriv.silo.metrics import open_private_socket
 
@@ -214,6 +215,7 @@ def flower_environment(home: Path) -> dict[str, str]:
         **os.environ,
         **_FLOWER_SETTINGS,
         "FLWR_HOME": str(home),
+        RECORDS_FOLDER_VARIABLE: os.environ.get(RECORDS_FOLDER_VARIABLE, os.getcwd()),  # Flower starts elsewhere
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",  # has Flower's programs
     }
 

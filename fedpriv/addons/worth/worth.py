@@ -169,9 +169,9 @@ def budget_shares(cell: Cell) -> Mapping[str, float]:
 def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """Return the row indices of each silo's test records among the task's test records.
 
-    Rows that do not count are left out.  With partition "site" a silo has the rows of its site, and with "iid" all
-    rows.  With a partition by labels all silos have the same number of rows, in which labels are about as frequent
-    as in the silo's training records.
+    Rows that do not count are left out.  With partition "site" a silo has the rows of its site, and with "iid", or
+    if test records are of no site, all rows.  With a partition by labels all silos have as many rows, in which
+    labels are about as frequent as in the silo's training records.
 
     Args:
         cell: A cell of a scenario.
@@ -180,10 +180,9 @@ def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]
     """
     labels = task.test_with_missing.labels.numpy()
     counts = np.flatnonzero(counted_mask(labels))
-    if cell.data.partition == "site":
-        assert task.test_sites is not None
+    if cell.data.partition == "site" and task.test_sites is not None:
         return [counts[task.test_sites[counts] == silo] for silo in range(len(shares))]
-    if cell.data.partition == "iid":
+    if cell.data.partition in ("iid", "site"):
         return [counts for _ in shares]
     sizes = [len(counts) // len(shares)] * len(shares)
     partition = partition_alike(labels[counts], sizes, cell.seed, [row_labels(task)[share] for share in shares])

@@ -1,0 +1,70 @@
+"""Several files as one table, in which each file is a site's."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.extensions import load_add_on_part
+from fedpriv.data.cells import CellFormat, RawTable, read_table
+
+JOINED_FILE = "records.csv"
+"""Name of the file with the records of several files."""
+_SITE_COLUMNS = ("site", "site_of_file")
+
+
+def find_formats(paths: Sequence[Path], marks: Mapping[str, str | None]) -> list[CellFormat]:
+    """Find the formats of the cells of files, as far as options do not name them.
+
+    Args:
+        paths: Files of tables.
+        marks: Values of the options `separator`, `decimal` and `thousands`, or None.
+
+    Raises:
+        InputError: An option is malformed, or a file cannot be read.
+    """
+    find = load_add_on_part("table format", "find")
+    chosen = load_add_on_part("table format", "parse")(**marks)
+    return [find(path, chosen) for path in paths]
+
+
+def describe_format(path: Path, cell_format: CellFormat) -> str:
+    """Describe the format of a file's cells in a line, or return "" for the plain one."""
+    text = load_add_on_part("table format", "describe")(cell_format)
+    return f"{path}: {text}" if text else ""
+
+
+def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str | None) -> tuple[RawTable, str]:
+    """Return one table of the records of all files, and the name of its column of sites.
+
+    The table has the columns that all files have.  Without a column of sites in them, the site is the name of the
+    file, without its suffixes.
+
+    Args:
+        paths: Files, one for each site.
+        formats: Formats of their cells.
+        site: Column of sites in each file, or None.
+
+    Raises:
+        InputError: A file cannot be read, two files have one name, or the files share no column.
+    """
+    tables = [read_table(path, cell_format) for path, cell_format in zip(paths, formats, strict=True)]
+    stems = [path.name.split(".")[0] for path in paths]
+    if len(set(stems)) < len(stems):
+        raise InputError(f"{', '.join(map(str, paths))}: a site has the name of its file; give each another name")
+    names = dict.fromkeys(name for table in tables for name in table.columns)
+    columns = {
+        name: [text for table in tables for text in table.columns[name].to_numpy().tolist()]
+        for name in names
+        if all(name in table.columns for table in tables)
+    }
+    unreadable = {name: reason for table in tables for name, reason in table.unreadable.items()}
+    for name in names.keys() - columns.keys():
+        without = [str(path) for path, table in zip(paths, tables, strict=True) if name not in table.columns]
+        unreadable[name] = unreadable.get(name, f"is not in {sanitize_line(', '.join(without))}")
+    if site is None:
+        site = next(name for name in (*_SITE_COLUMNS, f"site of {stems[0]}") if name not in names)
+        columns[site] = [stem for stem, table in zip(stems, tables, strict=True) for _ in range(len(table))]
+    if len(columns) < 2:
+        raise InputError(f"{', '.join(map(str, paths))}: share no column; give each file the same names")
+    joined = RawTable.from_texts(", ".join(map(str, paths)), columns)
+    return RawTable(joined.source, joined.columns, joined.row_unit, joined.locate_rows, unreadable), site

@@ -1,0 +1,92 @@
+"""Complete the section [federation] of a scenario for records that a program gives.
+
+The shipped scenario own-data has numbers of its own.  Those that the program's records and settings contradict
+follow the program, so that a message names no number that nobody wrote.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedpriv.core.errors import InputError
+from fedpriv.data.own import Dataset
+
+
+def complete_federation(
+    tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return a scenario whose [federation] follows the records, their sites, and the program's settings.
+
+    Args:
+        tree: Scenario as nested dictionaries, with all training records as `federation.samples` unless the
+            scenario
+            says otherwise.
+        data: Records that a program gives.
+        settings: Values that the program sets for the scenario own-data, or None for another scenario.
+
+    Raises:
+        InputError: The scenario has another number of silos than the records have sites.
+    """
+    federation = dict(tree.get("federation", {}))
+    if settings is not None:
+        chosen = {
+            key.removeprefix("federation."): value for key, value in settings.items() if "federation." in key
+        }
+        records = settings.get("privacy.records") if settings.get("privacy.unit") == "client" else 1
+        units = len(data.train_labels) // (records if isinstance(records, int) and records > 0 else 1)
+        federation = _follow_settings({**federation, "samples": units}, chosen, units)
+    if data.sites is None:
+        return {**tree, "federation": federation}
+    counts = np.bincount(data.sites.train).tolist()
+    if settings is None and federation.get("silos", len(counts)) != len(counts):
+        raise InputError(
+            f"federation.silos = {federation['silos']}: the records are of {len(counts)} sites, each of which "
+            "is a silo; give that number"
+        )
+    if federation.get("samples") == sum(counts) and "batch" not in federation:
+        rounds_per_epoch = max(1, int(federation.get("rounds", 1)) // int(federation.get("epochs", 1)))
+        del federation["samples"]
+        federation["batches"] = [max(1, count // rounds_per_epoch) for count in counts]
+    data_section = {**tree.get("data", {}), "partition": "site"}
+    return {**tree, "data": data_section, "federation": {**federation, "silos": len(counts)}}
+
+
+def _follow_settings(federation: dict[str, Any], chosen: Mapping[str, Any], units: int) -> dict[str, Any]:
+    """Return the section without shipped numbers that the program's numbers contradict.
+
+    * Clients in cohorts have no silos, samples and epochs.
+    * Batches decide how many epochs there are.  A batch decides the rounds, too, unless the program gives them.
+    * Otherwise every round reads all records, in as many rounds as the program says.
+
+    Args:
+        federation: Section of the shipped scenario, with the program's number of records.
+        chosen: Values that the program sets, by key, such as "rounds".
+        units: Number of training records, or of clients that have them.
+    """
+    rounds, batch = chosen.get("rounds"), chosen.get("batch")
+    excluded: set[str] = set()
+    if "clients" in chosen:
+        excluded = {"silos", "samples", "epochs"}
+    elif "batches" in chosen:
+        excluded = {"samples", "epochs"}
+        batch_sum = int(np.sum(chosen["batches"])) if np.ndim(chosen["batches"]) == 2 else 0
+        federation = {**federation, "rounds": max(1, units // max(1, batch_sum))}
+    elif "batch" in chosen:
+        excluded = {"epochs"} if "rounds" in chosen else {"epochs", "rounds"}
+        silos = chosen.get("silos", federation["silos"])
+        if (
+            isinstance(rounds, int)
+            and isinstance(batch, int)
+            and isinstance(silos, int)
+            and rounds * batch * silos < units
+        ):
+            excluded |= {"samples"}  # fewer rounds than a pass has
+    elif "rounds" in chosen and "epochs" not in chosen:
+        counts = rounds if isinstance(rounds, list | tuple) else [rounds]
+        if counts and all(type(count) is int and count > 0 for count in counts):
+            federation = {**federation, "rounds": counts[0], "epochs": math.gcd(*counts)}
+    elif "epochs" in chosen and "rounds" not in chosen:
+        federation = {**federation, "rounds": chosen["epochs"]}
+    return {key: value for key, value in federation.items() if key not in excluded - chosen.keys()}

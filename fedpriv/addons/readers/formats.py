@@ -1,0 +1,98 @@
+"""Find the format of a table's cells for its owner: the separator in the header, and the marks in numbers.
+
+The marks are read from the records, so that only the owner of a table may look for them.  The format that a
+scenario or a policy names is public.
+"""
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedpriv.addons.readers.files import find_separator, make_converter
+from fedpriv.core.errors import InputError
+from fedpriv.data.cells import SEPARATORS, CellFormat, open_text, parse_number, read_table
+
+_MARKS = ((None, None), (None, ","), (None, " "), (None, "'"), (",", None), (",", "."), (",", " "), (",", "'"))
+"""Marks of decimals and of thousands that are tried, the plainest first."""
+_MIN_NUMBER_SHARE = 0.9
+"""Smallest share of numbers among the different texts of a column of numbers."""
+_MAX_TEXTS = 10_000
+
+
+def find_format(path: Path, chosen: CellFormat) -> CellFormat:
+    """Return the format of a file's cells.
+
+    The separator is the one that gives the header most names.  The marks of numbers are those by which most texts
+    are numbers, in columns that are then columns of numbers.  Marks stay plain if others read no further text, or
+    if two marks read the same texts as other numbers, such as 1,234 as 1.234 or as 1234.
+
+    Args:
+        path: File of a table.
+        chosen: Format that the owner knows, whose marks are not looked for.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    if path.suffix.lower() in (".parquet", ".xlsx"):
+        return chosen
+    separator = chosen.separator or _find_separator(path)
+    if chosen.decimal or chosen.thousands:
+        return CellFormat(separator, chosen.decimal, chosen.thousands)
+    table = read_table(path, CellFormat(separator))
+    columns = [column.count_values(_MAX_TEXTS)[1] for column in table.columns.values()]
+    totals: list[tuple[int, float]] = []
+    for marks in _MARKS:
+        convert = make_converter(CellFormat(None, *marks))
+        scores = [_sum_numbers(texts, convert) for texts in columns]
+        totals.append((sum(count for count, _ in scores), sum(value for _, value in scores)))
+    most = max(count for count, _ in totals)
+    best = [index for index, (count, _) in enumerate(totals) if count == most]
+    if 0 in best or len({totals[index][1] for index in best}) > 1:
+        return CellFormat(separator)
+    return CellFormat(separator, *_MARKS[best[0]])
+
+
+def _find_separator(path: Path) -> str | None:
+    """Return the separator that gives the header most names, or None if it is the file's usual one."""
+    usual = find_separator(path)
+    with open_text(path, CellFormat(usual if usual != "," else None)) as file:
+        line = file.readline()
+    try:
+        header = line.decode("utf-8-sig")
+        counts = {separator: len(next(csv.reader([header], delimiter=separator), [])) for separator in SEPARATORS}
+    except (UnicodeDecodeError, csv.Error):
+        return None  # reading the table says what is wrong
+    best = max(counts, key=lambda separator: (counts[separator], separator == ","))
+    return None if best == "," else best
+
+
+def _sum_numbers(texts: Sequence[str], convert: Callable[[str], str]) -> tuple[int, float]:
+    """Return the number of texts that are numbers, and a sum of these, or zeros for a column of words."""
+    numbers = [number for text in texts if (number := parse_number(convert(text))) is not None]
+    return (len(numbers), sum(numbers)) if len(numbers) >= max(1, _MIN_NUMBER_SHARE * len(texts)) else (0, 0.0)
+
+
+def describe_format(cell_format: CellFormat) -> str:
+    """Describe a format for the owner of a table, or return "" for the plain one."""
+    parts = [f"cells are separated by {SEPARATORS[cell_format.separator]}"] if cell_format.separator else []
+    if cell_format.decimal or cell_format.thousands:
+        example = f"1{cell_format.thousands or ''}234{cell_format.decimal or '.'}5"
+        parts.append(f"numbers are written as {example}")
+    return ", and ".join(parts)
+
+
+def parse_format(separator: str | None, decimal: str | None, thousands: str | None) -> CellFormat:
+    """Return the format that options of a command name.
+
+    Raises:
+        InputError: A mark is none of those that tables have.
+    """
+    separator = "\t" if separator in ("tab", "\\t") else separator
+    for option, value, values in (
+        ("--separator", separator, (*SEPARATORS, "tab")),
+        ("--decimal", decimal, (".", ",")),
+        ("--thousands", thousands, (",", ".", " ", "'")),
+    ):
+        if value is not None and value not in values:
+            raise InputError(f"{option} {value!r}: expected one of {' '.join(map(repr, values))}")
+    return CellFormat(separator, decimal, thousands)

@@ -1,0 +1,86 @@
+"""Read records that are split by silo: a data set for each silo, or the site of each record.
+
+The split is public: how many records a silo has is known to all.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedpriv.core.errors import InputError
+from fedpriv.data.given import Fields, to_array, to_record_arrays
+from fedpriv.data.own import Sites, check_same_shapes
+
+_Pair = tuple[NDArray[Any], NDArray[Any]]
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+def read_parts(
+    train: Any, test: Any, sites: ArrayLike | None, fields: Fields | None
+) -> tuple[_Pair, _Pair, Sites | None]:
+    """Return the training and the test part, and the site of each record if the records are split by silo.
+
+    Args:
+        train: Training records in any form that `to_record_arrays` reads, or a list of them, one for each silo.
+        test: Test records in such a form, or a list, one for each silo, if `train` is one.
+        sites: Site of each training record, (n,), numbers or names, or None.
+        fields: Names or positions of an item's record and label, or None.
+
+    Returns:
+        Records with labels of both parts, and the sites, or None.  Sites are in the order of the list, or of
+        their sorted names.  Test records that are not split have no sites.
+
+    Raises:
+        InputError: Records cannot be read, parts differ in shape, or `sites` does not fit the records.
+    """
+    (train_pair, train_sites), (test_pair, test_sites) = (
+        _read_part(part, name, fields) for part, name in ((train, "train"), (test, "test"))
+    )
+    if sites is not None:
+        if train_sites.size:
+            raise InputError("sites: train is a list with a data set for each silo; leave sites out, or join them")
+        names, train_sites = np.unique(to_array(sites, "sites"), return_inverse=True)
+        if train_sites.shape != train_pair[1].shape[:1]:
+            raise InputError(
+                f"sites: of shape {train_sites.shape}; expected the site of each of {len(train_pair[1])} records"
+            )
+        if any(name != name for name in names.tolist()):
+            raise InputError("sites: a record has no site (nan); give each record one, or leave the record out")
+    elif train_sites.size:
+        names = np.arange(len(train))
+    if (test_sites.size and not isinstance(train, list)) or (test_sites.size and len(test) != len(train)):
+        raise InputError(
+            "test: a list has test records of each silo, as many as train has data sets; or give one set"
+        )
+    if not train_sites.size:
+        return train_pair, test_pair, None
+    site_names = tuple(f"silo {name}" if sites is None else str(name) for name in names.tolist())
+    return train_pair, test_pair, Sites(site_names, train_sites.astype(np.int64), test_sites)
+
+
+def _read_part(part: Any, source: str, fields: Fields | None) -> tuple[_Pair, NDArray[np.int64]]:
+    """Return the records and labels of a part, and the silo of each record.
+
+    There are no rows of silos for a part that is not split by silo.
+    """
+    if not (isinstance(part, list) and part and all(map(_is_data_set, part))):
+        return to_record_arrays(part, source, fields), _NO_ROWS
+    pairs = [to_record_arrays(silo_part, f"{source}[{silo}]", fields) for silo, silo_part in enumerate(part)]
+    for silo, pair in enumerate(pairs):
+        check_same_shapes(pairs[0], pair, f"{source}[0] and {source}[{silo}]")
+    records, labels = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    return (records, labels), np.repeat(np.arange(len(pairs)), [len(pair[1]) for pair in pairs])
+
+
+def _is_data_set(value: Any) -> bool:
+    """Whether a value is a data set, and neither an array nor an item (record, label) of one."""
+    if isinstance(value, tuple):
+        if len(value) != 2 or not hasattr(value[1], "__len__") or not np.ndim(value[1]):
+            return False
+        first_input = value[0][0] if isinstance(value[0], tuple) else value[0]
+        return np.ndim(first_input) > 1 and len(first_input) == len(value[1])
+    is_value = isinstance(value, np.ndarray | Tensor | list | str | bytes | Mapping)
+    return not is_value and (hasattr(value, "__getitem__") or hasattr(value, "__iter__"))

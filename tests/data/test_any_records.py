@@ -1,0 +1,378 @@
+"""Records, labels and modules in the forms of other programs: read, or refused in one line with a remedy.
+
+Each form is compared with the same records as plain arrays.  A form that cannot be read says what would be right.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import fedpriv
+from fedpriv.core.errors import InputError
+from fedpriv.data.given import to_record_arrays
+from fedpriv.loss.imported import make_trained_model
+from fedpriv.loss.models import find_model
+from tests.loss.builders import save_weights
+
+COUNT = 120
+_draw = np.random.default_rng(3)
+FEATURES = torch.from_numpy(_draw.standard_normal((COUNT, 4)).astype("float32"))
+LABELS = (FEATURES[:, 0] > 0).long()
+PLAIN = (FEATURES.numpy(), LABELS.numpy())
+FAST = {"federation.silos": 2, "federation.rounds": 2}
+
+
+class Items(Dataset[Any]):
+    """A torch Dataset of what a function makes of a record, a label and a number."""
+
+    def __init__(self, make_item: Callable[[Tensor, Tensor, int], Any], count: int = COUNT) -> None:
+        self.make_item, self.count = make_item, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, row: int) -> Any:
+        return self.make_item(FEATURES[row], LABELS[row], row)
+
+
+class HuggingFace:
+    """Rows as dictionaries of Python's own numbers, with a length and without torch, as `datasets` gives them."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"label": int(LABELS[row]), "features": FEATURES[row].tolist()}
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(FEATURES, LABELS, strict=True))
+
+
+BY_NAME = ("x", "label")
+READ: dict[str, tuple[Any, Any]] = {
+    "bfloat16": ((FEATURES.bfloat16(), LABELS), None),
+    "tensors with gradients": ((FEATURES.clone().requires_grad_(), LABELS), None),
+    "triples": (Items(lambda x, y, row: (x, y, row)), (0, 1)),
+    "dictionaries of three": (Items(lambda x, y, row: {"id": row, "x": x, "label": y}), BY_NAME),
+    "dictionaries of two": (Items(lambda x, y, row: {"label": y, "x": x}), None),
+    "Hugging Face": (HuggingFace(), None),
+    "iterable": (Stream(), None),
+    "generator": (((x, y) for x, y in zip(FEATURES, LABELS, strict=True)), None),
+    "list of items": ([(x, y) for x, y in zip(FEATURES, LABELS, strict=True)], None),
+    "list of dictionaries": ([{"x": x, "y": int(y)} for x, y in zip(FEATURES, LABELS, strict=True)], None),
+    "DataLoader of triples": (DataLoader(Items(lambda x, y, row: (x, y, row)), batch_size=50), (0, 1)),
+    "DataLoader of dictionaries": (DataLoader(Items(lambda x, y, row: {"y": y, "x": x}), batch_size=50), None),
+    "tensors of three": (TensorDataset(FEATURES, LABELS, torch.arange(COUNT)), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("form", READ)
+def test_a_form_is_read_as_plain_arrays_are(form: str) -> None:
+    data, fields = READ[form]
+    features, labels = to_record_arrays(data, "train", fields)
+    rounding = 0.01 if form == "bfloat16" else 0.0
+    np.testing.assert_allclose(features, PLAIN[0], rtol=rounding)
+    np.testing.assert_array_equal(labels, PLAIN[1])
+
+
+def test_items_of_several_inputs_are_read_by_their_names() -> None:
+    data = Items(lambda x, y, row: {"id": row, "mask": x > 0, "tokens": (10 * x).long(), "label": y})
+    records, labels = to_record_arrays(data, "train", (("tokens", "mask"), "label"))
+    assert records.dtype.names is not None
+    first, second = (records[name] for name in records.dtype.names)
+    np.testing.assert_array_equal(first, (10 * FEATURES).long().numpy())
+    np.testing.assert_array_equal(second, (FEATURES > 0).numpy())
+    np.testing.assert_array_equal(labels, PLAIN[1])
+
+
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "triples": (Items(lambda x, y, row: (x, y, row)), None, r"found 3 parts; fields = \(0, 1\) would name"),
+    "dictionaries": (
+        Items(lambda x, y, row: {"id": row, "x": x, "label": y}),
+        None,
+        r"found the entries 'id', 'x', 'label'; fields = \('image', 'label'\) would name",
+    ),
+    "fields of none": (HuggingFace(), BY_NAME, r"fields = .*no such parts, but the entries 'label', 'features'"),
+    "unequal lengths": (
+        Items(lambda x, y, row: (x[: 2 + row % 2], y)),
+        None,
+        r"those of items 0 and 1 have \(2,\) and \(3,\); pad or cut them to a length that is known without",
+    ),
+    "unequal batches": (
+        DataLoader(Items(lambda x, y, row: (x[: 2 + row // 60], y)), batch_size=60),
+        None,
+        r"those of batches 0 and 1 have \(2,\) and \(3,\)",
+    ),
+    "unequal lists": (([[1.0], [1.0, 2.0]], [0, 1]), None, "expected numbers in an array of one shape"),
+    "empty": (Items(lambda x, y, row: (x, y), 0), None, "train: has no records"),
+    "an empty DataLoader": (DataLoader(Items(lambda x, y, row: (x, y), 0)), None, "train: has no records"),
+    "an empty list": ([], None, "train: has no records"),
+    "sparse": ((FEATURES.to_sparse(), LABELS), None, "expected numbers in an array of one shape"),
+    "records alone": (FEATURES, None, r"expected \(records, labels\) or a data set"),
+    "three arrays": ((FEATURES, LABELS, LABELS), None, r"expected \(records, labels\) or a data set"),
+    "parts": ({"train": HuggingFace(), "test": HuggingFace()}, None, "a dictionary of 'train', 'test'; give one"),
+    "a number": (3, None, r"expected \(records, labels\) or a data set"),
+}
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_what_cannot_be_read_is_one_line_with_a_remedy(form: str) -> None:
+    data, fields, line = REFUSED[form]
+    with pytest.raises(InputError, match=line) as caught:
+        to_record_arrays(data, "train", fields)
+    assert "\n" not in str(caught.value)
+
+
+def run(out: Path, **changes: Any) -> Any:
+    """The only cell of a run of own-data on these records, in two rounds of two silos."""
+    arguments: dict[str, Any] = {"train": PLAIN, "test": PLAIN, "set": FAST, **changes}
+    (cell,) = fedpriv.run("own-data", out=out, **arguments)
+    return cell
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 2)
+
+
+WRAPPED: dict[str, Callable[[], Any]] = {
+    "several devices": lambda: nn.DataParallel(network()),
+    "bfloat16": lambda: network().bfloat16(),
+    "parametrized": lambda: parametrizations.weight_norm(network()),
+    "compiled": lambda: torch.compile(network()),
+    "parts for several devices": lambda: nn.Sequential(nn.DataParallel(network())),
+}
+
+
+def slow(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "form", [slow(form) if form in ("compiled", "parametrized") else form for form in WRAPPED]
+)
+def test_a_wrapped_module_is_trained(form: str, tmp_path: Path) -> None:
+    cell = run(tmp_path / "run", model=WRAPPED[form]())
+    assert cell.test_accuracy > 0.8
+
+
+def scripted() -> Any:
+    return torch.jit.script(network())  # type: ignore[no-untyped-call,unused-ignore]
+
+
+NO_MODULES: dict[str, tuple[Callable[[], Any], str]] = {
+    "scripted": (scripted, "is scripted, .*give the module before it"),
+    "a class": (lambda: nn.Linear, r"Linear is the class of one; give an instance, such as Linear\(…\)"),
+    "a function": (lambda: network, "not a function; give what it returns"),
+    "a state_dict": (lambda: network().state_dict(), "not a state_dict; load it into a module"),
+    "a name": (lambda: "resnet", r'a model by name is set=\{"model\.name": …\}'),
+    "lazy": (lambda: nn.LazyLinear(2), "has parameters without values"),
+    "sizes alone": (lambda: nn.Linear(4, 2, device="meta"), "has parameters without values"),
+    "complex": (lambda: nn.Linear(4, 2, dtype=torch.complex64), "has complex parameters"),
+    "old weight_norm": (lambda: torch.nn.utils.weight_norm(network()), "cannot be copied .*remove_weight_norm"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of what is deprecated
+@pytest.mark.parametrize("form", NO_MODULES)
+def test_what_is_no_module_is_one_line_with_a_remedy(form: str, tmp_path: Path) -> None:
+    make, line = NO_MODULES[form]
+    with pytest.raises(InputError, match=line) as caught:
+        run(tmp_path / "run", model=make())
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32, torch.bool])
+def test_one_hot_labels_are_no_regression(kind: torch.dtype, tmp_path: Path) -> None:
+    one_hot = nn.functional.one_hot(LABELS, 2).to(kind)
+    for model in (network(), None):
+        with pytest.raises(
+            InputError, match=r"are one-hot; give the number of each record's class, labels\.argmax"
+        ):
+            run(tmp_path / "run", train=(FEATURES, one_hot), test=(FEATURES, one_hot), model=model)
+    cell = run(tmp_path / "said", train=(FEATURES, one_hot.long()), test=(FEATURES, one_hot.long()),
+               model=network(), loss="binary")  # fmt: skip
+    assert cell.test_loss > 0.0
+
+
+CHECKPOINTS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+    "plain": lambda state: state,
+    "with an epoch": lambda state: {"state_dict": state, "epoch": 3},
+    "with an optimizer": lambda state: {
+        "epoch": 3,
+        "model_state_dict": state,
+        "optimizer_state_dict": {"state": {}},
+    },
+    "of DataParallel": lambda state: {f"module.{name}": values for name, values in state.items()},
+    "of Lightning": lambda state: {"state_dict": {f"model.{name}": values for name, values in state.items()}},
+    "of torch.compile": lambda state: {f"_orig_mod.{name}": values for name, values in state.items()},
+}
+
+
+def linear(weights: str) -> Any:
+    """The objective of a layer that is imported, with its weights."""
+    row = find_model("torch.nn:Linear")
+    return row.objective((6,), 3, torch.float64, row.settings.model_validate({"weights": weights}))
+
+
+@pytest.mark.parametrize("form", CHECKPOINTS)
+def test_usual_checkpoints_are_read(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
+    state = {name: torch.randn_like(values) for name, values in nn.Linear(6, 3).state_dict().items()}
+    trained = linear(save_weights(tmp_path, CHECKPOINTS[form](state)))
+    module = make_trained_model(trained, trained.initial().numpy()).module
+    assert all(torch.allclose(module.state_dict()[name].float(), values) for name, values in state.items())
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ({"epoch": 3}, r"holds no state_dict; save module\.state_dict\(\)"),
+        ([torch.zeros(1)], "do not fit"),
+        ({"module.weight": torch.zeros(3, 6), "bias": torch.zeros(3)}, "holds module.weight"),
+        (nn.Linear(6, 3), r"holds other objects than tensors; save module\.state_dict\(\) with torch\.save"),
+    ],
+)
+def test_other_files_are_no_weights(
+    content: Any, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
+    with pytest.raises(InputError, match=line) as caught:
+        linear(save_weights(tmp_path, content))
+    assert str(caught.value).isprintable()
+
+
+# Records by silo.
+
+
+def by_silo(counts: tuple[int, ...]) -> list[Any]:
+    ends = np.cumsum((0, *counts))
+    return [(FEATURES[start:end], LABELS[start:end]) for start, end in itertools.pairwise(ends)]
+
+
+def test_a_data_set_for_each_silo_is_the_silos_own(tmp_path: Path) -> None:
+    """The same as one set with the site of each record; batches have the silos' own sizes."""
+    counts, rounds = (60, 40, 20), {"federation.rounds": 2}
+    split = run(tmp_path / "split", train=by_silo(counts), set=rounds)
+    assert list(split.scenario["federation"]["batches"]) == list(counts)
+    assert (split.scenario["data"]["partition"], split.scenario["federation"]["silos"]) == ("site", 3)
+    sites = np.repeat(["west", "north", "east"], counts)
+    named = run(tmp_path / "named", train=PLAIN, sites=sites, set=rounds)
+    assert list(named.scenario["federation"]["batches"]) == [20, 40, 60]  # in the order of their names
+    numbered = run(tmp_path / "numbered", train=PLAIN, sites=np.repeat([0, 1, 2], counts), set=rounds)
+    assert numbered.model().tobytes() == split.model().tobytes()
+
+
+def test_a_silo_reads_its_own_records_alone(tmp_path: Path) -> None:
+    """Without noise a silo of the wrong labels moves the model as its share of the mean says."""
+    tree = {
+        "name": "split",
+        "federation": {"silos": 2, "rounds": 1},
+        "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 1e3, "step": 1.0},
+        "privacy": {"relation": "zero-out", "mode": "none"},
+        "model": {"name": "linear-regression", "feature_norm": 2.0},
+    }
+    features = np.ones((30, 1), np.float32)
+    labels = np.concatenate([np.full(20, 3.0), np.full(10, -6.0)])
+    (cell,) = fedpriv.run(
+        tree, train=[(features[:20], labels[:20]), (features[20:], labels[20:])], test=(features, labels),
+        out=tmp_path / "run",
+    )  # fmt: skip
+    assert list(cell.scenario["federation"]["batches"]) == [20, 10]
+    assert float(np.abs(cell.model()).max()) < 1e-6  # (20 · 3 - 10 · 6) / 30
+
+
+def test_metrics_of_each_silo_need_test_records_of_each(tmp_path: Path) -> None:
+    per_silo = {**FAST, "run.per_silo": True}
+    del per_silo["federation.silos"]
+    parts = by_silo((60, 60))
+    cell = run(tmp_path / "run", train=parts, test=parts, set=per_silo)
+    assert {name for name in cell.metrics if "silo" in name}
+    with pytest.raises(InputError, match=r"run\.per_silo: the test records are of no site"):
+        run(tmp_path / "none", train=parts, set=per_silo)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"sites": [0, 1]}, r"sites: of shape \(2,\); expected the site of each of 120 records"),
+        ({"sites": [0.0] * 119 + [float("nan")]}, r"sites: a record has no site \(nan\)"),
+        ({"train": by_silo((60, 60)), "sites": [0] * COUNT}, "leave sites out"),
+        ({"train": by_silo((60, 60)), "test": by_silo((40, 40, 40))}, "as many as train has data sets"),
+        ({"train": [PLAIN, (FEATURES[:, :2], LABELS)]}, r"train\[0\] and train\[1\]: .* must be alike"),
+        ({"train": None, "test": None, "fields": (0, 1)}, "sites, fields: are of train and test"),
+        ({"train": by_silo((60, 60)), "set": {**FAST, "federation.silos": 3}}, "federation.silos|batches has 2"),
+    ],
+)
+def test_splits_that_do_not_fit_are_one_line(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=line) as caught:
+        run(tmp_path / "run", **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["pandas", "polars"])
+def test_frames_of_columns_and_a_target_are_read(form: str, tmp_path: Path) -> None:
+    library = pytest.importorskip(form, reason="needs pip install 'fedpriv[checks]'")
+    frame = library.DataFrame(dict(zip("abcd", PLAIN[0].T, strict=True)))
+    target = library.Series(PLAIN[1])
+    features, labels = to_record_arrays((frame, target), "train")
+    np.testing.assert_array_equal(features, PLAIN[0])
+    np.testing.assert_array_equal(labels, PLAIN[1])
+    with pytest.raises(InputError, match=r"train: is a DataFrame; give \(frame\[columns\], frame\[target\]\)"):
+        to_record_arrays(frame, "train")
+
+
+# Numbers that nobody wrote (N1, F6).
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm.name": "dp-adam"},
+        {"algorithm.name": ["dp-sgd", "dp-ftrl"]},
+        {"algorithm.name": "dp-adam", "federation.rounds": 10},
+        {"algorithm.clip": 0.3, "federation.rounds": [2, 4]},
+        {"federation.batch": 10},
+        {"federation.batch": 10, "federation.rounds": 3},
+        {"federation.batch": 10, "federation.rounds": 24},
+        {"federation.batches": [[6, 12]]},
+        {"federation.epochs": 2},
+        {"federation.samples": 100, "algorithm.name": "dp-adam"},
+        {"federation.size_skew": 5.0},
+        {"privacy.unit": "client", "privacy.records": 10},
+        {"federation.clients": 12, "federation.cohort": 4, "privacy.unit": "client", "privacy.records": 5},
+        slow({"federation.sampling": "poisson", "federation.batch": 5, "federation.rounds": 6}),
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())),
+)
+def test_own_records_run_with_every_row(changes: dict[str, Any], tmp_path: Path) -> None:
+    base = {} if "federation.clients" in changes else {"federation.silos": 2}
+    results = fedpriv.run("own-data", train=PLAIN, test=PLAIN, set={**base, **changes}, out=tmp_path / "run")
+    assert all(np.isfinite(cell.test_loss) for cell in results)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"privacy.epsilon": -1, "federation.rounds": 10}, "privacy.epsilon = -1"),
+        ({"privacy.epsilon": "three"}, "privacy.epsilon"),
+        ({"algorithm.clip": 0.0}, "algorithm.clip"),
+        ({"federation.silos": 121}, "silos|samples = 120"),
+    ],
+)
+def test_a_message_is_of_what_was_written(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=line) as caught:
+        fedpriv.run("own-data", train=PLAIN, test=PLAIN, set=changes, out=tmp_path / "run")
+    assert "6000" not in str(caught.value)
+    assert "epochs = 50" not in str(caught.value)
