@@ -109,14 +109,16 @@ def _split(records: Any, labels: NDArray[Any], test: int) -> tuple[Arrays, Array
     return (train_parts, labels[:-test]), (test_parts, labels[-test:])
 
 
-def _bundled(name: str, test: int, shape: tuple[int, ...] | None = None) -> Callable[..., tuple[Arrays, Arrays]]:
-    """Return a function that shuffles and standardizes a data set of scikit-learn."""
+def _bundled(
+    name: str, test: int, shape: tuple[int, ...] | None = None, count: int | None = None
+) -> Callable[..., tuple[Arrays, Arrays]]:
+    """Return a function that shuffles and standardizes a data set of scikit-learn, or `count` of its records."""
 
     def load(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
         from sklearn import datasets
 
         bunch = getattr(datasets, f"load_{name}")()
-        order = draw.permutation(len(bunch.target))
+        order = draw.permutation(len(bunch.target))[:count]
         records = bunch.data[order].astype("float32")
         records = records / 16.0 if name == "digits" else (records - records.mean(0)) / records.std(0)
         records = records if shape is None else records.reshape(-1, *shape)
@@ -419,7 +421,7 @@ DEVELOPMENT: Mapping[str, Case] = {
 """Networks and data on which the rule was chosen."""
 
 UNSEEN: Mapping[str, Case] = {
-    "digits, MLP-Mixer": Case(_bundled("digits", 397), Mixer, accuracy),
+    "digits, MLP-Mixer": Case(_bundled("digits", 597, count=1597), Mixer, accuracy),
     "smooth target, dense 48 with LayerNorm": Case(
         _smooth, lambda: layers(8, 48, 48, 1, norm=True), r2, constant=lambda _: 0.0, percent=False
     ),
@@ -429,13 +431,16 @@ UNSEEN: Mapping[str, Case] = {
     ),
     "wine, linear": Case(_bundled("wine", 45), lambda: nn.Linear(13, 3), accuracy),
     "20 classes of tokens, TransformerEncoder": Case(
-        _tokens(20, 16, 100, 5000), lambda: TokenEncoder(100, 20, 32, 2), accuracy
+        _tokens(20, 16, 100, 3000), lambda: TokenEncoder(100, 20, 32, 2), accuracy
     ),
-    "12 classes of tokens, Transformer": Case(_tokens(12, 12, 80), lambda: FullTransformer(80, 12, 24), accuracy),
+    "12 classes of tokens, Transformer": Case(
+        _tokens(12, 12, 80, 2500), lambda: FullTransformer(80, 12, 24), accuracy
+    ),
     "5 kinds of waves, LSTM both ways": Case(
-        _waves(2, 24, 5), lambda: Recurrent(nn.LSTM(2, 20, batch_first=True, bidirectional=True), 40, 5), accuracy,
+        _waves(2, 24, 5, 2500), lambda: Recurrent(nn.LSTM(2, 20, batch_first=True, bidirectional=True), 40, 5),
+        accuracy,
     ),
-    "5 kinds of waves, residual with GroupNorm": Case(_waves(2, 48, 5), lambda: Residual1d(2, 5), accuracy),
+    "5 kinds of waves, residual with GroupNorm": Case(_waves(2, 48, 5, 2500), lambda: Residual1d(2, 5), accuracy),
     "graphs with two inputs": Case(_graphs, GraphNetwork, accuracy),
     "8 labels a record, dense 64": Case(
         _several, lambda: layers(20, 64, 64, 8), several_labels, "binary",
@@ -451,7 +456,7 @@ UNSEEN: Mapping[str, Case] = {
     "times, own Weibull loss": Case(
         _times, lambda: layers(10, 32, 32, 2), concordance, weibull_loss, lambda _: 50.0
     ),
-    "digits, vision transformer": Case(_bundled("digits", 397), VisionTransformer, accuracy),
+    "digits, vision transformer": Case(_bundled("digits", 597, count=1597), VisionTransformer, accuracy),
     "10 classes of words, EmbeddingBag": Case(_tokens(10, 20, 400), lambda: Words(400, 10, 16), accuracy),
     "breast cancer, deep and narrow": Case(
         _bundled("breast_cancer", 169), lambda: layers(30, 10, 10, 10, 10, 2, activation=nn.Tanh), accuracy
@@ -496,19 +501,27 @@ def run_settings(
 def own_data(case: Case, seed: int) -> list[dict[str, Any]]:
     """Score the advised settings at each ε, with the findings that the run tells."""
     train, test, module = make_case(case, seed)
-    found = []
-    for epsilon in EPSILONS:  # advice is for a single ε
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            results = fedpriv.run(
-                "own-data", train=train, test=test, model=module, loss=case.loss, epsilon=epsilon,
-                set={"run.evaluations": 3}, out=Path(folder) / "run",
-            )  # fmt: skip
-            score = score_module(case, results[0].to_module(), test)
-            found.append(
-                {"kind": "own-data", "epsilon": epsilon, "score": score, "findings": list(results.findings)}
-            )
-    return found
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = fedpriv.run(
+            "own-data",
+            train=train,
+            test=test,
+            model=module,
+            loss=case.loss,
+            epsilon=EPSILONS,
+            set={"run.evaluations": 3},
+            out=Path(folder) / "run",
+        )
+        return [
+            {
+                "kind": "own-data",
+                "epsilon": epsilon,
+                "score": score_module(case, cell.to_module(), test),
+                "findings": [line for line in results.findings if f"ε = {epsilon:g}" in line],
+            }
+            for epsilon, cell in zip(EPSILONS, results, strict=True)
+        ]
 
 
 TUNE_GRIDS: Sequence[tuple[str, float, Sequence[float]]] = (

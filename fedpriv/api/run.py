@@ -43,7 +43,7 @@ AlgorithmName = Literal[
 """Shipped algorithms, for completion in editors; `add_algorithm` adds others."""
 
 
-_OWN_DATA_SCENARIO = "own-data"
+OWN_DATA_SCENARIO = "own-data"
 """Shipped scenario for a program's own records, whose settings `fedpriv advise` may choose."""
 
 
@@ -223,7 +223,7 @@ def run(
     settings = _merge_settings(
         set or {}, {"privacy.epsilon": epsilon, "algorithm.trust": trust, "algorithm.name": algorithm}
     )
-    overrides = [_format_assignment(key, value) for key, value in settings.items()]
+    overrides = [format_assignment(key, value) for key, value in settings.items()]
     has_own_inputs = train is not None or test is not None or model is not None
     refuse(
         {
@@ -249,7 +249,7 @@ def run(
     if has_own_inputs or isinstance(scenario, Mapping):
         tree = scenario if isinstance(scenario, Mapping) else read_toml(find_scenario_file(Path(scenario)))
         source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
-        own_data_overrides = settings if source == _OWN_DATA_SCENARIO else None
+        own_data_overrides = settings if source == OWN_DATA_SCENARIO else None
         loaded = parse_scenario(
             insert_own_data(tree, train, test, model, classes, loss, own_data_overrides), source, overrides
         )
@@ -291,7 +291,7 @@ def _merge_settings(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -
     }
 
 
-def _format_assignment(key: str, value: Any) -> str:
+def format_assignment(key: str, value: Any) -> str:
     """Format KEY=VALUE for `--set`: JSON of numbers, texts, truth values and lists is TOML.
 
     Numbers may be those of NumPy and torch.
