@@ -208,6 +208,12 @@ def _counts(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
     return _split(records, draw.poisson(rates).astype("float32"), 1000)
 
 
+def _few_counts(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
+    records = draw.normal(size=(4000, 6)).astype("float32")
+    rates = np.exp(0.7 * records[:, 0] - 0.5 * np.abs(records[:, 1]))
+    return _split(records, draw.poisson(rates).astype("float32"), 1000)
+
+
 def _rare(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
     """One class of two hundred, found by a score of its features."""
     records = draw.normal(size=(8000, 12)).astype("float32")
@@ -410,6 +416,14 @@ DEVELOPMENT: Mapping[str, Case] = {
     ),
     "Friedman 1, dense 32": Case(
         _friedman, lambda: layers(10, 32, 32, 1), r2, constant=lambda _: 0.0, percent=False
+    ),
+    "few counts, dense 24": Case(
+        _few_counts,
+        lambda: layers(6, 24, 1, activation=nn.Tanh),
+        explained_deviance,
+        "poisson",
+        lambda _: 0.0,
+        percent=False,
     ),
     "4 kinds of waves, convolutions": Case(
         _waves(1, 48, 4), lambda: nn.Sequential(

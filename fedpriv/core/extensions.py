@@ -46,7 +46,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "certificate.options": ("certify", "silo key", "silo sign"),
     "rates.options": ("privacy rates", "privacy samples"),
     "services.options": ("superlink", "supernode", "certificates", "federation"),
-    "statistics.options": ("statistics",),
+    "statistics.options": ("statistics", "coefficients"),
     "tune.options": ("tune",),
     "worth.options": ("worth", "silo refine"),
 }

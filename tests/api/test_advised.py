@@ -1,6 +1,7 @@
 """`fedpriv init`, the scenario own-data and `fedpriv.run("own-data", …)` have what `fedpriv advise` says."""
 
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,15 @@ def test_advice_on_a_network_can_be_run(tmp_path: Path) -> None:
         advice.tree, train=records(1000), test=records(200), model=network(), out=tmp_path / "run"
     )
     assert results[0].test_accuracy > 0.9
+
+
+def test_own_data_says_whom_it_trusts(tmp_path: Path) -> None:
+    settings = {"federation.rounds": 2}
+    with pytest.warns(UserWarning, match="own-data trusts the server, which sees every silo's sums without noise"):
+        fedpriv.run("own-data", train=records(100), test=records(40), set=settings, out=tmp_path / "a")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fedpriv.run(
+            "own-data", train=records(100), test=records(40), trust="trusted", set=settings, out=tmp_path / "b"
+        )
+    assert not any("trusts the server" in str(warning.message) for warning in caught)

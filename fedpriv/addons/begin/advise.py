@@ -22,6 +22,7 @@ mean of clipped gradients to the norm of its noise in one of T rounds.
 import json
 import math
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +38,7 @@ from fedpriv.data.own import Dataset
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import format_schema_toml
 from fedpriv.loss.frozen import trainable_parameters
-from fedpriv.noise.trust import RECORD, UNTRUSTED, find_trust, make_unit
+from fedpriv.noise.trust import RECORD, TRUSTED, UNTRUSTED, find_trust, make_unit
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import DTYPES
 from fedpriv.scenario.load import resolve_cell
@@ -620,6 +621,14 @@ def as_advised(
         advised_tree = advise_on_facts(facts).tree
     except (InputError, TypeError, ValueError, ZeroDivisionError):
         return dict(tree)  # loading the scenario reports the wrong key
+    if trust == TRUSTED.name and known_settings["algorithm.trust"] is None:
+        noise_ratio = math.sqrt(silos)
+        warnings.warn(
+            "own-data trusts the server, which sees every silo's sums without noise. With trust='untrusted' each "
+            f"silo adds the noise itself, and the mean has {noise_ratio:.2g} times as much; with "
+            "trust='secure-aggregation' it has as much as now. Give one of the three to leave this line out.",
+            stacklevel=4,
+        )
     rounds = facts.rounds or advised_tree["federation"]["rounds"]
     algorithm = {**advised_tree["algorithm"]}
     # The travel of a linear model is the same in more rounds, and the random walk of a network's noise.
