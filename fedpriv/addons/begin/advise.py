@@ -57,7 +57,7 @@ The first is that of 2 classes, the second the power of classes / 2 with which i
 """
 REAL_TRAVEL, REAL_TURN = 0.7, 2.0
 """Travel over q, and largest move of a prediction in a round, for a real target in -1 … 1."""
-NETWORK_ROUNDS, NETWORK_CLIP, NETWORK_STEP = 100, 0.1, 0.03
+NETWORK_ROUNDS, NETWORK_CLIP, NETWORK_STEP = 100, 1.0, 0.02
 """Rounds, clip and step of DP-Adam for a network of up to `NETWORK_WIDTH` parameters."""
 NETWORK_WIDTH, WIDTH_POWER = 10_000, 1.0 / 3.0
 """Parameters above which the step falls as parameters^(-power): wide layers add up more noisy coordinates."""
@@ -96,8 +96,8 @@ NETWORK_REASONS = {
     "algorithm.name": "dp-adam: a step of Adam bounds the move of every parameter, so that layers of any scale "
     "learn and none is thrown far, where a rule of feature norms knows nothing about a network's gradients",
     "federation.rounds": f"{NETWORK_ROUNDS}, or fewer if no more are allowed: in these more was learnt than in 30",
-    "algorithm.clip": f"{NETWORK_CLIP:g}, less than nearly all gradients of a network have: records count alike, "
-    "and noise and gradients scale together, so that another small clip is the same run",
+    "algorithm.clip": f"{NETWORK_CLIP:g}, about the length of a network's gradients near a minimum: a smaller "
+    "one turns every gradient into its direction, which misses the mean of skewed targets, such as counts",
     "algorithm.step": f"{NETWORK_STEP:g} up to {NETWORK_WIDTH:,} parameters, less by their cube root above, and "
     f"longer by √({NETWORK_ROUNDS} / rounds) in fewer rounds: noise moves a parameter by about step · √rounds",
     "algorithm.trust": REASONS["algorithm.trust"],
