@@ -10,6 +10,7 @@
 | `run` | run a scenario, by name, file or dictionaries, also with records and modules of your own |
 | `load` | read the folder of a run |
 | `statistics`, `StatisticsResults` | release counts, quantiles and survival curves of a table, with noise |
+| `tune`, `TuningResults` | choose settings on held-out records, openly or in private |
 | `advise` | recommend algorithm, clip, step and rounds from public facts, as a scenario |
 | `RunResults`, `CellResults`, `Evaluation`, `Privacy` | results of `run` and `load`, frozen |
 | `Drawing` | figure of results, which a notebook shows inline |
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedpriv.addons.begin.advise import advise
     from fedpriv.addons.statistics.command import StatisticsResults, statistics
+    from fedpriv.addons.tune.command import TuningResults, tune
     from fedpriv.api.results import CellResults, Drawing, Evaluation, Privacy, RunResults
     from fedpriv.api.run import load, run
     from fedpriv.claims.outcome import RunObserver
@@ -60,6 +62,7 @@ __all__ = [
     "RunObserver",
     "RunResults",
     "StatisticsResults",
+    "TuningResults",
     "__version__",
     "add_algorithm",
     "add_data",
@@ -73,6 +76,7 @@ __all__ = [
     "merged",
     "run",
     "statistics",
+    "tune",
 ]
 
 _HOMES = {
@@ -81,6 +85,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("load", "run"), ("fedpriv.api.run", None)),
     **dict.fromkeys(("StatisticsResults", "statistics"), ("fedpriv.addons.statistics.command", None)),
+    **dict.fromkeys(("TuningResults", "tune"), ("fedpriv.addons.tune.command", None)),
     **dict.fromkeys(("FedprivError", "InputError", "RunError"), ("fedpriv.core.errors", None)),
     "RunObserver": ("fedpriv.claims.outcome", None),
     "add_algorithm": ("fedpriv.papers.table", None),

@@ -22,9 +22,9 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.page import render_fragment, write_report
 from fedpriv.show.plots import plot_run, render_svgs
-from fedpriv.show.summary import extract_metrics, group_by
+from fedpriv.show.summary import extract_metrics, group_by, list_findings
 from fedpriv.show.table import STYLES, Style, render_tables
-from fedpriv.study.results import read_claims, read_history
+from fedpriv.study.results import read_claims, read_history, read_results
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,14 @@ class RunResults:
     cells: tuple[CellResults, ...]
     differs: tuple[int, ...] = ()
     """Numbers of cells whose stored claim differs from the claim of their releases, which `cells` has."""
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """Sentences on what was not learnt and not read, for example that a model is no better than a constant.
+
+        They are empty if nothing of this kind was found.
+        """
+        return tuple(list_findings(read_results(self.folder)))
 
     def __repr__(self) -> str:
         state = ("DIFFERS, " if self.differs else "") + ("complete" if self.complete else "incomplete")

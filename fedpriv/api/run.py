@@ -3,11 +3,12 @@
 import copy
 import json
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,9 +33,18 @@ from fedpriv.study.sweep import RunOptions, run_sweep
 
 CALLING_PROCESS_ENGINES = ("vectorized", "inprocess")
 """Engines that run in the calling process, and so can use its arrays and modules."""
+EngineName = Literal["vectorized", "inprocess", "ray", "deployment"]
+TrustName = Literal["untrusted", "secure-aggregation", "trusted", "curator"]
+AlgorithmName = Literal[
+    "dp-mu2-fl", "accelerated-dp-srgd", "unaccelerated-dp-srgd", "accelerated-independent", "momentum-tree",
+    "momentum-tree-reduced", "momentum-tree-aligned", "online-to-batch", "dp-sgd", "local-dp-sgd", "dp-ftrl",
+    "noisy-minibatch", "noisy-newton", "fedavg", "dp-fedavg", "dp-fedadam", "dp-fedyogi", "dp-fedadagrad",
+    "goldstein-single-pass", "goldstein-erm", "phased-sgd", "dp-adam", "dp-adamw",
+]  # fmt: skip
+"""Shipped algorithms, for completion in editors; `add_algorithm` adds others."""
 
 
-_OWN_DATA_SCENARIO = "own-data"
+OWN_DATA_SCENARIO = "own-data"
 """Shipped scenario for a program's own records, whose settings `fedpriv advise` may choose."""
 
 
@@ -54,9 +64,9 @@ def insert_own_data(
     Records and module are registered in this process under their names, and `tree` is not changed.  Without
     records the scenario keeps its own data and model, and without a module its own model.  The names are digests
     of content, that of records under a key of the user, so that only the same records and module resume a run.
-    Of a loss that is a function, the digest has code, defaults and the values that it closes over, but no globals.  If
-    the scenario sets none of `federation.samples`, `batch`, `batches` and `clients`, or is own-data, all training
-    records are read once an epoch.  Records that are split by silo are read by their own silos.
+    Of a loss that is a function, the digest has code, defaults and the values that it closes over, but no globals.
+    If the scenario sets none of `federation.samples`, `batch`, `batches` and `clients`, or is own-data, all
+    training records are read once an epoch.  Records that are split by silo are read by their own silos.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -115,8 +125,9 @@ def insert_own_data(
         model_name = f"{OF_MODULE}{_digest_arrays(*constants, shape, text=text).hex()[:16]}"
         add_module_instance(model_name, model, record, regression=real, choice=make_loss_choice(loss, real=real))
         completed["model"] = {"name": model_name}
-    for complete in load_add_on_parts("own data").values():
-        completed = complete(completed, dataset, overrides)
+    if overrides is not None:
+        for apply_advice in load_add_on_parts("own data").values():
+            completed = apply_advice(completed, dataset, overrides, model)
     return completed
 
 
@@ -182,8 +193,11 @@ def run(
     model: nn.Module | None = None,
     classes: int | None = None,
     loss: LossArgument = None,
+    epsilon: float | Sequence[float] | None = None,
+    trust: TrustName | Sequence[TrustName] | None = None,
+    algorithm: AlgorithmName | str | Sequence[str] | None = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the name of the command's option
-    engine: str = "vectorized",
+    engine: EngineName = "vectorized",
     out: str | Path | None = None,
     resume: bool = False,
     observers: Sequence[RunObserver] = (),
@@ -217,6 +231,9 @@ def run(
         loss: Loss of a module: a name ("cross-entropy", "binary", "squared-error", "absolute-error", "huber",
             "poisson"), {"name": …, "class_weights": […], "label_smoothing": …}, or a function of one record's
             output and label.  By default cross-entropy, or squared error for a regression.
+        epsilon: Value of `privacy.epsilon`, or several to sweep.
+        trust: Value of `algorithm.trust`, or several to sweep.
+        algorithm: Value of `algorithm.name`, or several to sweep, also of algorithms of your own.
         set: Values for dotted keys.  A swept key is narrowed, and a list makes another key a swept one.
         engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need one of the
             first two.
@@ -232,7 +249,10 @@ def run(
         InputError: A key, the records or the module cannot be used; the message names the cause.
         RunError: The run could not be finished; the message gives the reason.
     """
-    overrides = [_format_assignment(key, value) for key, value in (set or {}).items()]
+    settings = _merge_settings(
+        set or {}, {"privacy.epsilon": epsilon, "algorithm.trust": trust, "algorithm.name": algorithm}
+    )
+    overrides = [format_assignment(key, value) for key, value in settings.items()]
     has_own_inputs = train is not None or test is not None or model is not None
     refuse(
         {
@@ -261,7 +281,7 @@ def run(
     if has_own_inputs or isinstance(scenario, Mapping):
         tree = scenario if isinstance(scenario, Mapping) else read_toml(find_scenario_file(Path(scenario)))
         source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
-        own_data_overrides = (set or {}) if source == _OWN_DATA_SCENARIO else None
+        own_data_overrides = settings if source == OWN_DATA_SCENARIO else None
         loaded = parse_scenario(
             insert_own_data(tree, train, test, model, classes, loss, own_data_overrides, sites, fields),
             source,
@@ -273,7 +293,10 @@ def run(
     shows_progress = hasattr(sys, "ps1") or "ipykernel" in sys.modules if progress is None else progress
     folder = run_sweep(loaded, options, [*observers, *([Progress(quiet=False)] if shows_progress else [])], rerun)
     write_table(folder)
-    return load_results(folder, None if model is None else copy.deepcopy(model))
+    results = load_results(folder, None if model is None else copy.deepcopy(model))
+    for finding in results.findings:
+        warnings.warn(finding, stacklevel=2)
+    return results
 
 
 def load(folder: str | Path) -> RunResults:
@@ -288,7 +311,21 @@ def load(folder: str | Path) -> RunResults:
     return load_results(Path(folder))
 
 
-def _format_assignment(key: str, value: Any) -> str:
+def _merge_settings(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of dotted keys with those that are given as arguments of their own.
+
+    Raises:
+        InputError: A key is given in both forms.
+    """
+    given = {key: value for key, value in arguments.items() if value is not None}
+    refuse({f"set: {key} is given as an argument, too; give it once": key in settings for key in given})
+    return {
+        **settings,
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in given.items()},
+    }
+
+
+def format_assignment(key: str, value: Any) -> str:
     """Format KEY=VALUE for `--set`: JSON of numbers, texts, truth values and lists is TOML.
 
     Numbers may be those of NumPy and torch.

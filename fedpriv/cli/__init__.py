@@ -7,7 +7,7 @@ Imports: rooms from `show` down.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS
 
@@ -31,6 +31,7 @@ def main() -> None:
 
     try:
         with _translate_torch_errors():
+            _refuse_key_options(sys.argv[1:])
             app()
     except FedprivError as error:
         _end(sanitize_lines(str(error)), error.exit_code)
@@ -48,6 +49,52 @@ def main() -> None:
         _end(f"a number that was given is too large to compute with ({error.args[-1]})", InputError.exit_code)
     except KeyboardInterrupt:
         _end("stopped", INTERRUPTED)
+
+
+_OPTION_KEYS = {
+    "--epsilon": "privacy.epsilon",
+    "--eps": "privacy.epsilon",
+    "--delta": "privacy.delta",
+    "--mu": "privacy.mu",
+    "--rounds": "federation.rounds",
+    "--epochs": "federation.epochs",
+    "--silos": "federation.silos",
+    "--clients": "federation.clients",
+    "--batch": "federation.batch",
+    "--batch-size": "federation.batch",
+    "--lr": "algorithm.step",
+    "--learning-rate": "algorithm.step",
+    "--step": "algorithm.step",
+    "--clip": "algorithm.clip",
+    "--algorithm": "algorithm.name",
+    "--trust": "algorithm.trust",
+    "--data": "data.name",
+    "--model": "model.name",
+    "--seed": "seeds",
+    "--seeds": "seeds",
+    "--device": "run.device",
+    "--gpu": "run.device=cuda",
+    "--cuda": "run.device=cuda",
+}
+"""Keys of a scenario, or whole assignments, by options that `fedpriv run` does not have."""
+
+
+def _refuse_key_options(arguments: Sequence[str]) -> None:
+    """Refuse options of `fedpriv run` that are keys of a scenario, with the --set that is meant.
+
+    Raises:
+        InputError: An argument is such an option.
+    """
+    for index, argument in enumerate(arguments if arguments[:1] == ["run"] else ()):
+        option, _, value = argument.partition("=")
+        if (key := _OPTION_KEYS.get(option)) is not None:
+            next_value = next(
+                (word for word in arguments[index + 1 : index + 2] if not word.startswith("-")), "VALUE"
+            )
+            assignment = key if "=" in key else f"{key}={value or next_value}"
+            raise InputError(
+                f"{option}: no option of `fedpriv run`, which sets keys of the scenario: --set {assignment}"
+            )
 
 
 def _end(message: str, code: int) -> None:

@@ -3,6 +3,7 @@
 A command imports the modules that do its work when it is called, so that help is fast.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from fedpriv.cli.options import (
     DisplayOptions,
     Imports,
+    Json,
     Overrides,
     RunDir,
     SweepOverrides,
@@ -77,7 +79,6 @@ app = typer.Typer(
     name="fedpriv",
     help="Simulate, account for and deploy differentially private federated optimization.",
     no_args_is_help=True,
-    add_completion=False,
     suggest_commands=False,  # click does, once
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -199,6 +200,7 @@ def list_(
         typer.Argument(metavar="WHAT", help="One of scenarios, algorithms, mechanisms, data and models, or all."),
     ] = None,
     imports: Imports = None,
+    as_json: Json = False,
 ) -> None:
     """List shipped scenarios, and the algorithms, mechanisms, data and models that they can name.
 
@@ -207,29 +209,29 @@ def list_(
     from fedpriv.cli.explore import list_kinds
 
     import_files(imports or [])
-    list_kinds(what)
+    list_kinds(what, as_json=as_json)
 
 
 @app.command()
-def show(run_dir: RunDir) -> None:
+def show(run_dir: RunDir, as_json: Json = False) -> None:
     """Show the tables of a run, its missing cells, its seeds, and its guarantees.
 
     Example: fedpriv show runs/quickstart
     """
     from fedpriv.cli.explore import show_run
 
-    show_run(run_dir)
+    show_run(run_dir, as_json=as_json)
 
 
 @app.command()
-def compare(first: RunDir, second: RunDir) -> None:
+def compare(first: RunDir, second: RunDir, as_json: Json = False) -> None:
     """Print the settings in which two runs differ, and the differences of their metrics, seed by seed.
 
     Example: fedpriv compare runs/quickstart runs/quickstart-2
     """
     from fedpriv.cli.explore import compare_runs
 
-    compare_runs(first, second)
+    compare_runs(first, second, as_json=as_json)
 
 
 @app.command()
@@ -251,19 +253,6 @@ def table(
     results = read_claims(run_dir)
     print_text(render_tables(results, style))
     check_claims(run_dir, results)
-
-
-@app.command()
-def coefficients(
-    run_dir: RunDir, as_json: Annotated[bool, typer.Option("--json", help="Print plain data in one line.")] = False
-) -> None:
-    """Print the weights of ridge-statistics or noisy-newton, with intervals for sampling and noise.
-
-    Example: fedpriv coefficients runs/ridge
-    """
-    from fedpriv.cli.explore import print_coefficients as show_coefficients
-
-    show_coefficients(run_dir, as_json=as_json)
 
 
 @app.command()
@@ -338,3 +327,17 @@ for module, commands in COMMANDS.items():
     except InputError as error:
         for command in commands:
             _register_missing(command, error)
+
+_PANELS: Mapping[str, Sequence[str]] = {
+    "Begin": ("init", "advise", "list", "data", "tune"),
+    "Run and read": (
+        *("run", "show", "table", "report", "plot", "compare", "coefficients", "statistics", "worth", "export"),
+    ),
+    "What is protected": ("privacy", "audit", "certify"),
+    "Sites and servers": ("silo", "superlink", "supernode", "certificates", "federation"),
+}
+"""Commands of `fedpriv` by the panel of the help that lists them."""
+_PANEL_OF_COMMAND = {name: panel for panel, names in _PANELS.items() for name in names}
+for entry in (*app.registered_commands, *app.registered_groups):
+    command_name = entry.name or getattr(entry.callback, "__name__", "")
+    entry.rich_help_panel = _PANEL_OF_COMMAND.get(command_name, "Others")

@@ -1,38 +1,31 @@
-"""Commands `fedpriv list`, `show`, `compare` and `coefficients`.
+"""Commands `fedpriv list`, `show` and `compare`.
 
-Tables and sentences are at most as wide as the terminal, and no number is cut.  `coefficients` prints plain tables
-of weights, with intervals that include the noise, for the models that have them.
-
-A cell is one run of a scenario, with an entry in results.json.  A claim is the guarantee that the entry states,
-and the ledger is the entry's list of releases, from which claims are computed again.  A stream is the releases of
-one party (a silo, several silos alike, or the server) over the rounds, with the standard deviation of its noise.
+Tables and sentences are at most as wide as the terminal, and no number is cut.
 """
 
 import json
-import math
+import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.cli.options import print_table
 from fedpriv.core.errors import InputError, sanitize_line, suggestion
 from fedpriv.core.extensions import load_add_on_parts, load_extensions
 
 if TYPE_CHECKING:
-    from fedpriv.data.schema import TableSchema
-    from fedpriv.loss.ridge import Coefficient
+    pass
 
-_PIPED_WIDTH = 160  # least width of piped output, which has none of its own
+_PIPED_WIDTH = 0 if "COLUMNS" in os.environ else 160  # least width of piped output, which has none of its own
 
 
 @dataclass(frozen=True)
@@ -130,8 +123,10 @@ NamedLines = list[tuple[str, str]]
 """Pairs of a name that scenarios can use and a description."""
 
 
-def list_kinds(kind_name: str | None) -> None:
+def list_kinds(kind_name: str | None, *, as_json: bool = False) -> None:
     """Print the scenarios, algorithms, mechanisms, data sets and models, or those of one kind.
+
+    JSON has an object of names and descriptions for each kind.
 
     Raises:
         InputError: The kind is unknown, or an extension cannot be imported.
@@ -142,22 +137,35 @@ def list_kinds(kind_name: str | None) -> None:
         )
     if kind_name != "scenarios":
         load_extensions()
-    for kind in KINDS if kind_name is None else [kind_name]:
+    kinds = list(KINDS) if kind_name is None else [kind_name]
+    if as_json:
+        sys.stdout.write(json.dumps({kind: dict(KINDS[kind]()) for kind in kinds}) + "\n")
+        return
+    for kind in kinds:
         print_rich(kind, [Column("name"), Column("what it is", can_wrap=True)], KINDS[kind]())
 
 
-def show_run(folder: Path) -> None:
+def show_run(folder: Path, *, as_json: bool = False) -> None:
     """Print a run's tables, warnings, measurement, guarantees and folder.
+
+    JSON has the finished cells as in results.json with the claims of their releases, and sentences on the run.
 
     Raises:
         InputError: The folder has no results.
         RunError: A claim differs from the releases, after everything was printed.
     """
-    from fedpriv.show.summary import describe_measurement, list_warnings, privacy_lines
+    from fedpriv.show.summary import describe_measurement, list_findings, list_warnings, privacy_lines
     from fedpriv.show.table import make_tables
     from fedpriv.study.results import check_claims, read_claims
 
     results = read_claims(folder)
+    if as_json:
+        facts = {key: getattr(results, key) for key in ("name", "title", "engine", "complete", "axes", "seeds")}
+        lines = {"warnings": list_warnings, "findings": list_findings, "privacy": privacy_lines}
+        data = facts | {key: describe(results) for key, describe in lines.items()}
+        sys.stdout.write(json.dumps({**data, "folder": str(folder), "cells": results.cells}) + "\n")
+        check_claims(folder, results)
+        return
     print_plain(results.title or results.name, bold=True)
     for table in make_tables(results):
         columns = [Column(name, is_numeric=index >= table.label_count) for index, name in enumerate(table.heads)]
@@ -168,7 +176,7 @@ def show_run(folder: Path) -> None:
     check_claims(folder, results)
 
 
-def compare_runs(first: Path, second: Path) -> None:
+def compare_runs(first: Path, second: Path, *, as_json: bool = False) -> None:
     """Print the differences of two runs' settings, and of their metrics seed by seed.
 
     Raises:
@@ -177,6 +185,10 @@ def compare_runs(first: Path, second: Path) -> None:
     from fedpriv.show.verdict import compare_folders
 
     comparison = compare_folders(first, second)
+    if as_json:
+        rows = [dict(zip(comparison.header, row, strict=True)) for row in comparison.body]
+        sys.stdout.write(json.dumps({"settings": comparison.settings, "rows": rows}) + "\n")
+        return
     for key, first_value, second_value in comparison.settings:
         print_plain(f"{key}: {first_value} in {first}, {second_value} in {second}")
     columns = [
@@ -253,115 +265,3 @@ KINDS: dict[str, Callable[[], NamedLines]] = {
     "data": _list_data,
     "models": _list_models,
 }
-
-
-def print_coefficients(folder: Path, *, as_json: bool) -> None:
-    """Print the coefficients of each finished cell with their 95 % intervals.
-
-    The output is a table for each cell, in which a star marks an interval without 0, or one line of JSON.
-
-    Raises:
-        InputError: The folder has no results, or a cell has no coefficients that `compute_coefficients` can read.
-        RunError: A claim differs from the releases, after the coefficients were printed.
-    """
-    from fedpriv.show.summary import format_value
-    from fedpriv.study.results import check_claims, read_claims
-
-    results = read_claims(folder)
-    coefficients_by_cell = [(cell, compute_coefficients(cell, folder)) for cell in results.cells]
-    if as_json:
-        entries = [
-            {
-                "point": cell["point"],
-                "seed": cell["seed"],
-                "coefficients": {name: weight._asdict() for name, weight in coefficients},
-            }
-            for cell, coefficients in coefficients_by_cell
-        ]
-        sys.stdout.write(json.dumps(entries) + "\n")
-    else:
-        for cell, coefficients in coefficients_by_cell:
-            point = "".join(f"{key} = {format_value(value)}, " for key, value in cell["point"].items())
-            lines = [
-                [
-                    name,
-                    f"{weight.value:.3f}",
-                    f"{weight.low:.3f} – {weight.high:.3f}{'' if weight.low <= 0.0 <= weight.high else '  *'}",
-                ]
-                for name, weight in coefficients
-            ]
-            print_table([[f"{point}seed {cell['seed']}", "weight", "95 %"], *lines])
-            sys.stdout.write("\n")
-        sys.stdout.write(
-            "Weights are for features as the model reads them: numbers of a table are scaled to -1 … 1, and then "
-            "by any [data.scale]. Intervals include sampling and noise, and are for the population's weights "
-            "under the same penalty. A star marks an interval without 0.\n"
-        )
-    check_claims(folder, results)
-
-
-def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[str, "Coefficient"]]:
-    """Compute the coefficients of a cell of results.json, by feature, with the constant last.
-
-    A coefficient is a weight of the regression that the model holds, with a 95 % interval for sampling and noise.
-    The noise is that of the ledger's releases in the rounds, not of the plan.  Its variance in the mean over
-    silos is Σ_stream std² · Σ_silo share², where a silo's share is its share of all records, and a stream
-    without silos, such as the server's, counts with share 1.
-
-    Args:
-        record: Record of the cell.
-        folder: Folder of the run, which has the model's file.
-
-    Raises:
-        InputError: The cell has neither the model of ridge statistics nor the algorithm noisy-newton.
-    """
-    import numpy as np
-    import torch
-
-    from fedpriv.claims.ledger import ROUNDS, stream_from_data
-    from fedpriv.loss.objective import View
-    from fedpriv.loss.ridge import RIDGE_STATISTICS, MeanStatistics, RidgeStatistics
-    from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
-    from fedpriv.plan.task import load_public_task, make_schema_task
-    from fedpriv.scenario.load import resolve_cell
-
-    cell = resolve_cell(record["scenario"], str(folder))
-    if cell.model.name != RIDGE_STATISTICS and cell.algorithm.name != NOISY_NEWTON.name:
-        raise InputError(
-            f"{folder}: model.name = {cell.model.name!r}: coefficients have intervals where the model is "
-            f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}"
-        )
-    # Objective that knows how to compute coefficients.  A view is an objective made from another one, its base.
-    schema, sizes = cell.data.table_schema, cell.batch_sizes
-    objective = (load_public_task(cell) if schema is None else make_schema_task(cell, schema)).objective
-    while isinstance(objective, View) and not isinstance(objective, GradientAndHessian):
-        objective = objective.base
-    assert isinstance(objective, RidgeStatistics | GradientAndHessian)
-    # Noise of the mean over silos, from the ledger.
-    shares, streams = [size / sum(sizes) for size in sizes], list(map(stream_from_data, record["releases"]))
-    variance = sum(
-        sum(share**2 for share in [shares[silo] for silo in stream.silos] or [1.0]) * stream.std**2
-        for stream in streams
-        if stream.step == ROUNDS  # the model has no noise of a first step, which scales the features
-    )
-    model = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
-    # Share of the rows read that count; others are for testing, and are read as zeros.
-    counted_share = 1.0 if schema is None else schema.counted_share(for_testing=False)
-    published = MeanStatistics(
-        math.sqrt(variance), round(sum(sizes) * counted_share), counted_share, record["rounds"]
-    )
-    coefficients = objective.coefficients(model, published)
-    return list(zip(_feature_names(schema, len(coefficients)), coefficients, strict=True))
-
-
-def _feature_names(schema: "TableSchema | None", count: int) -> list[str]:
-    if schema is None or schema.width + 1 != count:
-        return [*(f"feature {index}" for index in range(count - 1)), "constant"]
-    return [
-        *(
-            feature
-            for name, column in schema.sorted_columns
-            for feature in ([name] if column.values is None else [f"{name} = {value}" for value in column.values])
-        ),
-        "constant",
-    ]

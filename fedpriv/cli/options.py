@@ -229,7 +229,7 @@ class DisplayOptions:
     """Displays of a run's progress and results."""
 
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print neither progress nor table, only errors and warnings.")
+        bool, typer.Option("--quiet", help="Print the folder of the results, and neither progress nor table.")
     ] = False
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress as JSON lines on stdout instead of the table.")

@@ -21,15 +21,16 @@ from pydantic_core import PydanticSerializationError
 
 from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.cli.explore import show_run
-from fedpriv.cli.options import DisplayOptions
+from fedpriv.cli.options import DisplayOptions, print_text
 from fedpriv.cli.progress import JsonLines, MLflow, Progress, TensorBoard
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.extensions import import_files
 from fedpriv.core.figures import format_count
 from fedpriv.engines.table import describe_available_memory, find_engine_row
 from fedpriv.scenario.load import Scenario, load_scenario
+from fedpriv.show.summary import list_findings
 from fedpriv.show.table import write_table
-from fedpriv.study.results import read_claims
+from fedpriv.study.results import read_claims, read_results
 from fedpriv.study.sweep import RunOptions, estimate_run_memory, run_sweep
 
 _REFRESH_SECONDS = 1.0
@@ -170,7 +171,8 @@ def run_scenario(path: Path, options: RunOptions, display_options: DisplayOption
     """Run a scenario's missing cells, write the table of results, and show the results.
 
     Missing are the cells that a resumed folder does not have, and all cells in a new folder.  Results are not
-    shown with --quiet, nor with --json, which prints the run's events as lines of JSON.
+    shown with --quiet, which prints the folder alone, nor with --json, which prints the run's
+    events as lines of JSON.  Findings on what was not learnt are then printed on stderr.
 
     An interrupt or SIGTERM during the run prints the command that resumes it, or that no cell was begun, unless
     --quiet is given, and ends the process with exit code 130; finished cells stay stored.  If the engine can
@@ -218,7 +220,11 @@ def run_scenario(path: Path, options: RunOptions, display_options: DisplayOption
         from fedpriv.show.page import write_report
 
         sys.stderr.write(f"fedpriv: report: {write_report(folder)}\n")
-    if not (display_options.quiet or display_options.as_json):
+    if display_options.quiet:
+        print_text(f"{folder}\n")
+    if display_options.quiet or display_options.as_json:
+        print_text("".join(f"fedpriv: {line}\n" for line in list_findings(read_results(folder))), sys.stderr)
+    else:
         show_run(folder)
 
 

@@ -29,6 +29,8 @@ ADD_ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "evaluation": {"curves": "statistics.curves:CurveSettings"},
     "guard": {"statistics": "statistics.plan:GUARD"},
     "scenario file": {"statistics": "statistics.tables:cell_of_plan"},
+    "measurement": {"learning": "learning:measure_learning"},
+    "findings": {"learning": "learning:describe_findings"},
     "tables": {"curves": "statistics.curves:intervals_of"},
     "scaling": {"table": "rates.scaling:scaling_table"},
     "charts": {"scaling": "rates.scaling:scaling_chart"},
@@ -53,7 +55,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "certificate.options": ("certify", "silo key", "silo sign"),
     "rates.options": ("privacy rates", "privacy samples", "privacy theorem"),
     "services.options": ("superlink", "supernode", "certificates", "federation"),
-    "statistics.options": ("statistics",),
+    "statistics.options": ("statistics", "coefficients"),
     "tune.options": ("tune",),
     "worth.options": ("worth", "silo refine"),
 }

@@ -259,10 +259,12 @@ class LocalSteps(View):
     step is by the mean gradient of the present records among its rows, and a step without present records moves
     nothing.
 
-    The class is for units (`PerUnit`), which clip its increment as a whole.
+    The class is for units (`PerUnit`), which clip its increment as a whole.  A subclass that overrides
+    `local_gradient` takes steps of its own.
 
-    Guarantee: none of its own.  The loss, the records and how far they lead are not trusted.  Nothing is claimed
-    of this vector's length, so `lipschitz` and `smoothness` are infinite and no claim may rest on them.
+    Guarantee: none of its own.  The loss, the records, the steps of a subclass and how far they lead are not
+    trusted.  Nothing is claimed of this vector's length, so `lipschitz` and `smoothness` are infinite and no claim
+    may rest on them.
     """
 
     step: float = field(metadata=SHARED)
@@ -298,7 +300,8 @@ class LocalSteps(View):
         """
         (start,), (records, weights) = query.points, batch
         present = (weights > 0.0).to(start.dtype)
-        scores = fast_paths(self.base).linear
+        has_own_step = type(self).local_gradient is not LocalSteps.local_gradient
+        scores = None if has_own_step else fast_paths(self.base).linear
         # A linear model moves in the span of its records, where a step needs no gradient of d numbers.
         if scores is None:
             displacement = start - self._train_clients(start, records, present)
@@ -318,6 +321,23 @@ class LocalSteps(View):
             "(privacy.unit)"
         )
 
+    def local_gradient(self, model: Tensor, start: Tensor, records: Records, weights: Tensor) -> Tensor:
+        """Compute the direction against which each client takes a step, here the gradient of its mean loss.
+
+        Override it for a local step of your own.  The result may be any function of its arguments: the whole
+        displacement is clipped afterwards.
+
+        Args:
+            model: Model of each client before the step, (..., d).
+            start: Model x_t that the server sent, (..., d).
+            records: Records of the step, (..., B, …), with any labels where a weight is 0.
+            weights: Weights of the mean over the records that are present, (..., B), 0 for absent records.
+
+        Returns:
+            The direction of each client, (..., d).
+        """
+        return self.base.gradient(model, Batch(records, weights))
+
     def _train_clients(self, start: Tensor, records: Records, present: Tensor) -> Tensor:
         """Model of each client after the steps, (..., d).
 
@@ -331,9 +351,8 @@ class LocalSteps(View):
         model, axis = start, records.labels.dim() - 1
         for record_indices in self._batch_indices(records.labels):
             step_records = Records(*(column.index_select(axis, record_indices) for column in records))
-            gradient = self.base.gradient(
-                model, Batch(step_records, _mean_weights(present.index_select(-1, record_indices)))
-            )
+            mean_weights = _mean_weights(present.index_select(-1, record_indices))
+            gradient = self.local_gradient(model, start, step_records, mean_weights)
             model = torch.sub(model, gradient, alpha=self.step)
         return model
 

@@ -91,6 +91,18 @@ def add_algorithm(row: Algorithm) -> None:
     ALGORITHMS[row.name] = row
 
 
+_ABSENT_ALGORITHMS = {
+    "scaffold": "a client's control variate is state from round to round, which clients here do not keep, and "
+    "its second vector would be a second release to clip and to charge; take dp-fedavg with few local steps, or a "
+    "pull to the server's model (docs/adding-an-algorithm.md)",
+    "fedprox": "a local step of your own, of ten lines: docs/adding-an-algorithm.md",
+    "dp-fedprox": "a local step of your own, of ten lines: docs/adding-an-algorithm.md",
+    "adam": "'dp-adam'",
+    "sgd": "'dp-sgd'",
+}
+"""Answers to names of algorithms that fedpriv does not have under this name."""
+
+
 def find_algorithm(name: str) -> Algorithm:
     """Return a row by its name, after loading extensions for an unknown name.
 
@@ -103,6 +115,8 @@ def find_algorithm(name: str) -> Algorithm:
     if name not in ALGORITHMS:
         load_extensions()
     if name not in ALGORITHMS:
+        if (answer := _ABSENT_ALGORITHMS.get(name.lower())) is not None:
+            raise InputError(f"algorithm.name = {name!r}: is not of fedpriv: {answer}")
         names = ", ".join(map(repr, ALGORITHMS))
         raise InputError(
             f"algorithm.name = {name!r}: known algorithms are {names}{suggest_name_or_import(name, ALGORITHMS)}"

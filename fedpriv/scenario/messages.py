@@ -20,6 +20,31 @@ _EXPECTED_TYPES = {
 }
 
 
+_SYNONYMS = {
+    **dict.fromkeys(("lr", "learning_rate", "eta", "step_size"), "algorithm.step"),
+    **dict.fromkeys(("max_grad_norm", "clip_norm", "clipping_norm", "l2_norm_clip"), "algorithm.clip"),
+    **dict.fromkeys(("batch_size", "batchsize"), "federation.batch"),
+    **dict.fromkeys(("num_rounds", "n_rounds", "iterations", "steps"), "federation.rounds"),
+    **dict.fromkeys(("num_clients", "n_clients", "num_silos", "parties"), "federation.silos"),
+    **dict.fromkeys(("eps", "target_epsilon"), "privacy.epsilon"),
+    **dict.fromkeys(("target_delta",), "privacy.delta"),
+    **dict.fromkeys(("gpu", "cuda"), "run.device"),
+    **dict.fromkeys(
+        ("noise_multiplier", "sigma", "noise"),
+        "privacy.epsilon, from which the noise follows (`fedpriv privacy spent` goes from noise to ε)",
+    ),
+}
+"""Key of a scenario for names that other libraries have for it."""
+_VALUE_NOTES = {
+    **dict.fromkeys(
+        ("add-remove", "add_remove", "add-or-remove", "add_or_remove_one"),
+        "; 'zero-out' is the relation of records that are there or not: one is replaced by zeros, and counts stay",
+    ),
+    **dict.fromkeys(("replace_one", "substitute", "replace", "swap"), "; one record is exchanged: 'replace-one'"),
+}
+"""End of a message on a value that other libraries have."""
+
+
 SectionModel = TypeVar("SectionModel", bound=BaseModel)
 
 
@@ -114,7 +139,8 @@ def _format_findings(
         return f"{key}: this key is missing{_format_description(path, model)}"
     if error_type == "value_error":
         return f"{key}: {first_finding['ctx']['error']}" if key else str(first_finding["ctx"]["error"])
-    return f"{key} = {first_finding['input']!r}: expected {' or '.join(map(_format_expectation, findings))}"
+    note = _VALUE_NOTES.get(str(first_finding["input"]), "")
+    return f"{key} = {first_finding['input']!r}: expected {' or '.join(map(_format_expectation, findings))}{note}"
 
 
 def _format_expectation(finding: ErrorDetails) -> str:
@@ -198,6 +224,8 @@ def _close_keys(
 
 
 def _format_suggestion(path: list[str], model: type[BaseModel], other_model: type[BaseModel] | None) -> str:
+    if (synonym := _SYNONYMS.get(path[-1].lower())) is not None:
+        return f"; the key is {synonym}"
     close, known_keys = _close_keys(path, model, other_model)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known_keys) or 'none'}"
 

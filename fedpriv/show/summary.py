@@ -25,14 +25,13 @@ from fedpriv.claims.claim import (
 )
 from fedpriv.claims.entries import format_differing_cells
 from fedpriv.claims.ledger import stream_from_data
+from fedpriv.core.extensions import load_add_on_parts
 from fedpriv.core.figures import (
     format_count,
-    format_count_range,
     format_upper_delta,
     format_upper_range,
     privacy_caveats,
 )
-from fedpriv.data.public import PUBLIC_TABLES
 from fedpriv.loss.scores import DEFINED_SUFFIX, MEAN_SUFFIX, WORST_SUFFIX
 from fedpriv.noise.trust import CLIENT, RECORD
 from fedpriv.study.results import Results, describe_engines
@@ -321,7 +320,7 @@ def describe_measurement(results: Results) -> str:
     """Describe in one line the seeds, the engines, and the largest differences to published values.
 
     Sentences follow where they apply: on published values that are not shown, random numbers that cells share,
-    samples that no round reads, and models that are no better than a constant prediction.
+    and findings on what was learnt and read.
     """
     seeds = (
         "of one seed"
@@ -341,83 +340,16 @@ def describe_measurement(results: Results) -> str:
         else "",
         _withheld_note(results),
         _pairing_note(results),
-        _unread_note(results),
-        describe_no_better_points(results),
+        *list_findings(results),
     )
     return " ".join(
         [f"Metrics are {seeds}, computed on engine {describe_engines(results)}.", *filter(None, notes)]
     )
 
 
-_MAX_LISTED_POINTS = 3
-
-
-def describe_no_better_points(results: Results) -> str:
-    """Name the sweep points whose model is no better than a constant prediction.
-
-    Means over seeds are compared with the values of a constant prediction:
-
-    | figure | value of a constant prediction | no better if |
-    |---|---|---|
-    | R² | 0, predicting the mean of the test targets | below |
-    | accuracy, and balanced accuracy | 1 / classes, guessing | equal or below |
-    | test loss of a softmax regression | ln classes, calling all of them equally likely | equal or above |
-
-    The number of classes is that of a table's public description.  Without one, R² alone is judged.  The text is
-    empty if every point is better.
-    """
-    points_by_reason = dict[str, list[str]]()
-    for point in sweep_points(results):
-        for reason in _why_no_better(cells_at_point(results, point)):
-            points_by_reason.setdefault(reason, []).append(format_point(results, point))
-    sentences = []
-    for reason, points in points_by_reason.items():
-        examples = "; ".join(filter(None, points[:_MAX_LISTED_POINTS]))
-        more = f" and {len(points) - _MAX_LISTED_POINTS} more" if len(points) > _MAX_LISTED_POINTS else ""
-        named_points = f" ({examples}{more})" if examples else ""
-        sentences.append(f"The model is no better than a constant prediction{named_points}: {reason}.")
-    return " ".join(sentences)
-
-
-def _why_no_better(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the reasons why a point's means over its cells are no better than a constant prediction.
-
-    Reasons are those of the table in `describe_no_better_points`.  A metric that no cell has gives no reason.
-    """
-    if not cells:
-        return []
-    means = {
-        key: statistics.fmean(cell[key] for cell in cells if key in cell)
-        for key in ("test_r2", "test_loss", "test_accuracy", "test_balanced_accuracy")
-        if any(key in cell for cell in cells)
-    }
-    reasons = ["R² is below 0"] if means.get("test_r2", 1.0) < 0.0 else []
-    scenario = cells[0]["scenario"]
-    classes = _class_count(scenario.get("data", {}))
-    if classes == 0:
-        return reasons
-    reasons += [
-        f"{noun} is not above that of guessing among {classes} classes"
-        for key, noun in (("test_accuracy", "accuracy"), ("test_balanced_accuracy", "balanced accuracy"))
-        if means.get(key, 1.0) <= 1.0 / classes
-    ]
-    if scenario["model"]["name"] == "softmax-regression" and means.get("test_loss", 0.0) >= math.log(classes):
-        reasons.append(
-            f"test loss is not below ln {classes} = {math.log(classes):.3f}, which calling all classes equally "
-            "likely has, whatever the accuracy"
-        )
-    return reasons
-
-
-def _class_count(data: Mapping[str, Any]) -> int:
-    """Return the number of classes in a table's public description.
-
-    The count is 0 for a target that is a number, and for data without such a description.
-    """
-    if (schema := data.get("table")) is not None:
-        return len(schema.get("classes") or ())
-    public_table = PUBLIC_TABLES.get(data.get("name", ""))
-    return 0 if public_table is None else public_table.schema.class_count
+def list_findings(results: Results) -> list[str]:
+    """Return sentences on points that learnt nothing and records that nobody reads, of the add-on for findings."""
+    return [sentence for describe in load_add_on_parts("findings").values() for sentence in describe(results)]
 
 
 def _withheld_note(results: Results) -> str:
@@ -440,17 +372,6 @@ def _pairing_note(results: Results) -> str:
         "Cells of one seed share the order of records and, scaled, their noise: compare rows "
         "seed by seed, and compute the spread from paired differences."
         if len(sweep_points(results)) > 1 and results.cells and simulated
-        else ""
-    )
-
-
-def _unread_note(results: Results) -> str:
-    """Return a note on requested samples that no round reads, or "" if all of them are read."""
-    unread_counts = [cell["unread"] for cell in results.cells if cell.get("unread")]
-    return (
-        f"Of the samples asked for, {format_count_range(unread_counts)} are never read: they do not fill a "
-        "round of every silo."
-        if unread_counts
         else ""
     )
 

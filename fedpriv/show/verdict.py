@@ -34,10 +34,10 @@ from fedpriv.show.summary import (
     METRICS,
     Metric,
     cells_at_point,
-    describe_no_better_points,
     format_point,
     format_value,
     group_by,
+    list_findings,
     mean_and_deviation,
     run_metrics,
     short_names,
@@ -83,7 +83,7 @@ def describe_run(results: Results) -> str:
     sentences = (
         _describe_training(results),
         _describe_scores(results),
-        describe_no_better_points(results),
+        *list_findings(results),
         _describe_privacy(results),
         _NOISE_SENTENCES.get(kinds),
     )

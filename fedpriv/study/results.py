@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from fedpriv.claims.entries import check_copies, format_differing_cells, make_entry
 from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.core.errors import InputError, RunError, sanitize_line
+from fedpriv.core.extensions import load_add_on_parts
 from fedpriv.core.files import append_line, read_complete_lines, write_json, write_text, write_vector
 from fedpriv.engines.table import CellGrouping
 from fedpriv.plan.calibration import FittedNoise
@@ -150,6 +151,7 @@ class RunFolder(RunObserver):
         self._seed_batches = [scenario.seeds]
         self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._records: dict[int, dict[str, Any]] = {}
+        self._first_evaluations: dict[int, tuple[int, float]] = {}
         check_no_results(path, resume=resume)
         if (path / "results.json").exists() and _has_progress(path):
             self._records = self._load_finished(group_cells)
@@ -180,6 +182,8 @@ class RunFolder(RunObserver):
         point = self.scenario.points[place]
         line = {"cell": place, **point.swept_values, "seed": point.cell.seed, "round": t, **metrics}
         append_line(self.path / "history.jsonl", line)
+        if "test_loss" in metrics:
+            self._first_evaluations.setdefault(place, (t, metrics["test_loss"]))
 
     def finished(self, place: int, finished: CellOutcome) -> None:
         """Store the outcome of a cell, so that a run which is killed afterwards keeps it.
@@ -193,7 +197,11 @@ class RunFolder(RunObserver):
         """
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
-        record = {**make_cell_record(place, self.scenario.points[place], finished, self._engine), "model": model}
+        point, first = self.scenario.points[place], self._first_evaluations.get(place)
+        record = {**make_cell_record(place, point, finished, self._engine), "model": model} | {
+            name: measure(point.cell, finished, first)
+            for name, measure in load_add_on_parts("measurement").items()
+        }
         append_line(self.path / _JOURNAL_FILE, record, allow_nan=False)
         self._records[place] = record
         if not self.missing_indices or time.monotonic() - self._write_time > _REWRITE_SECONDS:

@@ -1,14 +1,17 @@
 """`fedpriv init`, the scenario own-data and `fedpriv.run("own-data", …)` have what `fedpriv advise` says."""
 
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import fedpriv
-from fedpriv.addons.begin.advise import as_advised
+from fedpriv.addons.begin.advise import NETWORK_CLIP, NETWORK_ROUNDS, NETWORK_STEP, as_advised
 from fedpriv.addons.begin.command import create_folder
 from fedpriv.core.files import find_scenario_file
 from fedpriv.data.named import ARGUMENT_NAMES, make_dataset
@@ -107,3 +110,58 @@ def test_own_records_have_a_good_model_at_once(tmp_path: Path) -> None:
     assert found[0].test_accuracy is not None
     assert found[0].test_accuracy > 0.9
     assert found[0].privacy.epsilon == pytest.approx(4.0, abs=0.01)
+
+
+def network(width: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+def test_a_network_has_a_rule_of_its_own_that_no_record_decides() -> None:
+    trees = [as_advised(own(), dataset(1000, scale), {}, network()) for scale in (1.0, 1000.0)]
+    assert trees[0] == trees[1]
+    algorithm = trees[0]["algorithm"]
+    assert (algorithm["name"], algorithm["clip"], algorithm["step"]) == ("dp-adam", NETWORK_CLIP, NETWORK_STEP)
+    assert trees[0]["federation"]["rounds"] == NETWORK_ROUNDS
+    says = fedpriv.advise(silos=5, records=200, features=20, classes=2, epsilon=4.0, trust="trusted",
+                          parameters=20 * 8 + 8 + 16 + 2).tree  # fmt: skip
+    assert says["algorithm"] == algorithm
+
+
+def test_the_step_of_a_network_keeps_the_random_walk_of_its_noise() -> None:
+    def walk(rounds: int, width: int = 8) -> float:
+        tree = as_advised(own(), dataset(1000), {"federation.rounds": rounds}, network(width))
+        assert tree["federation"]["rounds"] == rounds
+        return float(tree["algorithm"]["step"] * rounds**0.5)
+
+    assert walk(25) == pytest.approx(walk(100), rel=0.01)
+    assert walk(400) == pytest.approx(walk(100), rel=0.01)
+    assert walk(100, 5000) < 0.6 * walk(100)
+
+
+def test_an_algorithm_that_is_the_advised_one_is_advised_on() -> None:
+    asked = as_advised(own(), dataset(1000), {"algorithm.name": "dp-adam"}, network())
+    assert asked == as_advised(own(), dataset(1000), {}, network())
+    assert as_advised(own(), dataset(1000), {"algorithm.name": "dp-adam"}) == own()
+
+
+def test_advice_on_a_network_can_be_run(tmp_path: Path) -> None:
+    advice = fedpriv.advise(silos=5, records=200, features=20, classes=2, epsilon=3.0, parameters=186)
+    assert advice.epsilon == pytest.approx(3.0, abs=0.01)
+    assert "a run that learns nothing says so" in advice.forecast.sentence
+    results = fedpriv.run(
+        advice.tree, train=records(1000), test=records(200), model=network(), out=tmp_path / "run"
+    )
+    assert results[0].test_accuracy > 0.9
+
+
+def test_own_data_says_whom_it_trusts(tmp_path: Path) -> None:
+    settings = {"federation.rounds": 2}
+    with pytest.warns(UserWarning, match="own-data trusts the server, which sees every silo's sums without noise"):
+        fedpriv.run("own-data", train=records(100), test=records(40), set=settings, out=tmp_path / "a")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fedpriv.run(
+            "own-data", train=records(100), test=records(40), trust="trusted", set=settings, out=tmp_path / "b"
+        )
+    assert not any("trusts the server" in str(warning.message) for warning in caught)

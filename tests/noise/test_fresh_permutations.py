@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedpriv.addons.rates.orders import bound_over_orders, max_node_weights
+from fedpriv.addons.rates.momentum import bound_over_orders, max_node_weights
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian

@@ -13,8 +13,8 @@ from numpy.random import Generator
 from scipy import optimize
 from torch.autograd.functional import hessian
 
+from fedpriv.addons.statistics.command import compute_coefficients
 from fedpriv.claims.ledger import make_release_streams
-from fedpriv.cli.explore import compute_coefficients
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.estimators import PlainGradient, Round

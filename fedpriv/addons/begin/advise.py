@@ -13,14 +13,21 @@ classes off the arrays of a program.
 | q = n μ / (√m F) | signal-to-noise ratio of the records, on which all rules depend |
 | travel = step · clip · rounds | largest norm that the model can reach, apart from noise |
 | turn | largest move of a score (or of a prediction) in one round, travel · √(F² + 1) / rounds |
+
+For a network of d parameters F is not used: its rule is DP-Adam with a step that bounds every coordinate's move in
+a round, whatever the norms of features and gradients are.  There q = n μ / √(m T d) is the ratio of the largest
+mean of clipped gradients to the norm of its noise in one of T rounds.
 """
 
 import json
 import math
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import nn
 
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.claims.claim import compute_claim
@@ -30,7 +37,8 @@ from fedpriv.core.figures import format_upper, format_upper_delta
 from fedpriv.data.own import Dataset
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import format_schema_toml
-from fedpriv.noise.trust import RECORD, UNTRUSTED, find_trust, make_unit
+from fedpriv.loss.frozen import trainable_parameters
+from fedpriv.noise.trust import RECORD, TRUSTED, UNTRUSTED, find_trust, make_unit
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import DTYPES
 from fedpriv.scenario.load import resolve_cell
@@ -49,6 +57,10 @@ The first is that of 2 classes, the second the power of classes / 2 with which i
 """
 REAL_TRAVEL, REAL_TURN = 0.7, 2.0
 """Travel over q, and largest move of a prediction in a round, for a real target in -1 … 1."""
+NETWORK_ROUNDS, NETWORK_CLIP, NETWORK_STEP = 100, 1.0, 0.02
+"""Rounds, clip and step of DP-Adam for a network of up to `NETWORK_WIDTH` parameters."""
+NETWORK_WIDTH, WIDTH_POWER = 10_000, 1.0 / 3.0
+"""Parameters above which the step falls as parameters^(-power): wide layers add up more noisy coordinates."""
 MIN_Q = {True: 3.5, False: 1.5}
 """Smallest q at which a model is likely to beat a constant, by whether the target is real."""
 
@@ -78,6 +90,20 @@ REASONS = {
     "wider than the records",
 }
 """Choice and reason by key, as a comment above the key.  Their measurements are in docs/advise.md."""
+NETWORK_REASONS = {
+    "federation.batches": "all records of a silo in every round: a round's noise is relative to the records that "
+    "it reads",
+    "algorithm.name": "dp-adam: a step of Adam bounds the move of every parameter, so that layers of any scale "
+    "learn and none is thrown far, where a rule of feature norms knows nothing about a network's gradients",
+    "federation.rounds": f"{NETWORK_ROUNDS}, or fewer if no more are allowed: in these more was learnt than in 30",
+    "algorithm.clip": f"{NETWORK_CLIP:g}, about the length of a network's gradients near a minimum: a smaller "
+    "one turns every gradient into its direction, which misses the mean of skewed targets, such as counts",
+    "algorithm.step": f"{NETWORK_STEP:g} up to {NETWORK_WIDTH:,} parameters, less by their cube root above, and "
+    f"longer by √({NETWORK_ROUNDS} / rounds) in fewer rounds: noise moves a parameter by about step · √rounds",
+    "algorithm.trust": REASONS["algorithm.trust"],
+    "federation.sampling": REASONS["federation.sampling"],
+}
+"""Choice and reason by key for a network."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +120,7 @@ class Facts:
     | `trust`, `relation`, `unit` | as in a scenario |
     | `rounds` | largest number that the network allows, or None for no limit |
     | `records_of_person` | largest number of a person's records that count, for unit = "user", or None |
+    | `parameters` | d, number of trained parameters of a network, or None for a linear model |
 
     Raises:
         InputError: If the number of silos or another number is out of its range, the unit is unknown, or a unit
@@ -112,6 +139,7 @@ class Facts:
     relation: str = "zero-out"
     unit: str = RECORD.name
     records_of_person: int | None = None
+    parameters: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse facts outside of the ranges for which advice is computed."""
@@ -125,6 +153,8 @@ class Facts:
             _check_integer("rounds", self.rounds, 1, 10**6)
         if self.feature_norm is not None:
             _check_number("feature_norm", self.feature_norm, 1e-6, 1e6)
+        if self.parameters is not None:
+            _check_integer("parameters", self.parameters, 1, 10**10)
         _check_number("epsilon", self.epsilon, 1e-3, 100.0)
         _check_number("delta", self.delta, 1e-30, 0.01)
         # Refuses an unknown unit, and persons without a positive number of records.
@@ -185,11 +215,19 @@ class Forecast:
     """Whether q is at least `MIN_Q`."""
     classes: int
     """Number of classes, or 0 for a real target."""
+    is_network: bool = False
+    """Whether `std` and `norm` are those of a round's mean gradient, and `travel` is the clip."""
 
     @property
     def sentence(self) -> str:
         """Forecast as a text for a person, with a warning if a constant prediction may do as well."""
         coordinate_std, vector_norm = format_upper(self.std, 3), format_upper(self.norm, 3)
+        if self.is_network:
+            return (
+                f"Noise of a round's mean gradient: {coordinate_std} in each coordinate, {vector_norm} in all, "
+                f"beside a mean of norm {self.travel:g} at most; q = {self.q:.3g}. How much is learnt depends on "
+                "how alike the records' gradients are: a run that learns nothing says so at its end."
+            )
         sentence = (
             f"Noise of the published model: {coordinate_std} in each coordinate, {vector_norm} in all, "
             f"beside a model of norm {self.travel:.3g} at most; q = {self.q:.3g}."
@@ -298,18 +336,20 @@ class _AdvisedNumbers:
     rounds: int
     clip: float
     """Norm to which each unit's gradient is clipped."""
+    step: float
     travel: float
-
-    @property
-    def step(self) -> float:
-        """Step that makes the travel, travel / (clip · rounds)."""
-        return self.travel / (self.clip * self.rounds)
+    """Largest norm of the model apart from noise, or the clip for a network."""
 
 
 def _find_q(facts: Facts) -> float:
-    """Compute q = n μ / (√m F)."""
+    """Compute q = n μ / (√m F), or n μ / √(m T d) for a network."""
     parties = 1 if _has_one_noise_source(facts.trust) else len(facts.sizes)
-    return facts.unit_count * mu_of(facts.epsilon, facts.delta) / (math.sqrt(parties) * facts.norm)
+    scale = facts.norm if facts.parameters is None else math.sqrt(_network_rounds(facts) * facts.parameters)
+    return facts.unit_count * mu_of(facts.epsilon, facts.delta) / (math.sqrt(parties) * scale)
+
+
+def _network_rounds(facts: Facts) -> int:
+    return NETWORK_ROUNDS if facts.rounds is None else min(NETWORK_ROUNDS, facts.rounds)
 
 
 def _has_one_noise_source(trust: str) -> bool:
@@ -323,10 +363,16 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
     With q and F of this module's table, the target travel is 6 q^(2/3) for classes, and 0.7 q for a real target.
     Classes get as many rounds, from 30 to 100, as the travel needs at the largest turn, and a real target gets 30.
     A limit of the network on rounds comes before both.  The travel is then at most the largest turn · rounds /
-    √(F² + 1).  The largest turn is 20 (classes / 2)^0.75 for classes, and 2 for a real target.  The clip is a
-    tenth of √(F² + 1), rounded to three digits.
+    √(F² + 1).  The clip is a tenth of √(F² + 1), rounded to three digits.  The step is travel / (clip · rounds).
+
+    A network has the numbers of `NETWORK_STEP`, and fewer rounds only under a limit, with a longer step.
     """
     q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
+    if facts.parameters is not None:
+        rounds = _network_rounds(facts)
+        width_factor = min(1.0, (NETWORK_WIDTH / facts.parameters) ** WIDTH_POWER)
+        step = NETWORK_STEP * math.sqrt(NETWORK_ROUNDS / rounds) * width_factor
+        return _AdvisedNumbers(q, rounds, NETWORK_CLIP, step, NETWORK_CLIP)
     if facts.classes:
         target_travel, max_turn = (
             CLASSES_TRAVEL * q**CLASSES_POWER,
@@ -340,9 +386,8 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
         else DEFAULT_ROUNDS
     )
     rounds = needed_rounds if facts.rounds is None else min(needed_rounds, facts.rounds)
-    return _AdvisedNumbers(
-        q, rounds, _round_to_three_digits(CLIP * max_norm), min(target_travel, max_turn * rounds / max_norm)
-    )
+    clip, travel = _round_to_three_digits(CLIP * max_norm), min(target_travel, max_turn * rounds / max_norm)
+    return _AdvisedNumbers(q, rounds, clip, travel / (clip * rounds), travel)
 
 
 def _round_to_three_digits(value: float) -> float:
@@ -353,13 +398,11 @@ def _make_tree(facts: Facts, settings: _AdvisedNumbers, data: Mapping[str, Any],
     privacy = {"relation": facts.relation, "epsilon": float(facts.epsilon), "delta": float(facts.delta)}
     if facts.unit != RECORD.name:
         privacy |= {"unit": facts.unit, "records": facts.records_of_person}
+    is_linear = facts.parameters is None
     return {
         "name": name,
         "data": dict(data),
-        "model": {
-            "name": "softmax-regression" if facts.classes else "linear-regression",
-            "feature_norm": _round_up(facts.norm),
-        },
+        "model": _make_linear_model(facts) if is_linear else {"name": NETWORK_NAME},
         "federation": {
             "silos": len(facts.sizes),
             "rounds": settings.rounds,
@@ -367,14 +410,25 @@ def _make_tree(facts: Facts, settings: _AdvisedNumbers, data: Mapping[str, Any],
             "batches": list(facts.sizes),
         },
         "algorithm": {
-            "name": "dp-sgd",
+            "name": "dp-sgd" if is_linear else "dp-adam",
             "trust": facts.trust,
             "clip": settings.clip,
             "step": _round_to_three_digits(settings.step),
-            "output": "last" if facts.classes else "average",
+            **({"output": "last" if facts.classes else "average"} if is_linear else {}),
         },
         "privacy": privacy,
         "run": {"metrics": ["auc", "balanced_accuracy"] if facts.classes else ["r2", "mae"]},
+    }
+
+
+NETWORK_NAME = "my-network"
+"""Name of a network in an advised scenario, which a file of --import gives to `fedpriv.add_model`."""
+
+
+def _make_linear_model(facts: Facts) -> dict[str, Any]:
+    return {
+        "name": "softmax-regression" if facts.classes else "linear-regression",
+        "feature_norm": _round_up(facts.norm),
     }
 
 
@@ -387,15 +441,26 @@ def _round_up(norm: float) -> float:
 def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
     """Plan a run of the scenario without its data.
 
-    Persons are planned as records, because both are clipped to the same norm and batches count them alike.
+    Persons are planned as records, because both are clipped to the same norm and batches count them alike.  A
+    network is planned as a linear model, because noise does not depend on the number of parameters.
     """
     privacy = {key: value for key, value in tree["privacy"].items() if key not in ("unit", "records")}
-    cell = resolve_cell({**tree, "data": {"name": "records.npz"}, "privacy": privacy}, "advise")
+    planned_tree = {
+        **tree,
+        "data": {"name": "records.npz"},
+        "model": _make_linear_model(facts),
+        "privacy": privacy,
+    }
+    cell = resolve_cell(planned_tree, "advise")
     row, dtype = cell.model.row, DTYPES[cell.run.dtype]
     return cell, make_plan(cell, row.objective((facts.features,), facts.classes, dtype, cell.model.settings))
 
 
 def _make_forecast(facts: Facts, settings: _AdvisedNumbers, plan: Plan) -> Forecast:
+    if facts.parameters is not None:
+        std = plan.noise.std_in_mean
+        norm = std * math.sqrt(facts.parameters)
+        return Forecast(std, norm, settings.travel, settings.q, True, facts.classes, is_network=True)
     std = settings.step * plan.noise.std_in_mean * math.sqrt(settings.rounds)
     if not facts.classes:
         std /= math.sqrt(3.0)  # variance of the average of a random walk
@@ -413,7 +478,8 @@ def _explain_settings(
         "data.scale": "none",
         **{f"algorithm.{key}": value for key, value in tree["algorithm"].items()},
     }
-    return tuple(Recommendation(key, values[key], reason) for key, reason in REASONS.items())
+    reasons = REASONS if facts.parameters is None else NETWORK_REASONS
+    return tuple(Recommendation(key, values[key], reason) for key, reason in reasons.items())
 
 
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
@@ -437,6 +503,8 @@ def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
         )
     alternatives.append(
         "More rounds: the noise in the last model is the same; they help only where the step is at its limit."
+        if facts.parameters is None
+        else "More rounds: with a step shorter by the root of their number they change little, and take longer."
     )
     alternatives.append("A secret order: nothing, since every record is read in every round.")
     if facts.delta * max(facts.sizes) >= 1.0:
@@ -470,7 +538,7 @@ def advise(
         data: The scenario's [data], by default the file records.npz.  The file is not opened.
         name: Name of the scenario.
         further_facts: Further fields of `Facts`, which are delta, trust, feature_norm, rounds, relation,
-            unit and records_of_person.
+            unit, records_of_person, and for a network its number of parameters.
 
     Returns:
         The scenario with reasons, the forecast of its noise, and alternatives.
@@ -503,29 +571,36 @@ _FURTHER_KEYS = ("privacy.epsilon", "privacy.delta", "privacy.relation", "algori
 _SECTIONS = ("federation.", "algorithm.", "privacy.")
 
 
-def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a scenario with advised rounds, clip and step, in which every round reads all records.
+def as_advised(
+    tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any], module: nn.Module | None = None
+) -> dict[str, Any]:
+    """Return a scenario with advised algorithm, rounds, clip and step, in which every round reads all records.
 
-    The program has its records in arrays, and the advice takes equal numbers of them for all silos.  Facts come
-    from the settings, else from the scenario or from the data.  The settings of ε and trust may be lists of swept
-    values: the advice is for the smallest ε and the first trust.  If the settings have more rounds than the
-    advice, the step is shortened so that the travel stays that of the advice.
+    Facts come from the settings, else from the scenario or from the data.  The settings of ε and trust may be
+    lists of swept values: the advice is for the smallest ε and the first trust.  If the settings have more rounds
+    than the advice, the step is shortened so that the travel stays that of the advice, or for a network the
+    random walk of the noise.
 
     The scenario is returned unchanged if the program sets another key of [federation], [algorithm] or [privacy]
     than the advice considers, such as another algorithm or unit, or if the facts allow no advice.
 
     Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
-    label does.
+    label does.  Of `module` the number of trained parameters decides.
 
     Args:
         tree: Scenario as nested dictionaries.
         data: Records that a program gives.
-        settings: Values that the program sets, by dotted key, or None for another scenario than own-data.
+        settings: Values that the program sets, by dotted key.
+        module: Module that a program gives, or None for the scenario's model.
     """
-    # Other scenarios and other settings, such as another algorithm or unit, are outside of the advice.
-    if settings is None or any(
-        key.startswith(_SECTIONS) and key not in (*_FACT_KEYS, *_FURTHER_KEYS) for key in settings
-    ):
+    # Other settings, such as another algorithm or unit, are outside of the advice.
+    advised_name = "dp-sgd" if module is None else "dp-adam"
+    other_keys = (
+        settings.keys()
+        - {*_FACT_KEYS, *_FURTHER_KEYS}
+        - ({"algorithm.name"} if settings.get("algorithm.name") == advised_name else set())
+    )
+    if any(key.startswith(_SECTIONS) for key in other_keys):
         return dict(tree)
     federation, algorithm, privacy = (dict(tree[name]) for name in ("federation", "algorithm", "privacy"))
     # A missing setting is None, and then the scenario, the data or the advice decide.
@@ -551,13 +626,25 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, An
             feature_norm=tree.get("model", {}).get("feature_norm"),
             rounds=known_settings["federation.rounds"],
             relation=known_settings["privacy.relation"] or privacy["relation"],
+            parameters=None
+            if module is None
+            else sum(parameter.numel() for parameter in trainable_parameters(module).values()),
         )
         advised_tree = advise_on_facts(facts).tree
     except (InputError, TypeError, ValueError, ZeroDivisionError):
         return dict(tree)  # loading the scenario reports the wrong key
+    if trust == TRUSTED.name and known_settings["algorithm.trust"] is None:
+        noise_ratio = math.sqrt(silos)
+        warnings.warn(
+            "own-data trusts the server, which sees every silo's sums without noise. With trust='untrusted' each "
+            f"silo adds the noise itself, and the mean has {noise_ratio:.2g} times as much; with "
+            "trust='secure-aggregation' it has as much as now. Give one of the three to leave this line out.",
+            stacklevel=4,
+        )
     rounds = facts.rounds or advised_tree["federation"]["rounds"]
     algorithm = {**advised_tree["algorithm"]}
-    algorithm["step"] *= advised_tree["federation"]["rounds"] / rounds  # the travel is the same in more rounds
+    # The travel of a linear model is the same in more rounds, and the random walk of a network's noise.
+    algorithm["step"] *= (advised_tree["federation"]["rounds"] / rounds) ** (1.0 if module is None else 0.5)
     return {
         **tree,
         "federation": {

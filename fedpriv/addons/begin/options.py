@@ -19,6 +19,9 @@ def advise(
         typer.Option(help="Bound on the norm of a record's features; by default √features, that of -1 … 1."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Most rounds that the network allows.")] = None,
+    parameters: Annotated[
+        int | None, typer.Option(help="Number of trained parameters of a network; by default a linear model.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Name or file of the data, for the scenario; it is not opened.")
     ] = None,
@@ -37,6 +40,7 @@ def advise(
         "trust": trust,
         "feature_norm": feature_norm,
         "rounds": rounds,
+        "parameters": parameters,
     }
     print_advice(
         silos, records, {"features": features, "classes": classes, **further_facts}, data, out, as_json=as_json

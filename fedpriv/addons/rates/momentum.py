@@ -23,8 +23,12 @@ group of nodes decide the noise for a guarantee μ:
 One group needs a variance of A E/μ².  Several groups with the best shares of the guarantee need (Σ √(A E))²/μ².
 Algorithm 2 has four groups, and each is charged for its own worst record.
 
-`count_first` and `count_second` count the energy of each record, and take the worst.  `estimate_first` and
-`estimate_second` take the mean record for the worst, by formulas that are fast for any N.
+`count_first` and `count_second` count nodes exactly.  `estimate_first` and `estimate_second` take the mean record
+for the worst, in closed form, for any N.
+
+`bound_over_orders` bounds the sensitivity over all public orders, for plans before a seed is known.  A run with
+fresh permutations is certified for its own order (`visited_squared_norms` of fedpriv/noise/tree.py).  The fixed
+order is not the worst one: a record can be last in one epoch and first in the next.
 """
 
 import math
@@ -37,6 +41,8 @@ from numpy.typing import NDArray
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.addons.rates.figure import Line, RateFigure, Triangle, log_space, make_line
 from fedpriv.core.errors import InputError
+from fedpriv.noise.series import Floats, geometric_sums
+from fedpriv.noise.tree import level_count
 from fedpriv.papers.tran_cutkosky import paper_node_count
 
 DELTA = 1e-5
@@ -503,3 +509,77 @@ _NOTES = (
     "Both rates contain 1/√N: the gain of Algorithm 2 is at most d^(1/4)/√ε, and ends near N = d²/ε⁴.",
     "Lines take the mean record for the worst, in closed form; marks count the worst record exactly.",
 )
+
+
+def max_node_weights(rounds: int, rounds_per_epoch: int, decay: float, level: int) -> Floats:
+    """Compute the largest weight of a record in every node of a level, over all permutations, (nodes,).
+
+    The weight of a record is Σ decay^(z-i) over its rounds i in the node, which ends at z.  It is largest for the
+    record that is last in each epoch of the node, and in round z: 1 in the last epoch, decay^r in the one that
+    ended r rounds before z, and a factor decay^N for each epoch before.
+
+    Args:
+        rounds: T.
+        rounds_per_epoch: N.
+        decay: Decay per round.
+        level: Level of the nodes, which have 2^level rounds.
+    """
+    last_rounds = np.arange(1 << level, rounds + 1, 1 << level) - 1  # counted from 0
+    last_epochs = last_rounds // rounds_per_epoch
+    earlier_epochs = last_epochs - (last_rounds + 1 - (1 << level)) // rounds_per_epoch
+    rounds_since = last_rounds + 1 - last_epochs * rounds_per_epoch
+    return np.asarray(
+        1.0
+        + float(decay) ** rounds_since * geometric_sums(decay**rounds_per_epoch, earlier_epochs.astype(np.float64))
+    )
+
+
+def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_nodes: bool = False) -> float:
+    """Bound the squared norm of a record at clip 1 over all permutations of all epochs, in O(T N).
+
+    A node of at most N rounds meets two epochs at most, so that the largest sum over these nodes follows exactly
+    by dynamic programming over the record's position in the last epoch.  A longer node counts with the square of
+    `max_node_weights`.
+
+    Guarantee: no sequence of permutations has a record of a larger `visited_squared_norms`, so that noise for this
+    bound can be planned before a seed is known.
+
+    Args:
+        rounds: T.
+        rounds_per_epoch: N.
+        decay: Decay per round.
+        all_nodes: Whether right halves are counted, too.
+
+    Example:
+        >>> bound_over_orders(rounds=4, rounds_per_epoch=2, decay=1.0)
+        7.0
+    """
+    positions, node_step = np.arange(rounds_per_epoch), 1 if all_nodes else 2
+    levels = range(level_count(rounds))
+
+    def weigh_rounds(epoch: int, level: int) -> tuple[Floats, NDArray[np.int64]]:
+        """Return the weight of each round of an epoch in its node, or 0 if none counts, and the node."""
+        epoch_rounds = epoch * rounds_per_epoch + positions
+        nodes = epoch_rounds >> level
+        ends = (nodes + 1) << level
+        is_counted = (nodes % node_step == 0) & (ends <= rounds)
+        return np.where(is_counted, float(decay) ** (ends - 1 - epoch_rounds), 0.0), nodes
+
+    best = np.zeros(rounds_per_epoch)  # best[p]: largest sum of a record at position p of the last epoch
+    for epoch in range(-(-rounds // rounds_per_epoch)):
+        transitions, squares = np.repeat(best[:, None], rounds_per_epoch, axis=1), np.zeros(rounds_per_epoch)
+        for level in (level for level in levels if 1 << level <= rounds_per_epoch):
+            weights, nodes = weigh_rounds(epoch, level)
+            squares += weights**2
+            earlier_weights, earlier_nodes = weigh_rounds(epoch - 1, level)
+            if epoch and (crossing := nodes[0]) == earlier_nodes[-1]:
+                transitions += 2.0 * np.outer(
+                    earlier_weights * (earlier_nodes == crossing), weights * (nodes == crossing)
+                )
+        best = np.max(transitions, axis=0) + squares
+    long_nodes = (
+        max_node_weights(rounds, rounds_per_epoch, decay, level)[::node_step]
+        for level in levels
+        if 1 << level > rounds_per_epoch
+    )
+    return float(np.max(best)) + sum(float(np.sum(weights**2)) for weights in long_nodes)

@@ -1,9 +1,9 @@
 """`fedpriv statistics` and `fedpriv.statistics`: a plan's released tables, with intervals and claim.
 
-A plan asks for tables of counts, means, quantiles or survival curves, and one run releases them together with
-noise.  A dry run prints the cost of a plan and its errors.  A run writes the tables as JSON, as CSV and as a page
-of bars and curves with their intervals.  Shares of records below the edges of quantiles are in JSON and on the
-page only.
+A dry run prints the cost of a plan and its errors.  A run writes the tables as JSON, as CSV and as a page of bars
+and curves with their intervals.  Shares of records below the edges of quantiles are in JSON and on the page only.
+
+`fedpriv coefficients` prints plain tables of a regression's weights, with intervals that include the noise.
 """
 
 import csv
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -36,6 +36,10 @@ from fedpriv.engines.table import LOCAL, Connection, find_engine_row
 from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims
 from fedpriv.study.sweep import RunOptions, run_sweep
+
+if TYPE_CHECKING:
+    from fedpriv.data.schema import TableSchema
+    from fedpriv.loss.ridge import Coefficient
 
 JSON_FILE, CSV_FILE, PAGE_FILE = "statistics.json", "statistics.csv", "statistics.html"
 _WIDTH, _MARGIN, _BAR_HEIGHT, _HEIGHT, _BOTTOM = 560, 190, 22, 260, 30
@@ -456,3 +460,114 @@ def _print_result(table: TableResult) -> None:
         label = " ".join((*curve.group, f"survival to {curve.at[-1]:g}"))
         band = f"{format_number(curve.low[-1])} … {format_number(curve.high[-1])}"
         print_text(f"{label}: {format_number(curve.values[-1])}, {band} of the population\n")
+
+
+def print_coefficients(folder: Path, *, as_json: bool) -> None:
+    """Print the coefficients of each finished cell with their 95 % intervals.
+
+    The output is a table for each cell, in which a star marks an interval without 0, or one line of JSON.
+
+    Raises:
+        InputError: The folder has no results, or a cell has no coefficients that `compute_coefficients` can read.
+        RunError: A claim differs from the releases, after the coefficients were printed.
+    """
+    from fedpriv.show.summary import format_value
+    from fedpriv.study.results import check_claims, read_claims
+
+    results = read_claims(folder)
+    coefficients_by_cell = [(cell, compute_coefficients(cell, folder)) for cell in results.cells]
+    if as_json:
+        entries = [
+            {
+                "point": cell["point"],
+                "seed": cell["seed"],
+                "coefficients": {name: weight._asdict() for name, weight in coefficients},
+            }
+            for cell, coefficients in coefficients_by_cell
+        ]
+        sys.stdout.write(json.dumps(entries) + "\n")
+    else:
+        for cell, coefficients in coefficients_by_cell:
+            point = "".join(f"{key} = {format_value(value)}, " for key, value in cell["point"].items())
+            lines = [
+                [
+                    name,
+                    f"{weight.value:.3f}",
+                    f"{weight.low:.3f} – {weight.high:.3f}{'' if weight.low <= 0.0 <= weight.high else '  *'}",
+                ]
+                for name, weight in coefficients
+            ]
+            print_table([[f"{point}seed {cell['seed']}", "weight", "95 %"], *lines])
+            sys.stdout.write("\n")
+        sys.stdout.write(
+            "Weights are for features as the model reads them: numbers of a table are scaled to -1 … 1, and then "
+            "by any [data.scale]. Intervals include sampling and noise, and are for the population's weights "
+            "under the same penalty. A star marks an interval without 0.\n"
+        )
+    check_claims(folder, results)
+
+
+def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[str, "Coefficient"]]:
+    """Compute the coefficients of a cell of results.json, by feature, with the constant last.
+
+    A coefficient is a weight of the regression that the model holds, with a 95 % interval for sampling and noise.
+    The noise is that of the ledger's releases in the rounds, not of the plan.  Its variance in the mean over
+    silos is Σ_stream std² · Σ_silo share², where a silo's share is its share of all records, and a stream
+    without silos, such as the server's, counts with share 1.
+
+    Args:
+        record: Record of the cell.
+        folder: Folder of the run, which has the model's file.
+
+    Raises:
+        InputError: The cell has neither the model of ridge statistics nor the algorithm noisy-newton.
+    """
+    import numpy as np
+    import torch
+
+    from fedpriv.claims.ledger import ROUNDS, stream_from_data
+    from fedpriv.loss.objective import View
+    from fedpriv.loss.ridge import RIDGE_STATISTICS, MeanStatistics, RidgeStatistics
+    from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
+    from fedpriv.plan.task import load_public_task, make_schema_task
+    from fedpriv.scenario.load import resolve_cell
+
+    cell = resolve_cell(record["scenario"], str(folder))
+    if cell.model.name != RIDGE_STATISTICS and cell.algorithm.name != NOISY_NEWTON.name:
+        raise InputError(
+            f"{folder}: model.name = {cell.model.name!r}: coefficients have intervals where the model is "
+            f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}"
+        )
+    # Objective that knows how to compute coefficients, under the views of it that the algorithm uses.
+    schema, sizes = cell.data.table_schema, cell.batch_sizes
+    objective = (load_public_task(cell) if schema is None else make_schema_task(cell, schema)).objective
+    while isinstance(objective, View) and not isinstance(objective, GradientAndHessian):
+        objective = objective.base
+    assert isinstance(objective, RidgeStatistics | GradientAndHessian)
+    # Noise of the mean over silos, from the ledger.
+    shares, streams = [size / sum(sizes) for size in sizes], list(map(stream_from_data, record["releases"]))
+    variance = sum(
+        sum(share**2 for share in [shares[silo] for silo in stream.silos] or [1.0]) * stream.std**2
+        for stream in streams
+        if stream.step == ROUNDS  # the model has no noise of a first step, which scales the features
+    )
+    model = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
+    counted_share = 1.0 if schema is None else schema.counted_share(for_testing=False)
+    published = MeanStatistics(
+        math.sqrt(variance), round(sum(sizes) * counted_share), counted_share, record["rounds"]
+    )
+    coefficients = objective.coefficients(model, published)
+    return list(zip(_feature_names(schema, len(coefficients)), coefficients, strict=True))
+
+
+def _feature_names(schema: "TableSchema | None", count: int) -> list[str]:
+    if schema is None or schema.width + 1 != count:
+        return [*(f"feature {index}" for index in range(count - 1)), "constant"]
+    return [
+        *(
+            feature
+            for name, column in schema.sorted_columns
+            for feature in ([name] if column.values is None else [f"{name} = {value}" for value in column.values])
+        ),
+        "constant",
+    ]

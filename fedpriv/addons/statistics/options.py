@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import Overrides
+from fedpriv.cli.options import Overrides, RunDir
 
 
 def statistics(
@@ -41,6 +41,19 @@ def statistics(
     run_statistics(plan, overrides or [], engine, out, connection, dry_run=dry_run, as_json=as_json)
 
 
+def coefficients(
+    run_dir: RunDir, as_json: Annotated[bool, typer.Option("--json", help="Print plain data in one line.")] = False
+) -> None:
+    """Print the weights of ridge-statistics or noisy-newton, with intervals for sampling and noise.
+
+    Example: fedpriv coefficients runs/ridge
+    """
+    from fedpriv.addons.statistics.command import print_coefficients
+
+    print_coefficients(run_dir, as_json=as_json)
+
+
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the command `statistics` to `fedpriv`, and none to `fedpriv silo` and `fedpriv data`."""
+    """Add `statistics` and `coefficients` to `fedpriv`, and no command to `fedpriv silo` and `fedpriv data`."""
     app.command()(statistics)
+    app.command()(coefficients)

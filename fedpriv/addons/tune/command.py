@@ -1,4 +1,4 @@
-"""`fedpriv tune`: choose settings on held-out records.
+"""`fedpriv tune` and `fedpriv.tune`: choose settings on held-out records.
 
 A row is one point of the scenario's sweep, with a grid: values to try for some keys.  A setting has one value for
 each of these keys, and a trial is a run with it that does not train on the held-out records.  An open choice tries
@@ -8,12 +8,14 @@ the same number of settings for each row.  A private one makes a random number o
 import json
 import shlex
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 
 from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, RunCountDistribution
 from fedpriv.addons.tune.grids import (
@@ -44,6 +46,9 @@ from fedpriv.addons.tune.tune import (
     warn_of_edges,
     write_tuning,
 )
+from fedpriv.api.results import RunResults
+from fedpriv.api.run import OWN_DATA_SCENARIO, format_assignment, insert_own_data, run
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.explore import Column, print_plain, print_rich
 from fedpriv.cli.options import print_text
 from fedpriv.cli.progress import Progress
@@ -51,7 +56,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import import_files
 from fedpriv.core.files import find_scenario_file
 from fedpriv.engines.workers import Workers
-from fedpriv.scenario.load import Scenario, load_scenario, read_toml
+from fedpriv.scenario.load import Scenario, load_scenario, parse_scenario, read_toml
 from fedpriv.scenario.published import TunedChoice, Tuning, parse_assignment
 from fedpriv.study.sweep import RunOptions, lock_folder
 
@@ -99,15 +104,28 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
         InputError: A tuning file has an unknown key or a value of another type, a grid varies keys that do not
             train, options and file contradict each other, or --while-tuning sets the number of held-out records.
     """
-    line_grid, fixed = parse_grid(request.grid or []), request.fixed or []
+    return complete_request_of_values(request, parse_grid(request.grid or []))
+
+
+def complete_request_of_values(
+    request: TuneRequest, line_grid: dict[str, list[Any]], *, is_file: bool = True
+) -> tuple[TuneRequest, Grids]:
+    """Complete a request as `complete_request` does, with a grid of values.
+
+    Args:
+        request: Request, whose `grid` is not used.
+        line_grid: Values to try by dotted key, or empty.
+        is_file: Whether `request.scenario` names a file, which may be a tuning file.
+    """
+    fixed = request.fixed or []
     check_grid(line_grid, "--grid")
     for assignment in fixed:
         if parse_assignment(assignment, "--while-tuning")[0] == "data.validation":
             raise InputError(
                 f"--while-tuning {assignment!r}: this key is how many records are held out; give --held-out"
             )
-    path = find_scenario_file(request.scenario)
-    tree = read_toml(path)
+    path = find_scenario_file(request.scenario) if is_file else request.scenario
+    tree = read_toml(path) if is_file else {}
     if not {"scenario", "grid"} <= tree.keys():
         return replace(request, seeds=request.seeds or [_DEFAULT_SEED]), Grids(for_all=line_grid)
     if unknown := sorted(tree.keys() - TUNING_KEYS):
@@ -134,6 +152,21 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
     return completed, Grids(tree["grid"], axis=tree.get("axis", Grids.axis))
 
 
+@dataclass(frozen=True)
+class TuningOutcome:
+    """Choices of a tuning, and the scenario with the chosen settings, which lies in `folder`."""
+
+    folder: Path
+    text: str
+    """TOML of the scenario."""
+    overrides: Sequence[str]
+    """"KEY=VALUE" that a run of the scenario takes, too."""
+    choices: Sequence[TuningChoice]
+    held_out: HeldOut
+    metric: str
+    delta: float
+
+
 def tune_scenario(request: TuneRequest) -> None:
     """Choose settings, write the tuned scenario and print the table.
 
@@ -147,35 +180,53 @@ def tune_scenario(request: TuneRequest) -> None:
     completed, grids = complete_request(request)
     import_files(completed.imports or [])
     scenario = load_scenario(completed.scenario, completed.overrides or [])
+    text = find_scenario_file(completed.scenario).read_text(encoding="utf-8")
+    _show(choose_by_request(scenario, text, completed, grids, [Progress(quiet=False)]))
+
+
+def choose_by_request(
+    scenario: Scenario, text: str, request: TuneRequest, grids: Grids, observers: Sequence[RunObserver]
+) -> TuningOutcome:
+    """Choose settings for the rows of a scenario, and write the tuned scenario and its table into a folder.
+
+    Args:
+        scenario: Scenario that is tuned.
+        text: TOML of the scenario without the request's overrides.
+        request: Completed request.
+        grids: Values to try.
+        observers: Observers of the trials of an open choice.
+
+    Raises:
+        InputError: The scenario cannot be tuned, or not by these options.
+        RunError: A trial fails.
+    """
     if scenario.tuning is not None:
-        raise InputError(f"{completed.scenario}: has [tuned] already; tune the scenario that it was made from")
-    metric = completed.metric or default_metric(scenario)
-    run_count = _make_run_count(completed) if completed.private else None
-    if run_count is None and (completed.poisson or completed.eta):
+        raise InputError(f"{request.scenario}: has [tuned] already; tune the scenario that it was made from")
+    metric = request.metric or default_metric(scenario)
+    run_count = _make_run_count(request) if request.private else None
+    if run_count is None and (request.poisson or request.eta):
         raise InputError("--poisson and --eta say how many runs a private choice makes: give --private with them")
     # A private choice needs secret randomness, unless a test gives a seed.  An open one is to be the same again.
-    generator = np.random.default_rng(completed.seed if completed.seed is not None or completed.private else 0)
-    rows = _choose_row_settings(scenario, completed, grids, generator)
+    generator = np.random.default_rng(request.seed if request.seed is not None or request.private else 0)
+    rows = _choose_row_settings(scenario, request, grids, generator)
     cells = [point.cell for point in scenario.points]
     # Counting refuses a run that is impossible before any trial starts.
-    held_out = hold_out(cells[0], completed.held_out).count_in_runs(cells)
+    held_out = hold_out(cells[0], request.held_out).count_in_runs(cells)
     for row, settings in rows:
         check_settings(row, settings)
-    folder, fixed = completed.out or Path("runs") / f"{scenario.name}-tuned", completed.fixed or []
+    folder, fixed = request.out or Path("runs") / f"{scenario.name}-tuned", request.fixed or []
     if run_count is None:
-        workers = None if completed.workers is None else Workers(completed.workers)
-        options = RunOptions(out=folder / "trials", resume=completed.resume, workers=workers)
-        choices = tune_openly(
-            *(scenario, rows, held_out, fixed, completed.seeds or [], metric), options, [Progress(quiet=False)]
-        )
+        workers = None if request.workers is None else Workers(request.workers)
+        options = RunOptions(out=folder / "trials", resume=request.resume, workers=workers)
+        choices = tune_openly(*(scenario, rows, held_out, fixed, request.seeds or [], metric), options, observers)
     else:
-        if completed.resume or completed.workers is not None or completed.metric not in (None, ACCURACY):
+        if request.resume or request.workers is not None or request.metric not in (None, ACCURACY):
             raise InputError(
                 "--private: keeps no trials to resume from, runs in this process and compares accuracies; leave "
                 "--resume, --workers and --metric out"
             )
         choices = tune_privately(scenario, rows, held_out, fixed, run_count, generator)
-    _write_and_show(scenario, completed, metric, choices, held_out, run_count, len(rows[0][1]), folder)
+    return _write(scenario, text, request, metric, choices, held_out, run_count, len(rows[0][1]), folder)
 
 
 def default_metric(scenario: Scenario) -> str:
@@ -186,8 +237,9 @@ def default_metric(scenario: Scenario) -> str:
     return "test_r2" if "r2" in cell.run.metrics else "test_loss"
 
 
-def _write_and_show(
+def _write(
     scenario: Scenario,
+    text_before: str,
     request: TuneRequest,
     metric: str,
     choices: Sequence[TuningChoice],
@@ -195,11 +247,12 @@ def _write_and_show(
     run_count: RunCountDistribution | None,
     trial_count: int,
     folder: Path,
-) -> None:
-    """Write the tuned scenario and its table, and print the table and a command that runs the scenario.
+) -> TuningOutcome:
+    """Write the tuned scenario and its table, and return them.
 
     Args:
         scenario: Scenario that was tuned.
+        text_before: TOML of the scenario that was tuned.
         request: Completed request.
         metric: Metric by which settings were compared.
         choices: Choices of the rows.
@@ -226,20 +279,26 @@ def _write_and_show(
             for choice in choices
         ),
     )
-    text_before = find_scenario_file(request.scenario).read_text(encoding="utf-8")
     overrides = drop_chosen_keys(request.overrides or [], choices)
     text, tuned_scenario = format_tuned_scenario(text_before, choices, tuned, overrides, str(request.scenario))
     held_out = held_out.count_in_runs([point.cell for point in tuned_scenario.points])
     with lock_folder(folder):
         write_tuning(folder, text, choices, tuned, held_out, delta)
+    return TuningOutcome(folder, text, overrides, choices, held_out, metric, delta)
+
+
+def _show(outcome: TuningOutcome) -> None:
+    """Print the table of choices, and a command that runs the tuned scenario."""
     columns = [Column(name, can_wrap=name == "setting") for name in HEADER]
-    print_rich(f"{metric} while tuning", columns, table_lines(choices))
-    for line in (f"{held_out.description[0].upper()}{held_out.description[1:]}.", *describe_costs(choices, delta)):
+    print_rich(f"{outcome.metric} while tuning", columns, table_lines(outcome.choices))
+    description = outcome.held_out.description
+    costs = describe_costs(outcome.choices, outcome.delta)
+    for line in (f"{description[0].upper()}{description[1:]}.", *costs):
         print_plain(line)
-    for line in warn_of_edges(choices):
+    for line in warn_of_edges(outcome.choices):
         print_text(f"fedpriv: {line}\n", sys.stderr)
-    rerun = ["fedpriv", "run", str(folder / "scenario.toml")]
-    print_plain(shlex.join([*rerun, *(argument for override in overrides for argument in ("--set", override))]))
+    rerun = ["fedpriv", "run", str(outcome.folder / "scenario.toml")]
+    print_plain(shlex.join([*rerun, *(part for override in outcome.overrides for part in ("--set", override))]))
 
 
 def _choose_row_settings(
@@ -289,3 +348,117 @@ def _make_run_count(request: TuneRequest) -> RunCountDistribution:
     """Return the distribution of the number of runs of a private choice, with `trials` or 20 on average."""
     mean = _DEFAULT_MEAN_RUNS if request.trials is None else request.trials
     return PoissonRunCount(mean) if request.poisson else NegativeBinomialRunCount(mean, request.eta)
+
+
+@dataclass(frozen=True)
+class TuningResults:
+    """Choices of `tune`, with the tuned scenario.
+
+    The folder has scenario.toml, tuning.md and tuning.json, as the command writes them.
+    """
+
+    folder: Path
+    tree: Mapping[str, Any]
+    """Tuned scenario as nested dictionaries, without what `tune` was given as records, model and `set`."""
+    settings: tuple[Mapping[str, Any] | None, ...]
+    """Chosen setting of each row, by dotted key, or None where a private choice made no run."""
+    scores: tuple[float | None, ...]
+    """Score of each chosen setting on the held-out records, with noise after a private choice."""
+    costs: tuple[str, ...]
+    """Sentences on what the choice costs, and on values at the edge of a grid."""
+    inputs: Mapping[str, Any] = field(repr=False)
+    """Arguments of `fedpriv.run` for the same records, model and overrides."""
+
+    def __repr__(self) -> str:
+        rows = ", ".join(str(None if setting is None else dict(setting)) for setting in self.settings)
+        return f"TuningResults({rows}, folder={str(self.folder)!r})"
+
+    def run(self, **arguments: Any) -> RunResults:
+        """Run the tuned scenario with the records and the model that `tune` was given.
+
+        Args:
+            arguments: Further arguments of `fedpriv.run`, such as `out`.
+        """
+        return run(self.tree, **{**self.inputs, **arguments})
+
+
+def tune(
+    scenario: str | Path | Mapping[str, Any],
+    *,
+    train: Any = None,
+    test: Any = None,
+    model: Any = None,
+    classes: int | None = None,
+    loss: Any = None,
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - the name of the command's option
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> TuningResults:
+    """Choose settings on held-out training records, as `fedpriv tune` does, and return the tuned scenario.
+
+    The test records are not looked at.  A choice that is not private reads training records without noise, and no
+    ε covers it.
+
+    Args:
+        scenario: Scenario of `fedpriv.run`, or a tuning file.
+        train: Training records of your own, as for `fedpriv.run`.
+        test: Test records, as for `fedpriv.run`.
+        model: Torch module, as for `fedpriv.run`.
+        classes: Number of classes, as for `fedpriv.run`.
+        loss: Loss of the module, as for `fedpriv.run`.
+        set: Values for dotted keys, which the tuned scenario has, too.
+        grid: Values to try by dotted key, by default factors from 1/9 to 9 of the numbers in [algorithm].
+        fixed: Values that hold while tuning.
+        seeds: Seeds of the trials, by default 100.
+        progress: Whether to show a progress bar.
+        options: Further fields of the command: trials, held_out, metric, out, private, eta, poisson, seed, resume
+            and workers.
+
+    Raises:
+        InputError: The scenario cannot be tuned, or not by these options.
+        RunError: A trial fails.
+    """
+    own_inputs = {"train": train, "test": test, "model": model, "classes": classes, "loss": loss}
+    has_own_inputs = any(value is not None for value in own_inputs.values())
+    known = sorted(TuneRequest.__dataclass_fields__.keys() - {"scenario", "grid", "fixed", "overrides", "imports"})
+    if unknown := sorted(options.keys() - known):
+        raise InputError(f"tune: {unknown[0]}: no option; known are {', '.join(known)}")
+    if has_own_inputs and options.get("workers") is not None:
+        raise InputError("workers: other processes have no arrays and modules of this program; leave it out")
+    overrides = [format_assignment(key, value) for key, value in (set or {}).items()]
+    is_file = not (has_own_inputs or isinstance(scenario, Mapping))
+    request, grids = complete_request_of_values(
+        TuneRequest(
+            scenario=Path("scenario" if isinstance(scenario, Mapping) else scenario),
+            fixed=[format_assignment(key, value) for key, value in (fixed or {}).items()],
+            seeds=None if seeds is None else list(seeds),
+            overrides=overrides,
+            **options,
+        ),
+        {key: list(values) for key, values in (grid or {}).items()},
+        is_file=is_file,
+    )
+    if is_file:
+        text = find_scenario_file(request.scenario).read_text(encoding="utf-8")
+        loaded = load_scenario(request.scenario, overrides)
+    else:
+        tree = scenario if isinstance(scenario, Mapping) else read_toml(find_scenario_file(Path(scenario)))
+        settings = (set or {}) if str(scenario) == OWN_DATA_SCENARIO else None
+        completed_tree = insert_own_data(tree, **own_inputs, overrides=settings)
+        text, loaded = (
+            tomli_w.dumps(completed_tree),
+            parse_scenario(completed_tree, str(request.scenario), overrides),
+        )
+    outcome = choose_by_request(loaded, text, request, grids, [Progress(quiet=False)] if progress else [])
+    kept = [override.partition("=")[0] for override in outcome.overrides]
+    return TuningResults(
+        outcome.folder,
+        tomllib.loads(outcome.text),
+        tuple(choice.setting for choice in outcome.choices),
+        tuple(choice.score for choice in outcome.choices),
+        (*describe_costs(outcome.choices, outcome.delta), *warn_of_edges(outcome.choices)),
+        {**own_inputs, "set": {key: value for key, value in (set or {}).items() if key in kept}},
+    )

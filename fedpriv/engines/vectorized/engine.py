@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedpriv.claims.ledger import make_evaluation_streams
 from fedpriv.claims.outcome import RunObserver, cell_digest, evaluate_models, evaluation_rounds, make_outcome
-from fedpriv.core.errors import RunError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER
 from fedpriv.core.replicates import limit_to_one_thread
 from fedpriv.engines.table import IndexedOutcome, retain_freed_pages
@@ -120,10 +120,14 @@ def find_device(name: str) -> torch.device:
     """Return a torch device.
 
     Raises:
+        InputError: torch knows no device of this name.
         RunError: The device cannot be used on this machine.
     """
     try:
         device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f'run.device = {name!r}: no device of torch; a GPU of NVIDIA is "cuda"') from None
+    try:
         torch.zeros(1, device=device).tolist()  # Some errors of a device show only when a value is read.
     except (RuntimeError, AssertionError) as error:
         raise RunError(

@@ -1,0 +1,287 @@
+"""Findings on what a run learnt: models no better than a constant, rising losses, records that nobody reads.
+
+`measure_learning` stores with a cell what a constant prediction reaches on its test records.  `describe_findings`
+compares the cell with it, in sentences that every table, page and terminal shows.
+
+| finding | rule, of the mean over the seeds of a sweep point |
+|---|---|
+| R² | below 0, that of predicting the mean of the test targets |
+| accuracy | not above the share of the commonest class by two standard errors, or by 2 points |
+| balanced accuracy | not above 1 / classes by 2 points |
+| test loss | not below the loss of the best constant outputs |
+| start | test loss not below that before round 1 by half a percent |
+| rising loss | after the last round above that after the first evaluated one, by 1 % |
+| outputs | all in 0 … 1, where the loss takes logits |
+| records | some of the training records are read in no round |
+
+Without a measurement, as where silos evaluate, accuracies are compared with 1 / classes, and the test loss of a
+softmax regression with ln classes, if a table's public description has classes.
+
+Imports: the core.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+
+from fedpriv.claims.outcome import CellOutcome
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import format_count_range
+from fedpriv.data.layout import IGNORED_CLASS
+from fedpriv.data.public import PUBLIC_TABLES
+from fedpriv.loss.imported import make_trained_model
+from fedpriv.loss.inputs import find_labelled_view
+from fedpriv.loss.losses import ClassWeighting, CrossEntropy, LabelSmoothing, LogisticLoss, Loss, MeanOverLabels
+from fedpriv.loss.scores import balanced_accuracy
+from fedpriv.noise.trust import RECORD
+from fedpriv.plan.task import Task, load_public_task, load_task
+from fedpriv.scenario.schema import Cell
+from fedpriv.show.summary import cells_at_point, format_point, sweep_points
+from fedpriv.study.results import Results
+
+_MAX_RECORDS = 10_000
+"""Largest number of test records whose outputs are looked at."""
+_MARGIN = 0.02
+"""Largest distance above chance at which an accuracy counts as chance."""
+_RISE = 1.01
+"""Ratio of the last to the first loss from which a loss rises."""
+_FALL = 0.995
+"""Ratio of the last loss to that before round 1 from which nothing was learnt."""
+_ALL_CLIPPED = 0.999
+
+
+def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] | None) -> dict[str, Any]:
+    """Measure what constant predictions and the start reach on the test records.
+
+    The result is empty if no server evaluates the model, or if the model is no torch module or linear score.
+
+    | key | meaning |
+    |---|---|
+    | `first` | round and test loss of the first evaluation |
+    | `tests`, `train` | number of test records, and of training records that a simulation has |
+    | `start_and_end` | test loss before round 1, and of the model, on records whose outputs are looked at |
+    | `loss` | test loss of the best constant outputs |
+    | `commonest`, `classes`, `balanced` | share of the commonest class, number of classes, balanced accuracy |
+    | `has_unit_outputs` | whether all outputs lie in 0 … 1 although the loss takes logits |
+
+    Args:
+        cell: Cell of the run.
+        outcome: Outcome of the cell.
+        first: Round and test loss of the first evaluation, or None.
+    """
+    if cell.evaluation is not None or not cell.model.row.evaluated or "test_loss" not in outcome.metrics:
+        return {}
+    task = load_task(cell) if outcome.noise == "simulation" else load_public_task(cell)
+    try:
+        model = make_trained_model(task.objective, outcome.model)
+    except InputError:
+        return {}
+    view = find_labelled_view(task.objective)
+    features, labels = task.test if view is None else view.with_labels(task.test)
+    facts: dict[str, Any] = {"tests": len(labels)} | ({} if first is None else {"first": list(first)})
+    if isinstance(task, Task) and cell.privacy.protected_unit.name == RECORD.name:
+        facts["train"] = len(task.train.labels)
+    stride = -(-len(labels) // _MAX_RECORDS)
+    start = make_trained_model(task.objective, task.objective.initial().numpy())
+    with torch.inference_mode():
+        outputs, start_outputs = (each.outputs(features[::stride]) for each in (model, start))
+        facts["start_and_end"] = [
+            float(model.loss.value(values, labels[::stride]).mean()) for values in (start_outputs, outputs)
+        ]
+    constant_loss = _constant_loss(model.loss, outputs[:1], labels)
+    if constant_loss is not None:
+        facts["loss"] = constant_loss
+    if "test_accuracy" in outcome.metrics:
+        is_counted = labels != IGNORED_CLASS
+        facts["commonest"] = float(((labels == labels.mode(0).values) & is_counted).sum() / is_counted.sum())
+        facts["has_unit_outputs"] = _takes_logits(model.loss) and _are_shares(outputs)
+        if labels.dim() == 1:
+            class_labels = labels.long()
+            facts["classes"] = int(class_labels.bincount().count_nonzero())
+            facts["balanced"] = float(balanced_accuracy(outputs, class_labels[::stride]))
+    return facts
+
+
+def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
+    """Minimize the mean loss of constant outputs by quasi-Newton steps, or return None if it is not finite.
+
+    Args:
+        loss: Loss of the model.
+        output: Outputs of one record, (1, …), of which only the shape counts.
+        labels: Labels of all test records, (n, …).
+    """
+    labels = labels.clone()  # those of an inference are no inputs of a gradient
+
+    def value_and_gradient(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        constant = torch.from_numpy(values).to(output.dtype).view(output.shape).requires_grad_()
+        mean = loss.value(constant.expand(len(labels), *output.shape[1:]), labels).mean()
+        (gradient,) = torch.autograd.grad(mean, [constant])
+        return float(mean.detach()), gradient.double().flatten().numpy()
+
+    with torch.inference_mode(False), torch.enable_grad():
+        found = minimize(value_and_gradient, np.zeros(output.numel()), jac=True, method="L-BFGS-B")
+    return float(found.fun) if math.isfinite(found.fun) else None
+
+
+def _takes_logits(loss: Loss) -> bool:
+    while isinstance(loss, MeanOverLabels | ClassWeighting):
+        loss = loss.base
+    return isinstance(loss, CrossEntropy | LabelSmoothing | LogisticLoss)
+
+
+def _are_shares(outputs: Tensor) -> bool:
+    """Whether outputs lie in 0 … 1, and are not all the same."""
+    low, high = float(outputs.min()), float(outputs.max())
+    return 0.0 <= low < high <= 1.0
+
+
+def describe_findings(results: Results) -> list[str]:
+    """Describe in sentences where a run learnt nothing, or not from all records.
+
+    A sentence names its sweep points, up to three of them.  The list is empty without a finding.
+    """
+    points_by_sentence = dict[str, list[str]]()
+    for point in sweep_points(results):
+        if cells := cells_at_point(results, point):
+            for sentence in _find_faults(cells):
+                points_by_sentence.setdefault(sentence, []).append(format_point(results, point))
+    return [
+        sentence.replace(_PLACE, _format_points(points)) for sentence, points in points_by_sentence.items()
+    ] + _describe_unread(results)
+
+
+_PLACE = "{}"
+"""Place of the sweep points in a sentence."""
+_MAX_LISTED_POINTS = 3
+
+
+def _format_points(points: Sequence[str]) -> str:
+    examples = "; ".join(filter(None, points[:_MAX_LISTED_POINTS]))
+    more = f" and {len(points) - _MAX_LISTED_POINTS} more" if len(points) > _MAX_LISTED_POINTS else ""
+    return f" ({examples}{more})" if examples else ""
+
+
+def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the findings on the cells of a sweep point, with a mark for its name."""
+    means = {
+        key: statistics.fmean(cell[key] for cell in cells if key in cell)
+        for key in ("test_r2", "test_loss", "test_accuracy", "test_balanced_accuracy")
+        if any(key in cell for cell in cells)
+    }
+    facts: Mapping[str, Any] = cells[0].get("learning") or {}
+    reasons = ["R² is below 0"] if means.get("test_r2", 1.0) < 0.0 else []
+    reasons += _compare_with_constant(cells, means, facts) if facts else _compare_with_guessing(cells[0], means)
+    sentences = [f"The model is no better than a constant prediction{_PLACE}: {reason}." for reason in reasons]
+    if facts.get("has_unit_outputs"):
+        sentences.append(
+            f"All outputs of the model lie in 0 … 1{_PLACE}, as those of a last Sigmoid or Softmax do, but its "
+            "loss takes logits: leave that layer out."
+        )
+    losses = [cell["learning"]["start_and_end"] for cell in cells if "start_and_end" in cell.get("learning", {})]
+    start, end = (statistics.fmean(values) for values in zip(*losses, strict=True)) if losses else (1.0, 0.0)
+    if end >= _FALL * start > 0.0:
+        sentences.append(
+            f"By its test loss the model is no better than at its start{_PLACE}: {start:.4g} before round 1, and "
+            f"{end:.4g} at the end."
+        )
+    firsts = [cell["learning"]["first"] for cell in cells if "first" in cell.get("learning", {})]
+    if firsts and means["test_loss"] > _RISE * (first_loss := statistics.fmean(loss for _, loss in firsts)) > 0.0:
+        sentences.append(
+            f"The test loss rises{_PLACE}: it is {first_loss:.4g} after round {firsts[0][0]}, and "
+            f"{means['test_loss']:.4g} at the end. A shorter step may do better."
+        )
+    clipped_shares = [share for cell in cells if (share := cell["fraction_clipped"]) is not None]
+    if sentences and min(clipped_shares, default=0.0) >= _ALL_CLIPPED:
+        sentences.append(
+            f"Every increment was clipped{_PLACE}, so that a round moves the model by clip times step, whatever "
+            "the gradients are: look at these two first."
+        )
+    return sentences
+
+
+def _compare_with_constant(
+    cells: Sequence[Mapping[str, Any]], means: Mapping[str, float], facts: Mapping[str, Any]
+) -> list[str]:
+    """Return reasons why means are no better than what constant predictions reach on the same test records."""
+    reasons, losses = (
+        list[str](),
+        [cell["learning"]["loss"] for cell in cells if "loss" in cell.get("learning", {})],
+    )
+    if (share := facts.get("commonest")) is not None:
+        error = math.sqrt(share * (1.0 - share) / facts["tests"])
+        if means["test_accuracy"] <= share + min(2.0 * error, _MARGIN):
+            reasons.append(
+                f"accuracy is not clearly above the {100.0 * share:.1f} % of always naming the commonest class"
+            )
+    balanced = [cell["learning"]["balanced"] for cell in cells if "balanced" in cell.get("learning", {})]
+    if balanced and statistics.fmean(balanced) <= 1.0 / facts["classes"] + _MARGIN:
+        reasons.append(
+            f"balanced accuracy, the mean over {facts['classes']} classes, is "
+            f"{100.0 * statistics.fmean(balanced):.1f} %, and naming any one class has "
+            f"{100.0 / facts['classes']:.1f} %"
+        )
+    if losses and means["test_loss"] >= statistics.fmean(losses):
+        reasons.append(
+            f"test loss is not below {statistics.fmean(losses):.4g}, that of the best constant outputs, whatever "
+            "the accuracy"
+        )
+    return reasons
+
+
+def _compare_with_guessing(cell: Mapping[str, Any], means: Mapping[str, float]) -> list[str]:
+    """Return reasons why means are no better than guessing among the classes of a table's public description."""
+    scenario = cell["scenario"]
+    classes = _class_count(scenario.get("data", {}))
+    if classes == 0:
+        return []
+    reasons = [
+        f"{noun} is not above that of guessing among {classes} classes"
+        for key, noun in (("test_accuracy", "accuracy"), ("test_balanced_accuracy", "balanced accuracy"))
+        if means.get(key, 1.0) <= 1.0 / classes
+    ]
+    if scenario["model"]["name"] == "softmax-regression" and means.get("test_loss", 0.0) >= math.log(classes):
+        reasons.append(
+            f"test loss is not below ln {classes} = {math.log(classes):.3f}, which calling all classes equally "
+            "likely has, whatever the accuracy"
+        )
+    return reasons
+
+
+def _class_count(data: Mapping[str, Any]) -> int:
+    """Return the number of classes in a table's public description.
+
+    The count is 0 for a target that is a number, and for data without such a description.
+    """
+    if (schema := data.get("table")) is not None:
+        return len(schema.get("classes") or ())
+    public_table = PUBLIC_TABLES.get(data.get("name", ""))
+    return 0 if public_table is None else public_table.schema.class_count
+
+
+def _describe_unread(results: Results) -> list[str]:
+    """Describe the training records that no round reads, of the samples asked for or else of all."""
+    sentences = []
+    if unread_counts := [cell["unread"] for cell in results.cells if cell.get("unread")]:
+        sentences.append(
+            f"Of the samples asked for, {format_count_range(unread_counts)} are never read: they do not fill a "
+            "round of every silo."
+        )
+    counts = {
+        (cell["records"], total)
+        for cell in results.cells
+        if cell["scenario"]["federation"].get("samples") is None
+        and cell.get("records", 0) < (total := (cell.get("learning") or {}).get("train", 0))
+    }
+    sentences += [
+        f"Of {total:,} training records {read:,} are read, and the others in no round: silos, batch sizes and the "
+        "rounds of a pass decide how many."
+        for read, total in sorted(counts)
+    ]
+    return sentences

@@ -1,0 +1,40 @@
+"""`fedpriv.run` takes ε, trust and algorithm as arguments, with names that an editor completes."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import fedpriv
+from fedpriv.api.run import AlgorithmName, EngineName, TrustName
+from fedpriv.engines.table import ENGINES
+from fedpriv.noise.trust import TRUSTS
+from fedpriv.papers.table import ALGORITHMS
+
+SHIPPED = list(ALGORITHMS)
+
+SMALL: dict[str, Any] = {"data.name": "synthetic", "federation.samples": 200, "federation.rounds": 4,
+                         "federation.epochs": 4, "algorithm.step": 0.01}  # fmt: skip
+
+
+def test_names_are_those_of_the_tables() -> None:
+    assert set(get_args(EngineName)) == set(ENGINES)
+    assert set(get_args(TrustName)) == set(TRUSTS)
+    assert set(get_args(AlgorithmName)) == set(SHIPPED)
+
+
+def test_arguments_are_the_keys_that_they_name(tmp_path: Path) -> None:
+    by_argument = fedpriv.run(
+        "own-data", epsilon=[2, 30], trust="untrusted", algorithm="dp-adam", set=SMALL, out=tmp_path / "a"
+    )
+    keys = {"privacy.epsilon": [2, 30], "algorithm.trust": "untrusted", "algorithm.name": "dp-adam"}
+    by_key = fedpriv.run("own-data", set={**SMALL, **keys}, out=tmp_path / "b")
+    assert [cell.metrics for cell in by_argument] == [cell.metrics for cell in by_key]
+    assert [cell.privacy.trust for cell in by_argument] == ["untrusted"] * 2
+    assert {cell.scenario["algorithm"]["name"] for cell in by_argument} == {"dp-adam"}
+    assert [cell.scenario["privacy"]["epsilon"] for cell in by_argument] == [2.0, 30.0]
+
+
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(fedpriv.InputError, match=r"privacy\.epsilon is given as an argument, too; give it once"):
+        fedpriv.run("own-data", epsilon=2.0, set={"privacy.epsilon": 3.0})

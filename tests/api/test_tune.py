@@ -1,0 +1,116 @@
+"""`fedpriv.tune` chooses what the command chooses, also for records and modules of a program."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedpriv
+from tests.cli import command
+
+SCENARIO = """
+name = "mine"
+[data]
+name = "synthetic"
+[federation]
+silos = 3
+rounds = 10
+samples = 600
+[algorithm]
+name = "dp-sgd"
+trust = "trusted"
+clip = 1.0
+step = 0.5
+[privacy]
+relation = "replace-one"
+mu = 5.0
+"""
+STEPS = [0.01, 0.5, 1000.0]
+
+
+def records(count: int, seed: int) -> tuple[Any, Any]:
+    draw = np.random.default_rng(seed)
+    features = draw.standard_normal((count, 6)).astype("float32")
+    return features, (features[:, 0] > 0).astype(int)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def test_it_chooses_what_the_command_chooses(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SCENARIO)
+    by_python = fedpriv.tune(
+        tmp_path / "mine.toml", grid={"algorithm.step": STEPS}, set={"privacy.mu": 4.0}, out=tmp_path / "python"
+    )
+    done = command.fedpriv(
+        "tune", "mine.toml", "--grid", f"algorithm.step={STEPS}", "--set", "privacy.mu=4.0", "--out", "line",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    by_command = json.loads((tmp_path / "line" / "tuning.json").read_text())["choices"]
+    assert [dict(setting or {}) for setting in by_python.settings] == [choice["set"] for choice in by_command]
+    assert list(by_python.scores) == [choice["score"] for choice in by_command]
+    assert (tmp_path / "python" / "scenario.toml").read_text() == (tmp_path / "line" / "scenario.toml").read_text()
+    assert any("no ε covers it" in sentence for sentence in by_python.costs)
+    results = by_python.run(out=tmp_path / "run")
+    assert results[0].scenario["privacy"]["mu"] == 4.0
+    assert results[0].scenario["algorithm"]["step"] == by_python.settings[0]["algorithm.step"]  # type: ignore[index]
+
+
+def test_own_records_and_a_module_are_tuned_and_run(tmp_path: Path) -> None:
+    tuned = fedpriv.tune(
+        "own-data", train=records(600, 0), test=records(200, 1), model=network(), held_out=120,
+        grid={"algorithm.step": [1e-6, 0.03]},
+        set={"federation.silos": 3, "federation.rounds": 20, "privacy.epsilon": 8.0},
+        fixed={"run.evaluations": 1}, out=tmp_path / "tuned",
+    )  # fmt: skip
+    assert tuned.settings[0] is not None
+    assert tuned.settings[0]["algorithm.step"] == 0.03
+    assert tuned.tree["tuned"]["held_out"] == 120
+    results = tuned.run(out=tmp_path / "run")
+    assert results[0].scenario["algorithm"]["step"] == 0.03
+    assert results[0].privacy.epsilon == pytest.approx(8.0, abs=0.01)
+    assert results[0].test_accuracy > 0.7
+    assert isinstance(results[0].to_module(), nn.Sequential)
+
+
+def test_the_default_grid_is_around_the_advised_settings(tmp_path: Path) -> None:
+    tuned = fedpriv.tune(
+        "own-data", train=records(300, 0), test=records(100, 1), model=network(), trials=3,
+        set={"federation.silos": 3, "federation.rounds": 5}, out=tmp_path / "tuned",
+    )  # fmt: skip
+    assert tuned.settings[0] is not None
+    assert set(tuned.settings[0]) == {"algorithm.clip", "algorithm.step"}
+
+
+def test_a_private_choice_says_what_it_costs(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SCENARIO)
+    tuned = fedpriv.tune(
+        tmp_path / "mine.toml",
+        grid={"algorithm.step": STEPS},
+        private=True,
+        trials=3,
+        seed=5,
+        out=tmp_path / "tuned",
+    )
+    assert "the choice of one row costs ε =" in tuned.costs[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"grid": {"privacy.mu": [1.0]}}, "says what is protected"),
+        ({"gird": {}}, "tune: gird: no option; known are"),
+        ({"train": (np.zeros((4, 2)), np.zeros(4, int)), "workers": 2}, "workers: other processes"),
+        ({"poisson": True}, "give --private with them"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(fedpriv.InputError, match=words):
+        fedpriv.tune("quickstart", **arguments)
