@@ -17,8 +17,10 @@ by the mark.  If the mark is put back too, the copy is refused with the help of 
 commit (`check_checkpoints`).
 """
 
+import errno
 import fcntl
 import os
+import shutil
 import sqlite3
 import stat
 import time
@@ -29,7 +31,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fedpriv.core.errors import InputError, RunError, sanitize_line
-from fedpriv.core.files import acquire_lock
+from fedpriv.core.files import PRIVATE_MODE, acquire_lock, write_bytes
 from fedpriv.core.random import system_key
 from fedpriv.protocol.messages import Checkpoint, unpack_checkpoints
 from fedpriv.silo import chain
@@ -56,6 +58,8 @@ from fedpriv.silo.rows import (
 
 _TRANSIENT_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 """SQLite errors that are not caused by a damaged ledger."""
+_PROBE_BYTES = 4096
+"""Bytes that `check_disks` writes."""
 _REMEDY = (
     "nothing is released.  Move it away, and `fedpriv silo restore POLICY FOLDER` puts a backup in its place; "
     "`fedpriv silo backup` makes one"
@@ -177,6 +181,26 @@ class SiloLedger:
                 self._wipe()
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"the silo's ledger could not be written, so nothing is released: {error}") from None
+
+    def check_disks(self, size: int = 0) -> None:
+        """Write a file beside the ledger and one beside the mark, and remove them.
+
+        Args:
+            size: Bytes that have to be free on the ledger's disk.
+
+        Raises:
+            LedgerError: If a disk refuses, or the ledger's has less free.
+        """
+        for path, needed in ((self._path, size), (self._mark.path, 0)):
+            try:
+                write_bytes(probe := path.with_name(path.name + ".probe"), bytes(_PROBE_BYTES), PRIVATE_MODE)
+                probe.unlink()
+                if shutil.disk_usage(path.parent).free < needed:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                raise LedgerError(
+                    f"the silo's disk of {path.name} cannot be written, so nothing is released: {error.strerror}"
+                ) from None
 
     @property
     def fingerprint(self) -> bytes:

@@ -7,10 +7,11 @@ a Unix socket of mode 0600.  A separate thread answers one request at a time.
 import fcntl
 import math
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ _PATIENCE_SECONDS = 5.0
 """Longest wait for the next bytes of a request, in seconds, while other requests wait."""
 _MAX_WAITING_CONNECTIONS = 8
 """Most connections that wait to be accepted."""
+_MIN_FREE_BYTES = 2**16
+"""Free bytes below which a disk counts as full."""
 
 
 class ServiceMetric(NamedTuple):
@@ -110,6 +113,33 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
     return listener
 
 
+def watch_socket(path: Path) -> Callable[[], str | None]:
+    """Return a function that returns a fault once the socket at `path` is not the one of now, or None."""
+    own = path.stat()
+    return lambda: (
+        None
+        if path.is_socket() and os.path.samestat(own, path.stat()) and path.stat().st_ctime_ns == own.st_ctime_ns
+        else f"{path}: this service's socket is gone from there"
+    )
+
+
+def why_unwritable(*files: Path) -> str | None:
+    """Return a fault if a folder of the files takes none of them now, since it is read-only or full, or None."""
+    faults = (
+        f"{folder}: cannot be written, or its disk is full"
+        for folder in (file.parent for file in files)
+        if not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < _MIN_FREE_BYTES
+    )
+    return next(faults, None)
+
+
+def notify_manager(state: str) -> None:
+    """Report a state of this service, such as "READY=1", to the manager that NOTIFY_SOCKET names, if any."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.sendto(state.encode(), address.replace("@", "\0", 1))
+
+
 @contextmanager
 def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[ServiceMetric]]) -> Iterator[None]:
     """Serve GET /metrics at an address with the current metrics, or do nothing for None.
@@ -163,9 +193,9 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
         yield
     finally:
         server.shutdown()
-        server.server_close()
-        if not address.isdigit():
+        if not address.isdigit():  # removed while it is this service's own
             Path(address).unlink(missing_ok=True)
+        server.server_close()
 
 
 def _open_socket(address: str) -> socket.socket:
