@@ -112,10 +112,9 @@ def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run
     total = compose_prices([*earlier_prices, run_price])
     slack = f" with slack {format_lower(budget.slack, 3)}" if budget.slack else ""
     # Rounded down, because `budget` is a policy's budget times `ROUND_UP`.
-    limit = format_lower(budget.mu) + slack
     return (
         f"the run costs {format_price(run_price)}, with all before {_format_price_value(total)}; the budget "
-        f"is {limit}"
+        f"is {format_lower(budget.mu)}{slack}"
     )
 
 
@@ -298,8 +297,6 @@ class Admission:
             RunError: If more than `_MAX_MISSED_VALUES` values have to be drawn.  Nothing is drawn by a silo that
                 adds no noise.
         """
-        if not absences:
-            return
         values = absences * max(plan.rounds[t - 1].stored_length, plan.objective.dimension)
         if values > _MAX_MISSED_VALUES and plan.noise.std_of(self.policy.silo):
             raise self.refusal_error(

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fedpriv.core.errors import InputError, RunError, sanitize_line
+from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
 from fedpriv.core.files import PRIVATE_MODE, acquire_lock, write_bytes
 from fedpriv.core.random import system_key
 from fedpriv.protocol.messages import Checkpoint, unpack_checkpoints
@@ -195,11 +195,11 @@ class SiloLedger:
             try:
                 write_bytes(probe := path.with_name(path.name + ".probe"), bytes(_PROBE_BYTES), PRIVATE_MODE)
                 probe.unlink()
-                if shutil.disk_usage(path.parent).free < needed:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                refuse({os.strerror(errno.ENOSPC): shutil.disk_usage(path.parent).free < needed}, OSError)
             except OSError as error:
                 raise LedgerError(
-                    f"the silo's disk of {path.name} cannot be written, so nothing is released: {error.strerror}"
+                    f"the silo's disk of {path.name} cannot be written, so nothing is released: "
+                    f"{error.strerror or error}"
                 ) from None
 
     @property
@@ -404,11 +404,11 @@ class SiloLedger:
         """
         for claim in unpack_checkpoints(checkpoints):
             is_converted = chain.converted_name(claim.ledger_name) == self._ledger_name
-            if claim.ledger_name != self._ledger_name and not is_converted:
-                continue
             number = min(claim.number, 2**63 - 1)  # SQLite's largest integer
             row = self._database.execute("SELECT head FROM answers WHERE answered = ?", (number,)).fetchone()
-            if row is None or (row != (claim.head,) and not is_converted):
+            if (is_converted or claim.ledger_name == self._ledger_name) and (
+                row is None or (row != (claim.head,) and not is_converted)
+            ):
                 raise RunError(
                     f"the coordinator has seen commit {claim.number} of this silo's ledger, which is not in it: "
                     "ledger and mark are an older copy that was put back, so nothing is released.  Put the newest "
@@ -451,9 +451,10 @@ class SiloLedger:
         with self._convert_damage("its header"):
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if version - BACKUP_OFFSET * (self._version > BACKUP_OFFSET) not in (UNKEYED_VERSION, LEDGER_VERSION):
-            version_fault = f"has version {version}, and this fedpriv knows {LEDGER_VERSION}"
             fault = (
-                "is a backup" if version - BACKUP_OFFSET in (UNKEYED_VERSION, LEDGER_VERSION) else version_fault
+                "is a backup"
+                if version - BACKUP_OFFSET in (UNKEYED_VERSION, LEDGER_VERSION)
+                else f"has version {version}, and this fedpriv knows {LEDGER_VERSION}"
             )
             raise InputError(f"{self._path}: cannot be used as a ledger: it {fault}, or it is damaged; {_REMEDY}")
         self._version = version

@@ -4,6 +4,7 @@ A service with the option `--metrics PLACE` answers GET /metrics at this place, 
 a Unix socket of mode 0600.  A separate thread answers one request at a time.
 """
 
+import errno
 import fcntl
 import math
 import os
@@ -57,22 +58,17 @@ def _format_labels(labels: Mapping[str, str]) -> str:
 
 
 def _format_number(value: float) -> str:
-    if math.isfinite(value):
-        return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 
 def is_listening(path: Path) -> bool:
     """Whether a service listens on the Unix socket `path`, which a killed service may have left."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1.0)
-        try:
-            connection.connect(str(path))
-        except (TimeoutError, BlockingIOError):  # The service is busy, and others wait for it.
-            return True
-        except OSError:
-            return False
-    return True
+        # EAGAIN: the service is busy, and others wait for it.
+        return connection.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
 def open_private_socket(path: Path, option: str) -> socket.socket:
@@ -107,8 +103,8 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
         listener.close()
         if isinstance(error, InputError):
             raise
-        is_file = path.exists() and not path.is_socket()
-        reason = "is a file, and no socket; name a path that is free" if is_file else str(error)
+        file_fault = "is a file, and no socket; name a path that is free"
+        reason = file_fault if path.exists() and not path.is_socket() else error
         raise InputError(f"{option} {path}: {reason}") from None
     return listener
 
@@ -175,9 +171,6 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
             """Log nothing, since requests for metrics are no events."""
-
-        def address_string(self) -> str:
-            return "this machine"
 
     class Server(HTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:

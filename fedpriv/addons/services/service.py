@@ -12,6 +12,7 @@ health follows from these heartbeats, and describes this service only.
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -37,6 +38,8 @@ LOST_EXIT_CODE = 75
 """Exit code of a part that lost the other side of the network, or the process that supervises it."""
 _STALL_SECONDS = 60.0
 """Seconds without a heartbeat after which a service is unhealthy.  Parts at work write one every few seconds."""
+_MIN_FILES = 256
+"""Open files that a service needs, with some silos and runs."""
 
 
 class Heartbeat(NamedTuple):
@@ -138,6 +141,22 @@ class OutageLog:
         if self._outage_start is not None:
             _log.info("%s is back after %.0f s", self._subject, time.monotonic() - self._outage_start)
             self._outage_start = None
+
+
+def raise_file_limit(service: str) -> None:
+    """Raise this process's limit of open files to the largest that the machine allows.
+
+    Raises:
+        InputError: The machine allows fewer than a service needs.
+    """
+    _, allowed_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    refuse(
+        {
+            f"{service}: {allowed_files} open files are allowed, and {_MIN_FILES} are needed; raise LimitNOFILE= "
+            "of its unit, or `ulimit -n`": allowed_files != resource.RLIM_INFINITY and allowed_files < _MIN_FILES
+        }
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed_files, allowed_files))
 
 
 def exit_on_signals() -> None:

@@ -1,4 +1,7 @@
-"""Client of the SuperLink's Control API, for starting, listing and stopping runs over HTTP."""
+"""Client of the SuperLink's Control API, for starting, listing and stopping runs over HTTP.
+
+Requests that need modules of Flower import these, which takes seconds.  Showing silos and runs needs none.
+"""
 
 import hashlib
 import json
@@ -9,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.cli.build import build_fab_from_files
-from flwr.supercore.error import ApiErrorCode
-from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from fedpriv.addons.services.flower_private import FOLLOWED_RUN_HEADER, RESTART_REASON, STATUS_PATH
@@ -137,6 +137,9 @@ class ControlClient:
         Raises:
             RunError: The SuperLink does not answer, refuses, or starts no run.
         """
+        from flwr.cli.build import build_fab_from_files
+        from google.protobuf.json_format import ParseDict
+
         content, _ = build_fab_from_files({"pyproject.toml": pyproject.encode()})
         request = START_RUN.request_type()
         request.fab.content, request.fab.hash_str = content, hashlib.sha256(content).hexdigest()
@@ -187,6 +190,8 @@ class ControlClient:
             with open_client(self.address, self.root_certificates, connect_seconds=_CONNECT_SECONDS) as client:
                 return ask(client)
         except httpx.HTTPStatusError as error:
+            from flwr.supercore.error import ApiErrorCode
+
             code, reason = parse_refusal(error.response)
             if code == ApiErrorCode.RUN_ID_NOT_FOUND:
                 raise LostRunError(f"the SuperLink at {self.address} does not know this run") from None
