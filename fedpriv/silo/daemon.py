@@ -172,7 +172,8 @@ def serve_guard(
             threading.Thread(target=request_queue.accept_connections, args=(listener,), daemon=True).start()
             ready(policy.socket)
             notify_manager("READY=1")
-            request_queue.answer_requests()
+            while True:
+                request_queue.answer_next_request()
 
 
 @contextmanager
@@ -253,11 +254,6 @@ class RequestQueue:
             except RuntimeError:  # No thread for now: keep accepting connections.
                 self._connections.release()
                 connection.close()
-
-    def answer_requests(self) -> None:
-        """Answer requests without end."""
-        while True:
-            self.answer_next_request()
 
     def answer_next_request(self) -> None:
         """Wait for a request and answer it.

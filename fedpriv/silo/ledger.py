@@ -510,9 +510,10 @@ class SiloLedger:
             raise self._damage_error(part, error) from None
 
     def _damage_error(self, part: str, error: Exception | None) -> InputError:
-        reason = f" ({sanitize_line(str(error), 100)})" if isinstance(error, sqlite3.Error) else ""
         return InputError(
-            f"{self._path}: cannot be used as a ledger: {part} is not what was written{reason}, so {_REMEDY}"
+            f"{self._path}: cannot be used as a ledger: {part} is not what was written"
+            + (f" ({sanitize_line(str(error), 100)})" if isinstance(error, sqlite3.Error) else "")
+            + f", so {_REMEDY}"
         )
 
     def _tidy_if_idle(self) -> None:

@@ -278,15 +278,26 @@ def service_folder(name: str, socket: Path | None) -> Path:
     return state_root() / f"{name}-{os.getpid()}" if socket is None else socket.with_name(f"{socket.name}.d")
 
 
+_OWN_STEMS = {"ca", "server", "superexec", "refused", "node", EXECUTOR, SUPERNODE}
+"""Names, without endings, of the files in the folder of a running service."""
+
+
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
     """Make an empty `folder` of mode 0700, and delete it at the end of the block.
 
-    A folder that is there, such as that of a service that was killed, is replaced.
+    The folder of a service that was killed is replaced, and one with other files stays as it is.
 
     Raises:
-        InputError: The folder cannot be made.
+        InputError: The folder cannot be made, or has other files.
     """
+    others = [] if not folder.is_dir() else [path for path in folder.iterdir() if path.stem not in _OWN_STEMS]
+    refuse(
+        {
+            f"{path}: is no file of a service, and its folder would be replaced; move it away": True
+            for path in others
+        }
+    )
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
