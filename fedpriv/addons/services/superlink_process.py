@@ -212,7 +212,7 @@ def serve_superlink(
             certificate_reloader.poll()
 
         # Start the executor and the metrics, and serve.
-        runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=servers[0].config.get_loop_factory()))
         runner.run(superlink_app.check_access(has_registered_keys=bool(nodes), has_fleet=not simulation))
         runner.run(superlink_app.register_nodes(nodes))
         variables = {
