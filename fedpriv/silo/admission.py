@@ -139,11 +139,10 @@ def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run
         return None
     total = compose_prices([*earlier_prices, run_price])
     slack = f" with slack {format_lower(budget.slack, 3)}" if budget.slack else ""
-    # Rounded down, which takes `ROUND_UP` out of the number that is shown.
-    limit = format_lower(budget.mu) + slack
+    # Rounded down, because `budget` is a policy's budget times `ROUND_UP`.
     return (
         f"the run costs {format_price(run_price)}, with all before {_format_price_value(total)}; the budget "
-        f"is {limit}"
+        f"is {format_lower(budget.mu)}{slack}"
     )
 
 
@@ -339,8 +338,6 @@ class Admission:
             RunError: If more than `_MAX_MISSED_VALUES` values have to be drawn.  Nothing is drawn by a silo that
                 adds no noise.
         """
-        if not absences:
-            return
         values = absences * max(plan.rounds[t - 1].stored_length, plan.objective.dimension)
         if values > _MAX_MISSED_VALUES and plan.noise.std_of(self.policy.silo):
             raise self.refusal_error(

@@ -163,9 +163,7 @@ def _draft_copy(copy: Path, draft: Path) -> Iterator[RollbackMark]:
         Mark of the draft, which the caller writes.
     """
     mark = RollbackMark(draft.with_name(draft.name + ".mark"))
-    draft_files = [
-        draft.with_name(draft.name + suffix) for suffix in ("", ".mark", ".mark.new", ".lock", "-journal")
-    ]
+    draft_files = [draft.with_name(draft.name + suffix) for suffix in ("", ".mark", ".lock", "-journal")]
     with ExitStack() as stack:
         for path in draft_files:
             path.unlink(missing_ok=True)

@@ -17,13 +17,12 @@ after that.
 
 import hashlib
 import hmac
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import sync_folder
+from fedpriv.core.files import PRIVATE_MODE, sync_folder, write_bytes
 
 RUN_OPENED, QUERY_RECORDED, REPLY_RECORDED, RUN_ENDED = range(4)
 
@@ -192,13 +191,7 @@ class RollbackMark:
         Raises:
             OSError: If the disk refuses.
         """
-        draft = self.path.with_name(self.path.name + ".new")
-        draft.unlink(missing_ok=True)  # A link that somebody put at this name would lead elsewhere.
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(content.file_bytes)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path)
+        write_bytes(self.path, content.file_bytes, PRIVATE_MODE)
         sync_folder(self.path.parent)
 
     def _unusable_error(self, fault: str) -> InputError:

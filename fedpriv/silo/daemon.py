@@ -12,7 +12,6 @@ The time for which an unknown server's scenario can keep a guard busy is limited
 
 import json
 import logging
-import os
 import queue
 import shutil
 import signal
@@ -45,7 +44,14 @@ from fedpriv.silo.guards import Guards, open_guards
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.masks import SIGNED_KEY_BYTES
 from fedpriv.silo.memory import limit_memory
-from fedpriv.silo.metrics import ServiceMetric, is_listening, serve_metrics
+from fedpriv.silo.metrics import (
+    ServiceMetric,
+    notify_manager,
+    open_private_socket,
+    serve_metrics,
+    watch_socket,
+    why_unwritable,
+)
 from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.seen import GuardEvents
 
@@ -154,49 +160,43 @@ def serve_guard(
     """
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
-    request_queue = RequestQueue(
-        policy,
-        open_guards(policy, partial(limit_time, _PLANNING_CPU_SECONDS, _PLANNING_CLOCK_SECONDS)),
-        collects_metrics=metrics_address is not None,
-    )
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Neither a closed terminal nor a `reload` ends a guard.
-    threading.stack_size(_STACK_BYTES)
-    limit_memory(policy.allow.memory)
-    with _listen(policy) as listener, serve_metrics(metrics_address, request_queue.metrics):
-        threading.Thread(target=request_queue.accept_connections, args=(listener,), daemon=True).start()
-        ready(policy.socket)
-        request_queue.answer_requests()
+    with _listen(policy) as listener:  # First, so that a second start is refused before it opens the ledger.
+        request_queue = RequestQueue(
+            policy,
+            open_guards(policy, partial(limit_time, _PLANNING_CPU_SECONDS, _PLANNING_CLOCK_SECONDS)),
+            collects_metrics=metrics_address is not None,
+        )
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Neither a closed terminal nor a `reload` ends a guard.
+        threading.stack_size(_STACK_BYTES)
+        limit_memory(policy.allow.memory)
+        request_queue.why_unreachable = watch_socket(policy.socket)
+        with serve_metrics(metrics_address, request_queue.metrics):
+            threading.Thread(target=request_queue.accept_connections, args=(listener,), daemon=True).start()
+            ready(policy.socket)
+            notify_manager("READY=1")
+            while True:
+                request_queue.answer_next_request()
 
 
 @contextmanager
 def _listen(policy: Policy) -> Iterator[socket.socket]:
     """Open the silo's socket, which only the guard's user and, if it is set, `policy.group` can use.
 
-    The socket of a guard that has ended is replaced, and any other file stays as it is.
+    The socket of a guard that has ended is replaced, and any other file stays as it is.  The socket is removed at
+    the end of the block.
 
     Raises:
         InputError: If another guard answers on the socket, if there is a file that is no socket, or if the socket
             cannot be made or given to the group.
     """
-    if (is_busy := is_listening(policy.socket)) or (policy.socket.exists() and not policy.socket.is_socket()):
-        raise InputError(
-            f"{policy.socket}: a guard answers there already; end it before you start another"
-            if is_busy
-            else f"{policy.socket}: is a file and no socket; set `socket` in the policy to a path that is free"
-        )
-    with socket.socket(socket.AF_UNIX) as listener:
-        umask = os.umask(0o177)  # The socket is private from the start, like the ledger.
+    with open_private_socket(policy.socket, "socket") as listener:
         try:
-            policy.socket.unlink(missing_ok=True)
-            listener.bind(str(policy.socket))
-        except OSError as error:
-            raise InputError(f"{policy.socket}: cannot be a socket: {error}") from None
+            if policy.group is not None:
+                _share_with_group(policy.socket, policy.group)
+            listener.listen(_MAX_CONNECTIONS)
+            yield listener
         finally:
-            os.umask(umask)
-        if policy.group is not None:
-            _share_with_group(policy.socket, policy.group)
-        listener.listen(_MAX_CONNECTIONS)
-        yield listener
+            policy.socket.unlink(missing_ok=True)
 
 
 def _share_with_group(socket: Path, group: str) -> None:
@@ -230,6 +230,7 @@ class RequestQueue:
         self._collects_metrics = collects_metrics
         self._metrics = self._collect_metrics()
         self._start_time: float | None = None  # of the request that is answered now
+        self.why_unreachable: Callable[[], str | None] = lambda: None  # of a queue without a socket
         key_bytes = SIGNED_KEY_BYTES * (policy.allow.silos or guards.training.peer_count)
         # The scenario is JSON in JSON, with every quote escaped, and keys and checkpoints are hexadecimal.
         self._max_header_bytes = 4 * MAX_SCENARIO_BYTES + 2 * (key_bytes + MAX_CHECKPOINT_BYTES)
@@ -255,11 +256,6 @@ class RequestQueue:
             except RuntimeError:  # No thread for now: keep accepting connections.
                 self._connections.release()
                 connection.close()
-
-    def answer_requests(self) -> None:
-        """Answer requests without end."""
-        while True:
-            self.answer_next_request()
 
     def answer_next_request(self) -> None:
         """Wait for a request and answer it.
@@ -308,7 +304,8 @@ class RequestQueue:
             header = receive_json(connection, self._max_header_bytes, _PATIENCE_SECONDS)
             if header.get("health"):
                 self._wait_for_tick()
-                return Reply({"healthy": self._is_healthy()})
+                fault = self._why_unhealthy()
+                return Reply({"healthy": not fault} | ({"why": fault} if fault else {}))
             length = receive_length(connection, self._max_query_bytes, _PATIENCE_SECONDS)
             with self._query_slots:  # held from the query's first byte, which then has to arrive, to the reply
                 query = receive_content(connection, length, _QUERY_SECONDS + length / _MIN_BYTES_PER_SECOND)
@@ -323,9 +320,12 @@ class RequestQueue:
         if (tick := self._policy.allow.tick) > 0.0:
             time.sleep(-time.monotonic() % tick)
 
-    def _is_healthy(self) -> bool:
+    def _why_unhealthy(self) -> str | None:
+        """Return a fault if an answer takes too long, a disk cannot be written or the socket is gone, or None."""
         start_time = self._start_time
-        return start_time is None or time.monotonic() - start_time < _STUCK_SECONDS
+        if start_time is not None and time.monotonic() - start_time > _STUCK_SECONDS:
+            return f"it has worked on one answer for more than {_STUCK_SECONDS:.0f} s"
+        return why_unwritable(self._policy.ledger, self._policy.mark_path) or self.why_unreachable()
 
     def metrics(self) -> list[ServiceMetric]:
         """Return the metrics at the end of the last tick, and whether the guard is healthy now.
@@ -334,7 +334,7 @@ class RequestQueue:
         """
         return [
             *self._metrics,
-            ServiceMetric("fedpriv_guard_healthy", "1 if it is at work, or waits.", self._is_healthy()),
+            ServiceMetric("fedpriv_guard_healthy", "1 if it is at work, or waits.", not self._why_unhealthy()),
         ]
 
     def _collect_metrics(self) -> list[ServiceMetric]:

@@ -99,14 +99,11 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         "clip": max(cell_allowance["clip"] for cell_allowance in allowances),
         "dimension": max(cell_allowance["dimension"] for cell_allowance in allowances),
         "budget": budget(allowances),
+        "memory": max(cell_allowance.get("memory", 0) for cell_allowance in allowances),
+        "slack": float(run_count * sum(exact_decimal(allowance.get("slack", 0.0)) for allowance in allowances)),
+        "models": sorted({path for cell_allowance in allowances for path in cell_allowance.get("models", [])}),
     }
-    if memory := max(cell_allowance.get("memory", 0) for cell_allowance in allowances):
-        allow["memory"] = memory
-    # Summed exactly, as a guard adds slacks.
-    if slack := run_count * sum(exact_decimal(cell_allowance.get("slack", 0.0)) for cell_allowance in allowances):
-        allow["slack"] = float(slack)
-    if model_paths := sorted({path for cell_allowance in allowances for path in cell_allowance.get("models", [])}):
-        allow["models"] = model_paths
+    allow = {key: value for key, value in allow.items() if value or key not in ("memory", "slack", "models")}
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
     for file in (guard / name for guard in folders for name in ("shard.npz", "shard.csv")):
         if file.exists():

@@ -202,10 +202,9 @@ def _format_ledger_status(policy: Policy) -> list[str]:
     for row in rows:
         cell = json.loads(row.cell)
         with_slack = f" with slack {format_upper(row.slack, 6)}" if row.slack else ""
-        state = "under way" if row.is_open else "over"
         lines.append(
             f"{row.run_id!r}: mu = {format_upper(row.mu, 6)}{with_slack}, "
-            f"{format_count(row.answered_count, 'round')} answered, {state}, "
+            f"{format_count(row.answered_count, 'round')} answered, {'under way' if row.is_open else 'over'}, "
             f"{cell['algorithm']['name']} ({cell['algorithm']['trust']}), scenario {cell['name']!r}"
         )
     return lines
@@ -246,8 +245,11 @@ def _format_guard_prices(guard: Guard) -> list[str]:
         for name, mu, min_mu in undercharged
     ]
     enough_count = len(prices) - len(undercharged) - unknown_count
-    summary = f"rows, chain and mark agree; prices recomputed: {format_count(enough_count, 'run')} charged enough"
-    return [*lines, summary + (f", {unknown_count} cannot be planned by this policy" if unknown_count else "")]
+    return [
+        *lines,
+        f"rows, chain and mark agree; prices recomputed: {format_count(enough_count, 'run')} charged enough"
+        + (f", {unknown_count} cannot be planned by this policy" if unknown_count else ""),
+    ]
 
 
 def end_run(path: Path, run_id: str) -> None:

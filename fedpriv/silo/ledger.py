@@ -26,8 +26,10 @@ by the mark.  If the mark is put back too, the copy is refused with the help of 
 commit (`check_checkpoints`).
 """
 
+import errno
 import fcntl
 import os
+import shutil
 import sqlite3
 import stat
 import time
@@ -37,8 +39,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fedpriv.core.errors import InputError, RunError, sanitize_line
-from fedpriv.core.files import acquire_lock
+from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
+from fedpriv.core.files import PRIVATE_MODE, acquire_lock, write_bytes
 from fedpriv.core.random import system_key
 from fedpriv.protocol.messages import Checkpoint, unpack_checkpoints
 from fedpriv.silo import chain
@@ -65,6 +67,8 @@ from fedpriv.silo.rows import (
 
 _TRANSIENT_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 """SQLite errors that are not caused by a damaged ledger."""
+_PROBE_BYTES = 4096
+"""Bytes that `check_disks` writes."""
 _REMEDY = (
     "nothing is released.  Move it away, and `fedpriv silo restore POLICY FOLDER` puts a backup in its place; "
     "`fedpriv silo backup` makes one"
@@ -188,6 +192,26 @@ class SiloLedger:
                 self._wipe()
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"the silo's ledger could not be written, so nothing is released: {error}") from None
+
+    def check_disks(self, size: int = 0) -> None:
+        """Write a file beside the ledger and one beside the mark, and remove them.
+
+        Args:
+            size: Bytes that have to be free on the ledger's disk.
+
+        Raises:
+            LedgerError: If a disk refuses, or the ledger's has less free.
+        """
+        for path, needed in ((self._path, size), (self._mark.path, 0)):
+            try:
+                write_bytes(probe := path.with_name(path.name + ".probe"), bytes(_PROBE_BYTES), PRIVATE_MODE)
+                probe.unlink()
+                refuse({os.strerror(errno.ENOSPC): shutil.disk_usage(path.parent).free < needed}, OSError)
+            except OSError as error:
+                raise LedgerError(
+                    f"the silo's disk of {path.name} cannot be written, so nothing is released: "
+                    f"{error.strerror or error}"
+                ) from None
 
     @property
     def fingerprint(self) -> bytes:
@@ -399,11 +423,11 @@ class SiloLedger:
         """
         for claim in unpack_checkpoints(checkpoints):
             is_converted = chain.converted_name(claim.ledger_name) == self._ledger_name
-            if claim.ledger_name != self._ledger_name and not is_converted:
-                continue
             number = min(claim.number, 2**63 - 1)  # SQLite's largest integer
             row = self._database.execute("SELECT head FROM answers WHERE answered = ?", (number,)).fetchone()
-            if row is None or (row != (claim.head,) and not is_converted):
+            if (is_converted or claim.ledger_name == self._ledger_name) and (
+                row is None or (row != (claim.head,) and not is_converted)
+            ):
                 raise RunError(
                     f"the coordinator has seen commit {claim.number} of this silo's ledger, which is not in it: "
                     "ledger and mark are an older copy that was put back, so nothing is released.  Put the newest "
@@ -448,9 +472,10 @@ class SiloLedger:
         with self._convert_damage("its header"):
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if version - BACKUP_OFFSET * (self._version > BACKUP_OFFSET) not in (UNKEYED_VERSION, LEDGER_VERSION):
-            version_fault = f"has version {version}, and this fedpriv knows {LEDGER_VERSION}"
             fault = (
-                "is a backup" if version - BACKUP_OFFSET in (UNKEYED_VERSION, LEDGER_VERSION) else version_fault
+                "is a backup"
+                if version - BACKUP_OFFSET in (UNKEYED_VERSION, LEDGER_VERSION)
+                else f"has version {version}, and this fedpriv knows {LEDGER_VERSION}"
             )
             raise InputError(f"{self._path}: cannot be used as a ledger: it {fault}, or it is damaged; {_REMEDY}")
         self._version = version
@@ -512,9 +537,10 @@ class SiloLedger:
             raise self._damage_error(part, error) from None
 
     def _damage_error(self, part: str, error: Exception | None) -> InputError:
-        reason = f" ({sanitize_line(str(error), 100)})" if isinstance(error, sqlite3.Error) else ""
         return InputError(
-            f"{self._path}: cannot be used as a ledger: {part} is not what was written{reason}, so {_REMEDY}"
+            f"{self._path}: cannot be used as a ledger: {part} is not what was written"
+            + (f" ({sanitize_line(str(error), 100)})" if isinstance(error, sqlite3.Error) else "")
+            + f", so {_REMEDY}"
         )
 
     def _tidy_if_idle(self) -> None:

@@ -4,13 +4,15 @@ A service with the option `--metrics PLACE` answers GET /metrics at this place, 
 a Unix socket of mode 0600.  A separate thread answers one request at a time.
 """
 
+import errno
 import fcntl
 import math
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +23,8 @@ _PATIENCE_SECONDS = 5.0
 """Longest wait for the next bytes of a request, in seconds, while other requests wait."""
 _MAX_WAITING_CONNECTIONS = 8
 """Most connections that wait to be accepted."""
+_MIN_FREE_BYTES = 2**16
+"""Free bytes below which a disk counts as full."""
 
 
 class ServiceMetric(NamedTuple):
@@ -54,22 +58,17 @@ def _format_labels(labels: Mapping[str, str]) -> str:
 
 
 def _format_number(value: float) -> str:
-    if math.isfinite(value):
-        return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 
 def is_listening(path: Path) -> bool:
     """Whether a service listens on the Unix socket `path`, which a killed service may have left."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1.0)
-        try:
-            connection.connect(str(path))
-        except (TimeoutError, BlockingIOError):  # The service is busy, and others wait for it.
-            return True
-        except OSError:
-            return False
-    return True
+        # EAGAIN: the service is busy, and others wait for it.
+        return connection.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
 def open_private_socket(path: Path, option: str) -> socket.socket:
@@ -105,10 +104,37 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
         listener.close()
         if isinstance(error, InputError):
             raise
-        is_file = path.exists() and not path.is_socket()
-        reason = "is a file, and no socket; name a path that is free" if is_file else str(error)
+        file_fault = "is a file, and no socket; name a path that is free"
+        reason = file_fault if path.exists() and not path.is_socket() else error
         raise InputError(f"{option} {path}: {reason}") from None
     return listener
+
+
+def watch_socket(path: Path) -> Callable[[], str | None]:
+    """Return a function that returns a fault once the socket at `path` is not the one of now, or None."""
+    own = path.stat()
+    return lambda: (
+        None
+        if path.is_socket() and os.path.samestat(own, path.stat()) and path.stat().st_ctime_ns == own.st_ctime_ns
+        else f"{path}: this service's socket is gone from there"
+    )
+
+
+def why_unwritable(*files: Path) -> str | None:
+    """Return a fault if a folder of the files takes none of them now, since it is read-only or full, or None."""
+    faults = (
+        f"{folder}: cannot be written, or its disk is full"
+        for folder in (file.parent for file in files)
+        if not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < _MIN_FREE_BYTES
+    )
+    return next(faults, None)
+
+
+def notify_manager(state: str) -> None:
+    """Report a state of this service, such as "READY=1", to the manager that NOTIFY_SOCKET names, if any."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.sendto(state.encode(), address.replace("@", "\0", 1))
 
 
 @contextmanager
@@ -147,9 +173,6 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
             """Log nothing, since requests for metrics are no events."""
 
-        def address_string(self) -> str:
-            return "this machine"
-
     class Server(HTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
             """Ignore all errors of a request, those of `collect_metrics` included."""
@@ -164,9 +187,9 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
         yield
     finally:
         server.shutdown()
-        server.server_close()
-        if not address.isdigit():
+        if not address.isdigit():  # removed while it is this service's own
             Path(address).unlink(missing_ok=True)
+        server.server_close()
 
 
 def _open_socket(address: str) -> socket.socket:

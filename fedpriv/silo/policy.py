@@ -564,9 +564,8 @@ def why_assumption_refused(plan: Plan) -> str | None:
 
     A plan is refused if its sensitivity assumes more of the loss than clipped increments.
     """
-    if plan.mechanism.assumption is None:
+    if (premise := (plan.mechanism.assumption or "").rstrip(".")) == "":
         return None
-    premise = plan.mechanism.assumption.rstrip(".")
     return (
         f"{premise[0].lower()}{premise[1:]}; floating point keeps to no such thing: use an algorithm that clips "
         "every part, such as momentum-tree-aligned with difference_clip and residual_clip"
@@ -606,10 +605,9 @@ def write_template(path: Path) -> None:
 
 def format_template() -> str:
     """Format a policy file with examples for required keys and comments with defaults for the others."""
-    evaluation_section = "".join(
+    return f"{_format_section(Policy)}\n[allow]\n{_format_section(RunLimits)}\n" + "".join(
         f"# {line}\n" for line in ["[evaluation]", *_format_section(EvaluationLimits).splitlines()]
     )
-    return f"{_format_section(Policy)}\n[allow]\n{_format_section(RunLimits)}\n{evaluation_section}"
 
 
 def _format_section(model: type[BaseModel]) -> str:

@@ -87,11 +87,10 @@ def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
         charge: Charge of the run.
         remaining: Remaining budget for one more run.
     """
-    scenario = json.loads(charge.cell)["name"]
     with_slack = f" and slack {format_upper(charge.slack, 3)}" if charge.slack else ""
     _log.info(
         "opened for scenario %s: charged mu = %s%s, left for one more run %s",
-        sanitize_line(repr(scenario), 60),
+        sanitize_line(repr(json.loads(charge.cell)["name"]), 60),
         format_upper(charge.mu, 6),
         with_slack,
         format_lower(remaining.mu, 6),

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedpriv.claims.entries import check_copies, format_differing_cells, make_entry
 from fedpriv.claims.outcome import CellOutcome, RunObserver
-from fedpriv.core.errors import InputError, RunError, sanitize_line
+from fedpriv.core.errors import FedprivError, InputError, RunError, sanitize_line
 from fedpriv.core.extensions import load_add_on_parts
 from fedpriv.core.files import append_line, read_complete_lines, write_json, write_text, write_vector
 from fedpriv.engines.table import CellGrouping
@@ -152,6 +152,7 @@ class RunFolder(RunObserver):
         self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._records: dict[int, dict[str, Any]] = {}
         self._first_evaluations: dict[int, tuple[int, float]] = {}
+        self._is_new, self._is_refused = not (path / "results.json").exists(), False
         check_no_results(path, resume=resume)
         if (path / "results.json").exists() and _has_progress(path):
             self._records = self._load_finished(group_cells)
@@ -207,8 +208,14 @@ class RunFolder(RunObserver):
         if not self.missing_indices or time.monotonic() - self._write_time > _REWRITE_SECONDS:
             self._write_results()
 
+    def failed(self, error: FedprivError) -> None:
+        self._is_refused = self._is_new and isinstance(error, InputError) and not self._records
+
     def ended(self) -> None:
+        """Write results.json, or remove the files of a run that was refused before a cell was finished."""
         self._write_results()
+        for name in ("results.json", "history.jsonl") if self._is_refused else ():
+            (self.path / name).unlink(missing_ok=True)
 
     def _write_results(self) -> None:
         """Rewrite results.json, and delete the journal, whose cells it then contains."""

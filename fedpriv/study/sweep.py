@@ -107,12 +107,12 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     The kernel holds the lock (`flock`), so it ends with the process, even if that is killed, unless a process that
     was forked from it lives on with the descriptor.  The lock file names the process for error messages and means
-    nothing without the lock.  A folder that was created here, and is empty in the end, is removed.
+    nothing without the lock.  Folders that were created here, and are empty in the end, are removed.
 
     Raises:
         InputError: Another run has the lock.  The message names the run's process.
     """
-    new, path = not folder.exists(), folder / ".lock"
+    path, new_folders = folder / ".lock", [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     file = _open_locked(path)
     try:
@@ -124,9 +124,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
         fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the descriptor too
         os.close(file)
-        if new:
+        for new_folder in new_folders:
             with suppress(OSError):  # the folder is not empty
-                folder.rmdir()
+                new_folder.rmdir()
 
 
 def _open_locked(path: Path) -> int:

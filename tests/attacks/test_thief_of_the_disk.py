@@ -279,7 +279,7 @@ def test_a_link_in_the_marks_place_writes_nowhere_else(tmp_path: Path) -> None:
     """Gains: another file of the guard's user, overwritten through a link in a folder that others can write to."""
     guard = guard_for(tmp_path, *random_records())
     (tmp_path / "other").write_text("precious")
-    (tmp_path / (LEDGER + ".mark.new")).symlink_to(tmp_path / "other")
+    (tmp_path / f".{LEDGER}.mark.{os.getpid()}").symlink_to(tmp_path / "other")
     guard.answer("run", scenario(), 1, zeros())
     assert (tmp_path / "other").read_text() == "precious"
     assert not (tmp_path / (LEDGER + ".mark")).is_symlink()
@@ -330,7 +330,8 @@ def test_what_is_committed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "fsync", seen)
     guard.answer("run", scenario(), 1, zeros())
     drafts = [Path(name).name for name in synced]
-    assert drafts == [LEDGER + ".mark.new", tmp_path.name] * 4  # two commits, each marked before and after
+    # Two commits, each marked before and after.
+    assert drafts == [f".{LEDGER}.mark.{os.getpid()}", tmp_path.name] * 4
 
 
 def test_the_administrator_sees_what_was_spent(tmp_path: Path) -> None:

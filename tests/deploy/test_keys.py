@@ -1,5 +1,6 @@
 """The key script: what it makes is signed, named and readable by nobody else."""
 
+import os
 import shutil
 import stat
 import subprocess
@@ -37,6 +38,49 @@ def test_keys_of_two_silos_then_of_three(tmp_path: Path) -> None:
         ).stdout.split()
         assert public[:2] == derived[:2]
     assert len({path.read_bytes() for path in tmp_path.glob("silo-*/node/node.key")}) == 3
+
+
+def digests(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_guarantee_without_the_authoritys_key_no_other_authority_is_made(tmp_path: Path) -> None:
+    """Was: another authority, with exit code 0, so that no silo could connect any more."""
+    make_keys(tmp_path, 2)
+    (tmp_path / "authority" / "ca.key").rename(tmp_path / "on another machine")
+    before = digests(tmp_path)
+    done = make_keys(tmp_path, 3, "fl.example.org")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "ca.key is not there, and silos trust its" in done.stderr
+    assert digests(tmp_path) == before
+
+
+@pytest.mark.parametrize("away", ["authority/ca.key", "authority"])
+def test_a_silo_is_added_without_the_authoritys_key_and_nothing_else_changes(tmp_path: Path, away: str) -> None:
+    folder = tmp_path / "keys"
+    make_keys(folder, 2)
+    (folder / away).rename(tmp_path / "away")
+    before = digests(folder)
+    assert make_keys(folder, 3).returncode == 0
+    after = digests(folder)
+    assert {name: after[name] for name in before} == before
+    assert after.keys() - before.keys() == {
+        *("silo-2/node/ca.crt", "silo-2/node/node.key", "silo-2/node/node.key.pub", "superlink/nodes/silo-2.pub")
+    }
+    assert "OK" in openssl("verify", "-CAfile", folder / "silo-2/node/ca.crt", folder / "superlink/server.pem")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who gives files away")
+def test_root_leaves_a_new_key_to_whom_the_others_belong(tmp_path: Path) -> None:
+    """Was: root's own, mode 0600, so that the SuperLink did not start any more."""
+    make_keys(tmp_path, 2)
+    nodes = tmp_path / "superlink" / "nodes"
+    for path in (tmp_path / "superlink", nodes, *nodes.iterdir()):
+        os.chown(path, 12345, 23456)
+    (nodes / "silo-1.pub").chmod(0o640)
+    assert make_keys(tmp_path, 3).returncode == 0
+    status = (nodes / "silo-2.pub").stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (12345, 23456, 0o640)
 
 
 def test_the_certificate_is_the_authoritys_for_the_names_that_were_given(tmp_path: Path) -> None:

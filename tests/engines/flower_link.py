@@ -14,7 +14,13 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid.http_grid import HttpGrid
 from starlette.testclient import TestClient
 
-from fedpriv.addons.services.certificates import SECRET_FILE, make_node_key, prepare_isolation, tls_options
+from fedpriv.addons.services.certificates import (
+    SECRET_FILE,
+    make_node_key,
+    prepare_isolation,
+    read_node_key,
+    tls_options,
+)
 from fedpriv.addons.services.flower_private import executor, silo_node
 from fedpriv.addons.services.flower_private.control import ApiClient
 from fedpriv.addons.services.flower_private.front import SuperLinkApp, make_superlink_app
@@ -76,7 +82,7 @@ class Link:
         node.mkdir()
         make_node_key(node / "node.key", node / "node.pub")
         (node / "ca.crt").write_bytes((self.folder / "ca.crt").read_bytes())
-        key = public_key_to_bytes(silo_node._read_private_key(node / "node.key").public_key())
+        key = public_key_to_bytes(read_node_key(node / "node.key").public_key())
         request = REGISTER_NODE.request_type(public_key=key, name=f"silo-{silo}")
         return int(self.control.ask(REGISTER_NODE, request).node_id)
 

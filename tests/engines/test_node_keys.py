@@ -1,4 +1,4 @@
-"""Public keys of SuperNodes: shown as ssh-keygen shows them, and revoked while a SuperLink runs."""
+"""Public keys of SuperNodes: shown as ssh-keygen shows them, added and revoked while a SuperLink runs."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.addons.services.certificates import (
-    RevocationMonitor,
+    KeyMonitor,
     key_fingerprint,
     make_node_key,
     node_public_key,
@@ -20,6 +20,8 @@ from fedpriv.cli.app import app
 from tests.engines.builders import refusal
 
 SILOS = 3
+NOTHING: tuple[list[str], dict[str, bytes]] = ([], {})
+"""What a monitor says of keys that are as before."""
 
 
 @pytest.fixture
@@ -40,9 +42,9 @@ def revoking(keys: Path, *options: str) -> tuple[int, str]:
     return done.exit_code, done.output if done.exception is None else str(done.exception)
 
 
-def watch_keys(keys: Path) -> RevocationMonitor:
+def watch_keys(keys: Path) -> KeyMonitor:
     """The monitor of a SuperLink that has registered these keys."""
-    return RevocationMonitor(keys, read_registered_keys(keys))
+    return KeyMonitor(keys, read_registered_keys(keys))
 
 
 def test_the_fingerprint_is_the_one_that_ssh_keygen_shows(keys: Path) -> None:
@@ -78,56 +80,110 @@ def test_guarantee_a_superlink_that_runs_forgets_a_revoked_key_once_and_no_other
 ) -> None:
     own = key_fingerprint(node_public_key(public(keys, 1)))
     monitor = watch_keys(keys)
-    assert monitor.poll() == []
+    assert monitor.poll() == NOTHING
     kept = public(keys, 1).read_bytes()
     revoke_key(keys, 1)
-    assert monitor.poll() == ["silo-1"]
+    assert monitor.poll() == (["silo-1"], {})
     assert f"silo-1: the key {own} is revoked" in caplog.text
     public(keys, 1).write_bytes(kept)
-    assert monitor.poll() == []
+    assert monitor.poll() == NOTHING
     revoke_key(keys, 1)
-    assert monitor.poll() == [], "it is forgotten for as long as the SuperLink runs"
+    assert monitor.poll() == NOTHING, "it is forgotten for as long as the SuperLink runs"
 
 
 def test_guarantee_a_key_whose_place_another_has_taken_is_forgotten(keys: Path, tmp_path: Path) -> None:
     monitor = watch_keys(keys)
-    assert monitor.poll() == []
+    assert monitor.poll() == NOTHING
     draft = tmp_path / "silo-2.pub"
     make_node_key(tmp_path / "another.key", draft)
     os.replace(draft, public(keys, 2))
-    assert monitor.poll() == ["silo-2"]
+    assert monitor.poll() == (["silo-2"], {"silo-2": node_public_key(public(keys, 2))})
 
 
 def test_guarantee_a_key_that_went_while_the_superlink_started_is_forgotten(keys: Path) -> None:
     monitor = watch_keys(keys)
     revoke_key(keys, 0)
-    assert monitor.poll() == ["silo-0"]
+    assert monitor.poll() == (["silo-0"], {})
 
 
 def test_guarantee_a_key_that_changes_under_the_old_times_is_forgotten(keys: Path, tmp_path: Path) -> None:
     """Gains: another key at the place of a revoked one, copied there with `cp -p`."""
     monitor = watch_keys(keys)
-    assert monitor.poll() == []
+    assert monitor.poll() == NOTHING
     times = public(keys, 2).stat()
     make_node_key(tmp_path / "another.key", public(keys, 2))
     os.utime(public(keys, 2), ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert monitor.poll() == ["silo-2"]
+    assert monitor.poll() == (["silo-2"], {"silo-2": node_public_key(public(keys, 2))})
 
 
 def test_guarantee_keys_are_forgotten_that_a_returning_folder_lacks(keys: Path) -> None:
     monitor = watch_keys(keys)
-    assert monitor.poll() == []
+    assert monitor.poll() == NOTHING
     shutil.move(keys / "nodes", keys / "away")
-    assert monitor.poll() == []
+    assert monitor.poll() == NOTHING
     (keys / "nodes").mkdir()
-    assert monitor.poll() == ["silo-0", "silo-1", "silo-2"]
+    assert monitor.poll() == (["silo-0", "silo-1", "silo-2"], {})
 
 
 def test_a_disk_that_fails_is_no_revocation(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     monitor = watch_keys(keys)
-    assert monitor.poll() == []
+    assert monitor.poll() == NOTHING
     public(keys, 0).write_text("half a k")
-    assert monitor.poll() == []
+    assert monitor.poll() == NOTHING
     assert "a key that changed revokes nothing" in caplog.text
     shutil.move(keys / "nodes", keys / "away")
-    assert monitor.poll() == []
+    assert monitor.poll() == NOTHING
+
+
+def test_a_new_silos_key_is_registered_without_a_restart(keys: Path, tmp_path: Path) -> None:
+    """Was: a restart of the SuperLink, which ends the runs of all others."""
+    monitor = watch_keys(keys)
+    assert monitor.poll() == NOTHING
+    make_node_key(tmp_path / "new.key", public(keys, 3))
+    assert monitor.poll() == ([], {"silo-3": node_public_key(public(keys, 3))})
+    assert monitor.poll() == NOTHING
+    revoke_key(keys, 3)
+    assert monitor.poll() == (["silo-3"], {})
+
+
+def test_a_silos_second_key_takes_the_place_of_a_revoked_one(keys: Path, tmp_path: Path) -> None:
+    monitor = watch_keys(keys)
+    revoke_key(keys, 1)
+    assert monitor.poll() == (["silo-1"], {})
+    make_node_key(tmp_path / "second.key", public(keys, 1))
+    assert monitor.poll() == ([], {"silo-1": node_public_key(public(keys, 1))})
+
+
+@pytest.mark.parametrize("damage", ["unreadable", "no key", "another silo's", "another name"])
+def test_a_new_key_that_cannot_be_used_stops_nobody_else(
+    keys: Path, damage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Was: a key that root had left unreadable ended the SuperLink at its next start, again and again."""
+    monitor = watch_keys(keys)
+    assert monitor.poll() == NOTHING
+    new, read_bytes = public(keys, 3), Path.read_bytes
+    new.write_bytes(public(keys, 0).read_bytes() if damage == "another silo's" else b"no key")
+    if damage == "another name":
+        new.rename(keys / "nodes" / "silo-03.pub")
+    if damage == "unreadable":
+
+        def read(path: Path) -> bytes:
+            if path == new:
+                raise PermissionError(13, "Permission denied")
+            return read_bytes(path)
+
+        monkeypatch.setattr(Path, "read_bytes", read)
+    assert monitor.poll() == NOTHING
+    assert ("silo-3" in caplog.text) == (damage != "another name")
+    if damage in ("unreadable", "no key"):
+        assert sorted(read_registered_keys(keys)) == ["silo-0", "silo-1", "silo-2"]
+    monkeypatch.undo()
+    make_node_key(tmp_path / "new.key", new)
+    assert monitor.poll() == ([], {"silo-3": node_public_key(new)})
+
+
+def test_keys_none_of_which_can_be_read_are_refused(keys: Path) -> None:
+    for silo in range(SILOS):
+        public(keys, silo).write_text("no key")
+    with refusal(r"nodes: no public key of a SuperNode; run deploy/make-keys\.sh"):
+        read_registered_keys(keys)

@@ -86,7 +86,7 @@ def test_files_of_a_service_are_beside_its_socket_or_in_the_state_folder(
     assert service_folder("supernode-0", None).parent == tmp_path / "state" / "fedpriv"
     beside.parent.mkdir()
     beside.mkdir()
-    (beside / "stale").write_text("of a service that was killed")
+    (beside / "executor.17").write_text("of a service that was killed")
     with fresh_folder(beside):
         assert list(beside.iterdir()) == []
         assert beside.stat().st_mode & 0o777 == 0o700

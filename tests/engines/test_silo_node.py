@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from fedpriv.addons.services import service
-from fedpriv.addons.services.certificates import make_node_key
+from fedpriv.addons.services.certificates import make_node_key, read_node_key
 from fedpriv.addons.services.flower_private import front, silo_node
 from fedpriv.addons.services.flower_private.names import ACTIVATE_NODE, NODE_HEARTBEAT, PULL_MESSAGES
 from fedpriv.addons.services.flower_private.silo_node import FleetClient, LostError, SiloNode, read_configuration
@@ -99,7 +99,7 @@ def test_a_superlink_that_was_started_again_is_told_from_a_key_that_it_does_not_
         fleet.ask(PULL_MESSAGES, node={"node_id": 12345})
     assert "it was started again, or its key was revoked" in last_error(tmp_path)
     make_node_key(tmp_path / "other.key", tmp_path / "other.pub")
-    fleet._key = silo_node._read_private_key(tmp_path / "other.key")
+    fleet._key = read_node_key(tmp_path / "other.key")
     with pytest.raises(LostError):
         fleet.connect(None, registers_itself=False)
 

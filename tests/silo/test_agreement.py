@@ -1,6 +1,9 @@
 """What a guard says of a run before it is asked for a round, and what it spends for that: nothing."""
 
+import errno
 import hashlib
+import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +15,7 @@ from fedpriv.core.errors import RunError
 from fedpriv.protocol.messages import PROTOCOL_VERSION
 from fedpriv.silo.daemon import RequestQueue
 from fedpriv.silo.guard import Guard
+from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import ShardViews
 from tests.silo.evaluated import SCENARIO, guards_of, write_tested
@@ -73,6 +77,52 @@ def test_a_run_is_agreed_to_exactly_if_its_first_round_would_be_answered(tmp_pat
     before = digests(tmp_path)
     assert preview(guard, "one", CELL) == "yes"  # it is over, and its last round may be asked for again
     assert digests(tmp_path) == before
+
+
+def test_a_run_that_was_ended_before_its_last_round_is_not_agreed_to(tmp_path: Path) -> None:
+    """Was: agreed to, so that others were asked for a round that this silo refuses."""
+    guard = guard_at(tmp_path)
+    guard.answer("run", CELL, 1, ZERO)
+    with guard._ledger.lock(), guard._ledger.transaction():
+        guard._ledger.record_query("run", 8, b"")  # asked for the last round, and not answered
+    with guard._ledger.lock():
+        guard.end_run("run")
+    assert "this run was ended before its round 8" in preview(guard, "run", CELL)
+
+
+@pytest.mark.parametrize("disk", ["ledger", "mark"])
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_guarantee_a_silo_that_cannot_write_agrees_to_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str, number: int
+) -> None:
+    """Was: agreed to, and other silos were charged for a round that this one could not answer."""
+    path = write_silo(tmp_path)
+    (tmp_path / "other").mkdir()
+    path.write_text(path.read_text().replace("[allow]", 'mark = "other/mark"\n[allow]'))
+    guard, honest = guard_of(path), os.open
+    folder = tmp_path if disk == "ledger" else tmp_path / "other"
+
+    def refuse(name: Any, *arguments: Any, **options: Any) -> int:
+        if str(name).endswith(f".probe.{os.getpid()}") and Path(name).parent == folder:
+            raise OSError(number, os.strerror(number), str(name))
+        return honest(name, *arguments, **options)
+
+    assert preview(guard, "run", CELL) == "yes"
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(LedgerError, match=rf"cannot be written, so nothing is released: {os.strerror(number)}"):
+        guard.preview_admission("run", CELL)
+    assert guard._ledger.list_runs() == []
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_silo_without_room_for_a_round_agrees_to_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, usage = guard_at(tmp_path), shutil.disk_usage(tmp_path)
+    for free, word in ((8 * 8 * 7850 - 1, "No space left on device"), (8 * 8 * 7850, "yes")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        assert word in preview(guard, "run", CELL)
 
 
 def test_the_answer_does_not_depend_on_what_the_records_are(tmp_path: Path) -> None:

@@ -35,13 +35,14 @@ from fedpriv.server.strategy import ReleaseStrategy
 from fedpriv.silo import daemon
 from fedpriv.silo.daemon import Reply
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.guards import Guards
+from fedpriv.silo.guards import Guards, begin_ledgers
 from fedpriv.silo.ledger import LedgerError, SiloLedger
+from fedpriv.silo.metrics import is_listening, notify_manager, watch_socket
 from fedpriv.silo.policy import read_policy
 from tests.conftest import small_tree
 from tests.parts import in_parts
 from tests.silo.charged import charged
-from tests.silo.guarded import CELL, ZERO, start_daemon, write_silo
+from tests.silo.guarded import CELL, ZERO, guard_of, start_daemon, write_silo
 
 
 @contextmanager
@@ -226,7 +227,7 @@ def test_a_second_guard_leaves_the_first_its_socket(tmp_path: Path) -> None:
         second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         assert second.returncode == 2
         (line,) = second.stderr.strip().splitlines()
-        assert line.endswith("0.sock: a guard answers there already; end it before you start another")
+        assert line.endswith("0.sock: a service answers there already; end it before you start another")
         assert not isinstance(answer_at(tmp_path / "0.sock"), Refusal)
     with answering(path):
         assert not isinstance(answer_at(tmp_path / "0.sock"), Refusal), (
@@ -241,9 +242,64 @@ def test_a_socket_replaces_no_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     path.write_text(path.read_text().replace('"0.sock"', f'"{name}"'))
     content = (tmp_path / "shard-0.npz").read_bytes()
-    with pytest.raises(InputError, match=rf"{name}: is a file and no socket; set `socket` in the policy"):
+    with pytest.raises(InputError, match=rf"{name}: is a file, and no socket; name a path that is free"):
         daemon._listen(read_policy(path)).__enter__()
     assert (tmp_path / "shard-0.npz").read_bytes() == content
+
+
+def test_guarantee_a_second_guard_is_refused_before_it_opens_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: it wiped the journal and tidied the ledger of the first, and then was refused at the socket."""
+    path = write_silo(tmp_path)
+    monkeypatch.setattr(daemon, "open_guards", lambda *_: pytest.fail("the ledger was opened"))
+    with daemon._listen(read_policy(path)):
+        with pytest.raises(InputError, match=r"0\.sock: a service answers there already"):
+            daemon.serve_guard(path)
+        assert is_listening(tmp_path / "0.sock")
+    assert not (tmp_path / "0.sock").exists()
+
+
+def test_a_guard_that_does_not_start_leaves_no_socket(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    with pytest.raises(InputError, match="no ledger is there"):
+        daemon.serve_guard(path)
+    assert not (tmp_path / "0.sock").exists()
+
+
+def test_health_of_a_guard_is_that_of_its_disks_and_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: that its loop turned, while no round could be stored and another file was at its socket's place."""
+    path = write_silo(tmp_path)
+    begin_ledgers(policy := read_policy(path))
+    desk = daemon.RequestQueue(policy, cast(Any, SimpleNamespace(training=guard_of(path), tests=None)))
+    with daemon._listen(policy):
+        desk.why_unreachable = watch_socket(policy.socket)
+        assert desk._why_unhealthy() is None
+        with monkeypatch.context() as disk:
+            disk.setattr("fedpriv.silo.metrics.os.access", lambda *_: False)  # as on a read-only disk
+            assert str(tmp_path) in str(desk._why_unhealthy())
+        with monkeypatch.context() as disk:
+            disk.setattr("fedpriv.silo.metrics.shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+            assert "its disk is full" in str(desk._why_unhealthy())
+        policy.socket.unlink()
+        assert "this service's socket is gone" in str(desk._why_unhealthy())
+        policy.socket.write_text("another's")
+        assert "this service's socket is gone" in str(desk._why_unhealthy())
+        desk._start_time = time.monotonic() - 1000.0
+        assert "one answer for more than 900 s" in str(desk._why_unhealthy())
+
+
+def test_a_service_manager_is_told_when_a_guard_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(10.0)
+        notify_manager("READY=1")  # nobody asked for it
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        notify_manager("READY=1")
+        assert manager.recv(100) == b"READY=1"
+    notify_manager("READY=1")  # a manager that is gone stops nothing
 
 
 def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:
@@ -255,8 +311,8 @@ def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:
             client.setblocking(False)
             with suppress(BlockingIOError):
                 client.connect(str(tmp_path / "busy.sock"))
-        assert daemon.is_listening(tmp_path / "busy.sock")
-    assert not daemon.is_listening(tmp_path / "busy.sock"), "nobody listens any more"
+        assert is_listening(tmp_path / "busy.sock")
+    assert not is_listening(tmp_path / "busy.sock"), "nobody listens any more"
 
 
 def test_health_and_nonsense_are_answered_at_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,9 @@ This module makes, reads and checks certificates, warns before they end, and ren
 An authority is a key and its certificate (ca.key, ca.crt), with which the SuperLink's certificate (server.pem) is
 signed.  PEM is the text form of certificates and keys.
 
-A SuperLink registers the public keys of SuperNodes in the files keys/nodes/silo-N.pub when it starts, and keeps
-each of them as long as its file holds it.  Revocation removes that file.  A SuperLink notices renewals and
-revocations without a restart, and new keys only when it starts.  Silos' sites trust the authority, so that a
-renewal needs no action there.
+A SuperLink registers the public keys of SuperNodes in the files keys/nodes/silo-N.pub, each as long as its file
+holds it.  Revocation removes that file.  A SuperLink notices renewals, revocations and new keys without a restart.
+Silos' sites trust the authority, so that a renewal needs no action there.
 """
 
 import datetime
@@ -16,6 +15,7 @@ import ipaddress
 import logging
 import re
 import secrets
+import ssl
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +40,7 @@ _DAY_SECONDS, _DATE_FORMAT = 86_400.0, "%Y-%m-%d %H:%M UTC"
 AUTHORITY_KEY = "ca.key"
 AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, NODE_KEY_FILE = "ca.crt", "server.pem", "server.key", "node.key"
 SECRET_FILE = "superexec.secret"
+_SILO_FILE = re.compile(r"silo-(0|[1-9][0-9]*)\.pub")
 
 
 def make_server_keys(folder: Path) -> None:
@@ -90,6 +91,15 @@ def node_public_key(path: Path) -> bytes:
         key = serialization.load_ssh_public_key(path.read_bytes())
         if isinstance(key, ec.EllipticCurvePublicKey):
             return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        raise ValueError("it is no ECDSA key")
+
+
+def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a SuperNode's private key, or raise InputError if the file has none."""
+    with convert_key_errors(path, "private"):
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key
         raise ValueError("it is no ECDSA key")
 
 
@@ -205,6 +215,23 @@ def check_certificates(*paths: Path) -> None:
         )
 
 
+def load_key_pair(keys: Path, *contexts: ssl.SSLContext) -> None:
+    """Load server.pem and server.key of a folder into TLS contexts, first into one that is thrown away.
+
+    Raises:
+        InputError: The certificate is not valid now, or the key cannot be read, or is not the certificate's or not
+            readable without a password.  The contexts are not changed then.
+    """
+    check_certificates(keys / CERTIFICATE_FILE)
+    try:
+        for context in (ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), *contexts):
+            context.load_cert_chain(keys / CERTIFICATE_FILE, keys / KEY_FILE, password="")
+    except OSError as error:
+        raise InputError(
+            f"{keys / KEY_FILE}: expected the private key of {CERTIFICATE_FILE}, without a password ({error})"
+        ) from None
+
+
 class ExpiryMonitor:
     """Monitor of the ends of the certificates in files."""
 
@@ -318,25 +345,32 @@ def file_stamps(*paths: Path) -> list[tuple[int, int]]:
 def read_registered_keys(keys: Path) -> dict[str, bytes]:
     """Read the registered public keys of SuperNodes (PEM) in keys/nodes, by names of silos such as silo-0.
 
+    A file that cannot be read, or is no key, is left out with a warning, so that it stops no other silo.
+
     Raises:
-        InputError: If there is no key, a file is no key or has another name, or two silos have the same key.
+        InputError: If there is no key, a file has another name, or two silos have the same key.
     """
     paths = sorted((keys / "nodes").glob("*.pub"))
-    unnamed_paths = [path for path in paths if not re.fullmatch(r"silo-(0|[1-9][0-9]*)\.pub", path.name)]
+    unnamed_paths = [path for path in paths if not _SILO_FILE.fullmatch(path.name)]
+    refuse({f"{path}: expected silo-N.pub, which says whose key it is": True for path in unnamed_paths})
+    key_by_name = {path.stem: key for path in paths if (key := _try_key(path)) is not None}
     refuse(
         {
-            f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh": not paths,
-            **{f"{path}: expected silo-N.pub, which says whose key it is": True for path in unnamed_paths},
-        }
-    )
-    key_by_name = {path.stem: node_public_key(path) for path in paths}
-    refuse(
-        {
+            f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh": not key_by_name,
             f"{keys / 'nodes'}: two silos have one key; each needs its own": len({*key_by_name.values()})
-            < len(key_by_name)
+            < len(key_by_name),
         }
     )
     return key_by_name
+
+
+def _try_key(path: Path) -> bytes | None:
+    """Return the public key in a file (PEM), or None with a warning for a file without a readable one."""
+    try:
+        return node_public_key(path)
+    except InputError as error:
+        _log.warning("%s is not registered, and others are: %s", path.stem, error)
+        return None
 
 
 def key_fingerprint(key: bytes) -> str:
@@ -369,8 +403,8 @@ def revoke_key(key_folder: Path, silo: int) -> str:
     return fingerprint
 
 
-class RevocationMonitor:
-    """Monitor that detects the revocation of registered keys.
+class KeyMonitor:
+    """Monitor that detects new registered keys, and the revocation of others.
 
     Guarantee: a key whose file is absent, or has another key, in a call of `poll` is revoked for as long as this
     SuperLink runs, whatever becomes of the file.  A file that cannot be read, or a folder that is absent, revokes
@@ -379,27 +413,32 @@ class RevocationMonitor:
 
     def __init__(self, keys: Path, nodes: Mapping[str, bytes]) -> None:
         """Monitor the keys that `read_registered_keys` returned as `nodes`."""
-        self._valid_keys = {keys / "nodes" / f"{name}.pub": key for name, key in nodes.items()}
+        self._folder, self._known_keys = keys / "nodes", {*nodes.values()}
+        self._valid_keys = {self._folder / f"{name}.pub": key for name, key in nodes.items()}
         self._stamps: list[tuple[int, int]] | None = None
 
-    def poll(self) -> list[str]:
-        """Return the silos whose keys were revoked since the last call, each of them once.
+    def poll(self) -> tuple[list[str], dict[str, bytes]]:
+        """Return the silos whose keys were revoked since the last call, each once, and the new keys (PEM) by silo.
 
-        Files are read by the first call, and later only if one of them or their folder has changed.
-
-        Returns:
-            Names of the silos, such as "silo-0".
+        A key that this SuperLink has known before is not new.  Files are read by the first call, and later only if
+        one of them or their folder has changed.
         """
-        last_stamps, self._stamps = (
-            self._stamps,
-            file_stamps(*self._valid_keys, *{path.parent for path in self._valid_keys}),
-        )
+        paths = [path for path in sorted(self._folder.glob("*.pub")) if _SILO_FILE.fullmatch(path.name)]
+        last_stamps, self._stamps = self._stamps, file_stamps(self._folder, *self._valid_keys, *paths)
         if self._stamps == last_stamps:
-            return []
+            return [], {}
         revoked = [path for path, key in self._valid_keys.items() if _is_revoked(path, key)]
         for path in revoked:
             _log.warning("%s: the key %s is revoked", path.stem, key_fingerprint(self._valid_keys.pop(path)))
-        return [path.stem for path in revoked]
+        new_keys = {path: _try_key(path) for path in paths if path not in self._valid_keys}
+        for path, key in new_keys.items():
+            if key is not None and key in self._known_keys:
+                _log.warning("%s: its key was another silo's or was revoked, and is not registered", path.stem)
+            elif key is not None:
+                self._known_keys.add(key)
+                self._valid_keys[path] = key
+        new_names = {path.stem: key for path, key in self._valid_keys.items() if path in new_keys}
+        return [path.stem for path in revoked], new_names
 
 
 def _is_revoked(path: Path, key: bytes) -> bool:

@@ -307,6 +307,7 @@ class LocalSilo:
         )
 
 
+_MAX_START_SECONDS = 600.0  # a server has started within seconds, and on a very busy machine within minutes
 _POLL_SECONDS = 0.2
 _STATUS_SECONDS = 5.0
 _END_SECONDS = 60.0  # largest wait for Ray's processes, which outlive a simulation that is interrupted
@@ -361,7 +362,8 @@ def follow_run(
 
     Raises:
         InputError: If the server refuses the run as it was written.
-        RunError: If the run fails or ends without an outcome, or a necessary process has ended.
+        RunError: If the run fails, ends without an outcome or is not started within ten minutes, or a necessary
+            process has ended.
         LostRunError: If a restart of the SuperLink ended the run, which can be submitted again.
         UnreachableError: If the SuperLink does not answer for two minutes.
     """
@@ -400,6 +402,9 @@ def follow_run(
                     raise RunError(f"Flower ended the run without a result{details_note}{link.log_tail()}")
                 if not (status.is_over or status.state.startswith("running")):
                     progress.report_waiting(f"the SuperLink to start the run, which is {status.state}", start_time)
+                    wait = time.time() - start_time
+                    start_fault = f"the SuperLink has not started the run in {wait:.0f} s; its log says why"
+                    refuse({start_fault + link.log_tail(): wait > _MAX_START_SECONDS}, RunError)
             if (wait := reader.read_waiting()) is not None:
                 silos, wait_start = wait
                 progress.report_waiting(

@@ -76,9 +76,11 @@ def stop(
 
 def _make_control(superlink: str) -> "ControlClient":
     from fedpriv.addons.services.flower_private.control import ControlClient
-    from fedpriv.engines.table import Connection
 
-    Connection(superlink)  # refuses an invalid address
+    if not superlink.startswith("unix:"):
+        from fedpriv.engines.table import Connection  # imports torch
+
+        Connection(superlink)  # refuses an invalid address
     return ControlClient(superlink)
 
 

@@ -12,6 +12,7 @@ health follows from these heartbeats, and describes this service only.
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -38,6 +39,8 @@ LOST_EXIT_CODE = 75
 """Exit code of a part that lost the other side of the network, or the process that supervises it."""
 _STALL_SECONDS = 60.0
 """Seconds without a heartbeat after which a service is unhealthy.  Parts at work write one every few seconds."""
+_MIN_FILES = 256
+"""Open files that a service needs, with some silos and runs."""
 
 
 class Heartbeat(NamedTuple):
@@ -139,6 +142,22 @@ class OutageLog:
         if self._outage_start is not None:
             _log.info("%s is back after %.0f s", self._subject, time.monotonic() - self._outage_start)
             self._outage_start = None
+
+
+def raise_file_limit(service: str) -> None:
+    """Raise this process's limit of open files to the largest that the machine allows.
+
+    Raises:
+        InputError: The machine allows fewer than a service needs.
+    """
+    _, allowed_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    refuse(
+        {
+            f"{service}: {allowed_files} open files are allowed, and {_MIN_FILES} are needed; raise LimitNOFILE= "
+            "of its unit, or `ulimit -n`": allowed_files != resource.RLIM_INFINITY and allowed_files < _MIN_FILES
+        }
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed_files, allowed_files))
 
 
 def exit_on_signals() -> None:
@@ -265,15 +284,26 @@ def service_folder(name: str, socket: Path | None) -> Path:
     return state_root() / f"{name}-{os.getpid()}" if socket is None else socket.with_name(f"{socket.name}.d")
 
 
+_OWN_STEMS = {"ca", "server", "superexec", "refused", "node", EXECUTOR, SUPERNODE}
+"""Names, without endings, of the files in the folder of a running service."""
+
+
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
     """Make an empty `folder` of mode 0700, and delete it at the end of the block.
 
-    A folder that is there, such as that of a service that was killed, is replaced.
+    The folder of a service that was killed is replaced, and one with other files stays as it is.
 
     Raises:
-        InputError: The folder cannot be made.
+        InputError: The folder cannot be made, or has other files.
     """
+    others = [] if not folder.is_dir() else [path for path in folder.iterdir() if path.stem not in _OWN_STEMS]
+    refuse(
+        {
+            f"{path}: is no file of a service, and its folder would be replaced; move it away": True
+            for path in others
+        }
+    )
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

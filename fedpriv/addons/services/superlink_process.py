@@ -21,16 +21,15 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import uvicorn
 from starlette.responses import JSONResponse, PlainTextResponse
@@ -40,10 +39,13 @@ from fedpriv.addons.services.certificates import (
     AUTHORITY_FILE,
     CERTIFICATE_FILE,
     KEY_FILE,
+    SECRET_FILE,
     ExpiryMonitor,
-    RevocationMonitor,
+    KeyMonitor,
     check_certificates,
     file_stamps,
+    key_fingerprint,
+    load_key_pair,
     prepare_isolation,
     read_registered_keys,
     tls_options,
@@ -59,6 +61,7 @@ from fedpriv.addons.services.service import (
     HealthCheck,
     fresh_folder,
     lost_part_error,
+    raise_file_limit,
     service_folder,
     why_stalled,
 )
@@ -66,7 +69,7 @@ from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.logs import configure_service_logging
 from fedpriv.engines.children import end_processes
 from fedpriv.protocol.messages import REFUSED_SILOS_VARIABLE, REGISTERED_NODES_VARIABLE
-from fedpriv.silo.metrics import ServiceMetric, open_private_socket, serve_metrics
+from fedpriv.silo.metrics import ServiceMetric, notify_manager, open_private_socket, serve_metrics, watch_socket
 
 _log = logging.getLogger("fedpriv.superlink")
 _POLL_SECONDS = 0.5  # seconds between two checks of servers, executor and keys
@@ -140,10 +143,13 @@ def serve_superlink(
     """
     # Read keys and certificates, and refuse bad ones, before anything is made.
     configure_service_logging()
+    raise_file_limit("fedpriv superlink")
     runs = RunHistory(runs_path)
     nodes = {} if keys is None else read_registered_keys(keys)
     certificates = [] if keys is None else [keys / AUTHORITY_FILE, keys / CERTIFICATE_FILE]
     check_certificates(*certificates)
+    if keys is not None:
+        load_key_pair(keys)
     refuse(
         {"fedpriv superlink: give --keys FOLDER (see deploy/make-keys.sh)": not (keys or simulation or insecure)}
     )
@@ -163,6 +169,7 @@ def serve_superlink(
         ]
         # Make the app of the SuperLink, and a filter of its paths for each API.
         superlink_app = make_superlink_app(options)
+        logging.getLogger("flwr").setLevel(os.environ.get("FLWR_LOG_LEVEL", "WARNING"))
         app = Presence(superlink_app.app, nodes, folder / "refused.json")
         # Let threads take turns more often than by default: Flower answers in threads, and the event loop waits.
         sys.setswitchinterval(0.0005)
@@ -172,7 +179,12 @@ def serve_superlink(
             runs.update(await superlink_app.list_runs())
             return {**app.snapshot(), "runs": runs.runs()}
 
-        health = partial(why_stalled, folder, EXECUTOR, time.monotonic())
+        checks: list[HealthCheck] = [
+            partial(why_stalled, folder, EXECUTOR, time.monotonic()),
+            watch_socket(control),
+            runs.why_stuck,
+        ]
+        health = partial(_why_unhealthy, folder, certificates, checks)
         make_filter = partial(PathFilter, app, health=health)
         # The three servers serve one app, whose lifespan the first of them runs.
         servers = [
@@ -180,21 +192,30 @@ def serve_superlink(
             _Server(_make_server_config(make_filter(prefix=RUNTIME_PREFIX), folder)),
             _Server(_make_server_config(make_filter(prefix=FLEET_PREFIX), keys)),
         ]
-        expiry_monitor, revocation_monitor = ExpiryMonitor(*certificates), RevocationMonitor(keys or folder, nodes)
+        expiry_monitor, key_monitor = ExpiryMonitor(*certificates), KeyMonitor(keys or folder, nodes)
         certificate_reloader = _CertificateReloader(servers[2].config, keys or folder)
 
         async def poll() -> None:
             """Update the list of runs, unregister revoked keys, and load a renewed certificate."""
             if runs.is_due():
                 runs.update(await superlink_app.list_runs())
-            for name in revocation_monitor.poll():
+            revoked_names, new_keys = key_monitor.poll()
+            for name in revoked_names:
                 await superlink_app.unregister_node(name)
                 _log.warning("%s: its key is revoked and opens nothing from now on", name)
+            for name, key in new_keys.items():
+                try:
+                    await superlink_app.register_nodes({name: key})
+                    app.add_nodes({name: key})
+                    _log.info("%s: its key %s is registered from now on", name, key_fingerprint(key))
+                except RunError as error:  # others go on
+                    _log.warning("%s", error)
+            notify_manager("WATCHDOG=1")
             expiry_monitor.poll()
             certificate_reloader.poll()
 
         # Start the executor and the metrics, and serve.
-        runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=servers[0].config.get_loop_factory()))
         runner.run(superlink_app.check_access(has_registered_keys=bool(nodes), has_fleet=not simulation))
         runner.run(superlink_app.register_nodes(nodes))
         variables = {
@@ -208,30 +229,41 @@ def serve_superlink(
         )
         # Tasks outlive an executor that is killed.  They would go on with a run, beside the run's next server.
         stack.callback(lambda: end_processes([executor, *find_tasks(os.getpid())]))
+        own_metrics = ServiceMetric(
+            "fedpriv_superlink_info", "The SuperLink's version.", 1, {"version": version("fedpriv")}
+        )
         stack.enter_context(
             serve_metrics(
-                metrics_address, lambda: [*_superlink_metrics(app.snapshot(), health), *expiry_monitor.metrics()]
+                metrics_address,
+                lambda: [
+                    own_metrics,
+                    ServiceMetric("fedpriv_superlink_healthy", "1 if its parts are at work.", health() is None),
+                    *app.metrics(),
+                    *runs.metrics(),
+                    *expiry_monitor.metrics(),
+                ],
             )
         )
+        notify_manager("READY=1")
         # A simulation has no socket for SuperNodes, and then the last server is left out.
         runner.run(_serve_until_signal(list(zip(servers, sockets, strict=False)), executor, poll))
 
 
-def _superlink_metrics(presence: Mapping[str, Any], health: HealthCheck) -> list[ServiceMetric]:
-    """Return metrics for Prometheus, with each silo by its name, whether it ever connected or not."""
-    return [
-        ServiceMetric("fedpriv_superlink_info", "The SuperLink's version.", 1, {"version": version("fedpriv")}),
-        ServiceMetric("fedpriv_superlink_healthy", "1 if its parts are at work.", health() is None),
-        *(
-            ServiceMetric(f"fedpriv_superlink_silo_{name}", help_text, silo.get(key, 0.0), {"silo": silo_name})
-            for name, help_text, key in (
-                ("seen_seconds", "When it was heard of, since 1970; 0 if never.", "seen"),
-                ("ahead_seconds", "By how much its clock is ahead.", "ahead"),
-                ("refused_seconds", "When its clock kept it out, since 1970; 0 if it is let in.", "refused"),
-            )
-            for silo_name, silo in presence["silos"].copy().items()
-        ),
-    ]
+def _why_unhealthy(folder: Path, certificates: Sequence[Path], checks: Sequence[HealthCheck]) -> str | None:
+    """Return a fault of the service, or None.
+
+    Args:
+        folder: Folder of the service's own certificate, key and secret, which tasks read when they start.
+        certificates: Files of the certificates for SuperNodes.
+        checks: Further checks.
+    """
+    try:
+        check_certificates(folder / AUTHORITY_FILE, folder / CERTIFICATE_FILE, *certificates)
+        own_files = (folder / KEY_FILE, folder / SECRET_FILE)
+        refuse({f"{path}: the service's own file is gone": not os.access(path, os.R_OK) for path in own_files})
+    except InputError as error:
+        return str(error)
+    return next((fault for check in checks if (fault := check()) is not None), None)
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
@@ -306,12 +338,8 @@ class _CertificateReloader:
         if self._stamps == last_stamps or not self._config.loaded or self._config.ssl is None:
             return
         try:
-            check_certificates(self._files[0])
-            # A broken certificate fails in this context, and leaves the served one unchanged.
-            trial = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            for context in (trial, self._config.ssl):
-                context.load_cert_chain(*self._files)
-        except (InputError, OSError) as error:
+            load_key_pair(self._files[0].parent, self._config.ssl)
+        except InputError as error:
             _log.warning("a certificate that changed is not taken up: %s", error)
         else:
             _log.info("%s: the certificate that is there now is served", self._files[0])

@@ -8,14 +8,15 @@ again, without limit, and so is one that was killed.  Flower's own SuperNode is 
 code is.  Any other end of a part ends the service.
 """
 
+import fcntl
 import logging
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +27,7 @@ from fedpriv.addons.services.certificates import (
     ExpiryMonitor,
     check_certificates,
     prepare_isolation,
+    read_node_key,
     tls_options,
 )
 from fedpriv.addons.services.flower_private.executor import CLIENTAPP, executor_command
@@ -43,14 +45,15 @@ from fedpriv.addons.services.service import (
     health_socket,
     last_beat,
     lost_part_error,
+    raise_file_limit,
     script_path,
     service_folder,
     why_stalled,
 )
-from fedpriv.core.errors import refuse
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.logs import configure_service_logging
 from fedpriv.engines.children import end_processes
-from fedpriv.silo.metrics import ServiceMetric, serve_metrics
+from fedpriv.silo.metrics import ServiceMetric, notify_manager, serve_metrics
 
 _log = logging.getLogger("fedpriv.supernode")
 NODE_MODULE = "fedpriv.addons.services.flower_private.silo_node"
@@ -104,6 +107,7 @@ def run_supernode(
     """
     configure_service_logging(silo=silo)
     exit_on_signals()
+    raise_file_limit("fedpriv supernode")
     check_names()  # refuses a Flower without the private names that fedpriv needs
     refuse(
         {
@@ -112,19 +116,17 @@ def run_supernode(
             )
         }
     )
-    if keys is not None:
-        check_certificates(keys / AUTHORITY_FILE)
-        key = keys / NODE_KEY_FILE
-        refuse({f"{key}: no such key; run deploy/make-keys.sh, or ssh-keygen": not key.exists()})
     # Serve health and metrics while the parts run.
     folder = service_folder(f"supernode-{silo}", health_path)
     monitor = SupernodeMonitor(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (
+        _lock_key(keys),
         nullcontext() if health_path is None else health_socket(health_path, monitor.why_unhealthy),
         serve_metrics(metrics_address, lambda: monitor.metrics(silo)),
         fresh_folder(folder),
     ):
         os.environ[HEARTBEAT_FOLDER_VARIABLE] = str(folder)
+        notify_manager("READY=1")
         if apps:
             options = [
                 *prepare_isolation(folder),
@@ -144,12 +146,33 @@ def run_supernode(
         keep_running(lambda: _run_parts({SUPERNODE: node}, monitor), monitor)
 
 
+@contextmanager
+def _lock_key(keys: Path | None) -> Iterator[None]:
+    """Check certificate and key of a SuperNode, and lock the key against another SuperNode of this machine.
+
+    Raises:
+        InputError: A file cannot be used, or another SuperNode has the key.
+    """
+    with ExitStack() as stack:
+        if keys is not None:
+            check_certificates(keys / AUTHORITY_FILE)
+            read_node_key(keys / NODE_KEY_FILE)
+            file = stack.enter_context((keys / NODE_KEY_FILE).open("rb"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"{file.name}: another SuperNode runs with this key; end it first") from None
+            except OSError:  # a file system without locks
+                _log.debug("%s: cannot be locked", file.name)
+        yield
+
+
 class SupernodeMonitor:
     """Monitor of the parts while they run, which logs outages and certificates that expire soon."""
 
     def __init__(self, superlink: str, heartbeat_folder: Path, keys: Path | None, part: str = SUPERNODE) -> None:
         """Monitor the service, whose health follows from the heartbeats of `part`."""
-        self._part, self._heartbeat_folder = part, heartbeat_folder
+        self._part, self._heartbeat_folder, self._keys = part, heartbeat_folder, keys
         self._outage_log = OutageLog(f"answer of the SuperLink at {superlink}")
         self._expiry_monitor = ExpiryMonitor(*([] if keys is None else [keys / AUTHORITY_FILE]))
         self._start_time = time.monotonic()
@@ -157,8 +180,15 @@ class SupernodeMonitor:
     def why_unhealthy(self) -> str | None:
         """Return the fault of the service itself, or None.
 
-        A SuperLink that is away is no fault.
+        The parts have to be at work, and certificate and key to be readable and valid.  A SuperLink that is away
+        is no fault.
         """
+        try:
+            if self._keys is not None:
+                check_certificates(self._keys / AUTHORITY_FILE)
+                read_node_key(self._keys / NODE_KEY_FILE)
+        except InputError as error:
+            return str(error)
         return why_stalled(self._heartbeat_folder, self._part, self._start_time)
 
     def metrics(self, silo: int) -> list[ServiceMetric]:
@@ -260,6 +290,7 @@ def _run_parts(commands: Mapping[str, Sequence[str]], monitor: SupernodeMonitor)
                 if (code := process.poll()) is not None:
                     return name, code
             monitor.poll()
+            notify_manager("WATCHDOG=1")
             time.sleep(_POLL_SECONDS)
     finally:
         end_processes(parts.values(), _END_SECONDS)

@@ -3,6 +3,8 @@
 A route is a path of the SuperLink with the types of its request and its answer.  A bundle is the packed files of a
 Flower app, which a run is started with.  A follower of a run is a command that asks for the run's status until it
 ends.
+
+Requests that need modules of Flower import these, which takes seconds.  Showing silos and runs needs none.
 """
 
 import hashlib
@@ -14,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.cli.build import build_fab_from_files
-from flwr.supercore.error import ApiErrorCode
-from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from fedpriv.addons.services.flower_private import FOLLOWED_RUN_HEADER, RESTART_REASON, STATUS_PATH
@@ -142,6 +141,9 @@ class ControlClient:
         Raises:
             RunError: The SuperLink does not answer, refuses, or starts no run.
         """
+        from flwr.cli.build import build_fab_from_files
+        from google.protobuf.json_format import ParseDict
+
         # Flower names a bundle by its SHA-256.
         content, _ = build_fab_from_files({"pyproject.toml": pyproject.encode()})
         request = START_RUN.request_type()
@@ -193,6 +195,8 @@ class ControlClient:
             with open_client(self.address, self.root_certificates, connect_seconds=_CONNECT_SECONDS) as client:
                 return ask(client)
         except httpx.HTTPStatusError as error:
+            from flwr.supercore.error import ApiErrorCode
+
             code, reason = parse_refusal(error.response)
             if code == ApiErrorCode.RUN_ID_NOT_FOUND:
                 raise LostRunError(f"the SuperLink at {self.address} does not know this run") from None

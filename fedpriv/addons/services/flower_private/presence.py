@@ -13,20 +13,20 @@ serves SuperNodes.  A follower of a run is a command that asks for the run's sta
 
 import datetime
 import json
+import logging
 import os
 import time
 from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,10 +34,16 @@ from fedpriv.addons.services.flower_private import FOLLOWED_RUN_HEADER, RESTART_
 from fedpriv.addons.services.flower_private.control import ControlClient, RunStatus
 from fedpriv.addons.services.flower_private.names import CONTROL_PREFIX, FLEET_PREFIX
 from fedpriv.core.errors import InputError, refuse, sanitize_line
-from fedpriv.core.files import PRIVATE_MODE, write_bytes
-from fedpriv.protocol.messages import format_clock_offset, is_clock_tolerated
+from fedpriv.core.files import PRIVATE_MODE, acquire_lock, write_bytes
+from fedpriv.core.logs import log_fields
+from fedpriv.silo.metrics import ServiceMetric
 
+_log = logging.getLogger("fedpriv.superlink")
 _MAX_RUNS, _POLL_SECONDS = 1000, 2.0
+_ROUND_LOG_SECONDS = 60.0
+"""Seconds between two lines on the rounds of one run."""
+_START_SECONDS = 360.0
+"""Seconds after which a run that no server has taken up makes the service unhealthy."""
 
 
 class Presence:
@@ -56,8 +62,9 @@ class Presence:
             refusals_path: File in which a run's server finds the reason for which a silo is not admitted, or None.
         """
         self.app = app
-        self._name_by_key = {key.strip(): name for name, key in nodes.items()}
-        self._silos: dict[str, dict[str, Any]] = {name: {} for name in nodes}
+        self._name_by_key: dict[bytes, str] = {}
+        self._silos: dict[str, dict[str, Any]] = {}
+        self.add_nodes(nodes)
         self._followed_runs: dict[str, float] = {}
         self._refusals_path, self._start_time = refusals_path, time.time()
 
@@ -87,6 +94,12 @@ class Presence:
 
         await self.app(scope, receive, record_silo)
 
+    def add_nodes(self, nodes: Mapping[str, bytes]) -> None:
+        """Record silos by these names, whose former keys name them no longer, and public keys (PEM)."""
+        self._name_by_key = {key: name for key, name in self._name_by_key.items() if name not in nodes}
+        self._name_by_key |= {key.strip(): name for name, key in nodes.items()}
+        self._silos |= {name: {} for name in nodes}
+
     def snapshot(self) -> dict[str, Any]:
         """Return the facts on silos by name, and the last request of each run's follower by the run's id.
 
@@ -99,6 +112,18 @@ class Presence:
             other_runs = [item for item in self._followed_runs.items() if item[0] != run]
             self._followed_runs = dict([*other_runs, (run, time.time())][-_MAX_RUNS:])
 
+    def metrics(self) -> list[ServiceMetric]:
+        """Return metrics of each silo by its number, whether it ever connected or not, for Prometheus."""
+        return [
+            ServiceMetric(f"fedpriv_superlink_silo_{name}", help_text, silo.get(key, 0.0), {"silo": number})
+            for name, help_text, key in (
+                ("seen_seconds", "When it was heard of, since 1970; 0 if never.", "seen"),
+                ("ahead_seconds", "By how much its clock is ahead.", "ahead"),
+                ("refused_seconds", "When its clock kept it out, since 1970; 0 if it is let in.", "refused"),
+            )
+            for number, silo in [(name.removeprefix("silo-"), silo) for name, silo in self._silos.copy().items()]
+        ]
+
     def _note_silo(self, headers: Headers, arrival_time: float, *, is_admitted: bool) -> None:
         """Record a silo's admitted request, or the refusal of a signed request with a wrong clock.
 
@@ -109,6 +134,11 @@ class Presence:
             arrival_time: Arrival of the request, in seconds of the epoch.
             is_admitted: Whether the app admitted the request.
         """
+        from flwr.common.constant import TIMESTAMP_HEADER  # slow to import, and no command needs them
+        from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+
+        from fedpriv.protocol.messages import is_clock_tolerated
+
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         silo = self._silos[self._name_by_key[key.strip()]]
         timestamp = headers[TIMESTAMP_HEADER]
@@ -141,16 +171,52 @@ class Presence:
                 self._refusals_path.write_text(json.dumps(refusals), encoding="utf-8")
 
 
+def _format_offset(ahead: float) -> str:
+    from fedpriv.protocol.messages import format_clock_offset  # imports Flower
+
+    return format_clock_offset(ahead)
+
+
 def format_clock_refusal(ahead: float) -> str:
     """Return the reason for which a silo's clock keeps it out."""
-    return f"its clock is {format_clock_offset(ahead)} the SuperLink's, which refuses it; set both by NTP"
+    return f"its clock is {_format_offset(ahead)} the SuperLink's, which refuses it; set both by NTP"
+
+
+class RunReport(NamedTuple):
+    """Report of a run's server in the run's folder."""
+
+    rounds: int = 0
+    """Number of finished rounds."""
+    silos: tuple[int, ...] = ()
+    """Silos for which the server waits."""
+    failure: str = ""
+    """Reason of the run's failure, or "" without one."""
+
+
+def read_report(folder: str) -> RunReport:
+    """Read the reports in the folder of a run.  A missing or damaged report counts as none.
+
+    `FolderReader` reads the same files and the run's result, and imports torch.
+    """
+
+    def read(name: str, convert: Callable[[str], Any], fallback: object) -> Any:
+        try:
+            return convert(Path(folder or os.devnull, name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, KeyError, TypeError):
+            return fallback
+
+    return RunReport(
+        read("progress", int, 0),
+        read("waiting.json", lambda text: tuple(map(int, json.loads(text)["silos"])), ()),
+        read("failure.json", lambda text: str(json.loads(text)["message"]), ""),
+    )
 
 
 class RunHistory:
     """Last thousand runs, stored in a file of mode 0600 if a path is given."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the file of runs, and mark unfinished ones as failed by the restart of the SuperLink.
+        """Read the file of runs, where unfinished runs are marked as failed by the restart, and lock it.
 
         Args:
             path: File, which need not exist, or None for a history in memory.
@@ -160,6 +226,8 @@ class RunHistory:
         """
         self._path, self._next_poll = path, 0.0
         self._runs: dict[str, dict[str, Any]] = {}
+        self._reports: dict[str, tuple[RunReport, float]] = {}
+        self._start_times: dict[str, float] = {}
         if path is None:
             return
         end_fields = {
@@ -175,37 +243,98 @@ class RunHistory:
                     f"--state {path}: cannot be written there": not (exists or os.access(path.parent, os.W_OK)),
                 }
             )
+            self._lock = path.with_name(f".{path.name}.lock").open("a")
+            acquire_lock(self._lock.fileno(), 0.0)
             if exists:
                 self._runs = {
                     str(run["run"]): dict(run) if run.get("finished") else {**run, **end_fields}
                     for run in json.loads(path.read_text(encoding="utf-8"))
                 }
+        except BlockingIOError:
+            raise InputError(f"--state {path}: another SuperLink keeps its runs there; end it first") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"--state {path}: cannot be used ({error}); move it away to begin another") from None
 
     def is_due(self) -> bool:
-        """Whether the runs are to be polled again, at most every two seconds and only for a file.
+        """Whether the runs are to be polled again, at most every two seconds.
 
         The two seconds begin with an answer True.
         """
-        if self._path is None or time.monotonic() < self._next_poll:
+        if time.monotonic() < self._next_poll:
             return False
         self._next_poll = time.monotonic() + _POLL_SECONDS
         return True
 
     def update(self, runs: Iterable[Any]) -> None:
-        """Record these runs, and write the file if they have changed.
+        """Record these runs, log their changes, and write the file if they have changed.
 
         An error such as a full disk is ignored.  The file is then written after the next change, or by the next
         call if there is no file.  Details of a run are not written to the file.
         """
-        last_runs = self.runs()
-        self._runs |= {str(run.run_id): _run_data(run) for run in runs}
+        last_runs, current_runs, now = self.runs(), [_run_data(run) for run in runs], time.monotonic()
+        for data in current_runs:
+            if not RunStatus(self._runs.get(data["run"], data | {"state": ""})["state"]).is_over:
+                self._log_changes(data, now)
+        self._start_times = {
+            data["run"]: self._start_times.get(data["run"], now)
+            for data in current_runs
+            if data["state"] in ("pending", "starting")
+        }
+        self._runs |= {data["run"]: data for data in current_runs}
         self._runs = dict(list(self._runs.items())[-_MAX_RUNS:])
         if self._path is not None and (self.runs() != last_runs or not self._path.exists()):
             entries = [{key: value for key, value in run.items() if key != "details"} for run in self.runs()]
             with suppress(OSError):
                 write_bytes(self._path, json.dumps(entries).encode(), PRIVATE_MODE)
+
+    def _log_changes(self, data: Mapping[str, Any], now: float) -> None:
+        """Log the changes of a run of this SuperLink: its state, its rounds, and the silos that it waits for."""
+        run, status, report = data["run"], RunStatus(data["state"]), read_report(data["folder"])
+        last_report, last_time = self._reports.get(run, (RunReport(), 0.0))
+        is_round_due = report.rounds > last_report.rounds and now - last_time > _ROUND_LOG_SECONDS
+        reason = f": {report.failure or data['details']}" if report.failure or data["details"] else ""
+        waiting = f"waits for silo {', '.join(map(str, report.silos))}" if report.silos else "waits no longer"
+        lines = [
+            (run not in self._reports, "started", f"is to write to {sanitize_line(data['folder'])}"),
+            (report.silos != last_report.silos and not status.is_over, "waiting", waiting),
+            (is_round_due, "round", f"has done {report.rounds} rounds"),
+            (status.is_over, "ended", f"{status.state}{reason}"),
+        ]
+        for is_due, event, message in lines:
+            is_warning = (event == "waiting" and report.silos) or (event == "ended" and reason)
+            if is_due:
+                level = logging.WARNING if is_warning else logging.INFO
+                _log.log(level, "%s", message, extra=log_fields(run, report.rounds, event))
+        self._reports[run] = (
+            (report, now) if is_round_due else (last_report._replace(silos=report.silos), last_time)
+        )
+        if status.is_over:
+            del self._reports[run]
+
+    def why_stuck(self) -> str | None:
+        """Return a fault if no server has taken up a run for six minutes, or None."""
+        waits = ((run, time.monotonic() - start_time) for run, start_time in self._start_times.items())
+        faults = (f"run {run} is not started after {wait:.0f} s" for run, wait in waits if wait > _START_SECONDS)
+        return next(faults, None)
+
+    def metrics(self) -> list[ServiceMetric]:
+        """Return the number of runs by state, and rounds and awaited silos of open runs, for Prometheus."""
+        runs, name = self.runs(), "fedpriv_superlink_run"
+        counts = Counter(data["state"].partition(" ")[0] for data in runs)
+        reports = {
+            data["run"]: read_report(data["folder"]) for data in runs if not RunStatus(data["state"]).is_over
+        }
+        return [
+            *(ServiceMetric(f"{name}s", "Runs.", count, {"state": state}) for state, count in counts.items()),
+            *(
+                ServiceMetric(f"{name}_rounds", "Rounds done of a run under way.", report.rounds, {"run": run})
+                for run, report in reports.items()
+            ),
+            *(
+                ServiceMetric(f"{name}_waits", "Silos that it waits for.", len(report.silos), {"run": run})
+                for run, report in reports.items()
+            ),
+        ]
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the runs, the oldest first."""
@@ -251,9 +380,7 @@ class FederationSilo:
         if self.seen is None or self.clock_ahead is None:
             return f"silo {self.silo}: not connected since the SuperLink was started"
         clock = (
-            "as here"
-            if abs(self.clock_ahead) < 1.0
-            else f"{format_clock_offset(self.clock_ahead)} the coordinator's"
+            "as here" if abs(self.clock_ahead) < 1.0 else f"{_format_offset(self.clock_ahead)} the coordinator's"
         )
         state = f"{'connected' if self.connected else 'away'}, last seen {ago}"
         return f"silo {self.silo}: {state}, fedpriv {self.fedpriv}, clock {clock}"
@@ -328,12 +455,10 @@ def list_runs(control: ControlClient) -> list[FederationRun]:
 
 
 def _make_run(run: Mapping[str, Any], presence: Mapping[str, Any]) -> FederationRun:
-    from fedpriv.protocol.cell_folder import FolderReader  # imports torch, which the SuperLink does not need
-
     folder, followed = str(run["folder"]), presence["followed"].get(run["run"], presence["since"])
     return FederationRun(
         **{name: str(run.get(name, "")) for name in ("run", "state", "started", "finished", "details")},
-        rounds=FolderReader(Path(folder)).read_round() if folder else 0,
+        rounds=read_report(folder).rounds,
         folder=sanitize_line(folder),
         orphan=not RunStatus(run["state"]).is_over and time.time() - followed > _AWAY_SECONDS,
     )

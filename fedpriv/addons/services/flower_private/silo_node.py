@@ -40,7 +40,7 @@ from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedpriv.addons.services.certificates import AUTHORITY_FILE, NODE_KEY_FILE, convert_key_errors
+from fedpriv.addons.services.certificates import AUTHORITY_FILE, NODE_KEY_FILE, read_node_key
 from fedpriv.addons.services.flower_private import APP_PATH, VERSION_HEADER
 from fedpriv.addons.services.flower_private.control import ApiClient, open_client, parse_refusal
 from fedpriv.addons.services.flower_private.names import (
@@ -98,7 +98,7 @@ class FleetClient:
             InputError: The private key cannot be read.
         """
         self._key = (
-            ec.generate_private_key(ec.SECP384R1()) if keys is None else _read_private_key(keys / NODE_KEY_FILE)
+            ec.generate_private_key(ec.SECP384R1()) if keys is None else read_node_key(keys / NODE_KEY_FILE)
         )
         self.public_key = self._key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -195,15 +195,6 @@ def describe_clock_error(date: str | None, now: float) -> str | None:
         if not is_clock_tolerated(ahead):
             return f"this machine's clock is {format_clock_offset(ahead)} the SuperLink's; set it by NTP"
     return None
-
-
-def _read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read a SuperNode's private key, or raise InputError if the file has none."""
-    with convert_key_errors(path, "private"):
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
-        if isinstance(key, ec.EllipticCurvePrivateKey):
-            return key
-        raise ValueError("it is no ECDSA key")
 
 
 class SiloNode:

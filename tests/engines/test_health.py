@@ -1,0 +1,275 @@
+"""What an operator sees of a coordinator: health, log lines and metrics of runs, and refusals in words."""
+
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedpriv.addons.services import deployment, service, superlink_process, supernode_process
+from fedpriv.addons.services.certificates import load_key_pair, make_node_key, make_server_keys, prepare_isolation
+from fedpriv.addons.services.flower_private import presence
+from fedpriv.addons.services.flower_private.control import RunStatus
+from fedpriv.addons.services.flower_private.presence import Presence, RunHistory
+from fedpriv.addons.services.service import SUPERNODE
+from fedpriv.addons.services.superlink_process import _why_unhealthy
+from fedpriv.claims.outcome import RunObserver
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.protocol.cell_folder import FolderReader, report_waiting
+from fedpriv.scenario.load import load_scenario
+from fedpriv.silo.metrics import format_metrics, open_private_socket, watch_socket
+from fedpriv.study.sweep import RunOptions, run_sweep
+from tests.engines.builders import Clock, refusal, superlink_of
+
+EXPIRED = Path(__file__).with_name("expired.crt")
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "server.pem", "server.key", "superexec.secret"])
+def test_a_superlink_that_has_lost_a_file_of_its_own_is_ill(tmp_path: Path, name: str) -> None:
+    """Was: "at work", while no task could start, since a host had deleted what was ten days old."""
+    prepare_isolation(tmp_path)
+    healthy = partial(_why_unhealthy, tmp_path, [], [lambda: None])
+    assert healthy() is None
+    (tmp_path / name).unlink()
+    assert name in str(healthy())
+
+
+def test_a_superlink_whose_certificate_has_expired_or_whose_socket_is_anothers_is_ill(tmp_path: Path) -> None:
+    prepare_isolation(tmp_path)
+    assert "expired.crt: the certificate expired on" in str(_why_unhealthy(tmp_path, [EXPIRED], []))
+    path = tmp_path / "control.sock"
+    with open_private_socket(path, "--control"):
+        checks = [watch_socket(path)]
+        assert _why_unhealthy(tmp_path, [], checks) is None
+        path.unlink()
+        assert "this service's socket is gone" in str(_why_unhealthy(tmp_path, [], checks))
+        with open_private_socket(path, "--control"):
+            assert "this service's socket is gone" in str(_why_unhealthy(tmp_path, [], checks))
+
+
+def test_a_supernode_whose_key_or_certificate_is_gone_is_ill(tmp_path: Path) -> None:
+    make_server_keys(tmp_path)
+    make_node_key(tmp_path / "node.key", tmp_path / "node.pub")
+    monitor = supernode_process.SupernodeMonitor("127.0.0.1:1", tmp_path, tmp_path)
+    (tmp_path / SUPERNODE).write_text(f"{time.monotonic()} {time.monotonic()}\n")
+    assert monitor.why_unhealthy() is None
+    (tmp_path / "node.key").rename(tmp_path / "away")
+    assert "node.key: expected a private key" in str(monitor.why_unhealthy())
+    (tmp_path / "away").rename(tmp_path / "node.key")
+    (tmp_path / "ca.crt").write_bytes(EXPIRED.read_bytes())
+    assert "ca.crt: the certificate expired on" in str(monitor.why_unhealthy())
+
+
+def test_a_second_supernode_with_one_key_is_refused_before_it_asks(tmp_path: Path) -> None:
+    """Was: both asked the SuperLink, and each was turned away in turns."""
+    make_server_keys(tmp_path)
+    make_node_key(tmp_path / "node.key", tmp_path / "node.pub")
+    lock, second = supernode_process._lock_key, supernode_process._lock_key(tmp_path)
+    with lock(tmp_path), refusal(r"node\.key: another SuperNode runs with this key"), second:
+        pass
+    with lock(tmp_path), lock(None):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["broken", "another type", "missing"])
+def test_a_key_of_a_supernode_that_cannot_be_used_is_one_line(tmp_path: Path, kind: str) -> None:
+    """Was: "its SuperNode ended with exit code 1"."""
+    make_server_keys(tmp_path)
+    if kind == "another type":
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "node.key"], check=True)
+    elif kind == "broken":
+        (tmp_path / "node.key").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n")
+    started = supernode_process._lock_key(tmp_path)
+    with refusal(r"node\.key: expected a private key as `ssh-keygen -t ecdsa -b 384` makes \("), started:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["broken", "another's", "missing", "with a password"])
+def test_a_key_of_a_superlink_that_cannot_be_used_is_one_line(tmp_path: Path, kind: str) -> None:
+    """Was: a traceback of ssl."""
+    make_server_keys(tmp_path)
+    load_key_pair(tmp_path)
+    key = tmp_path / "server.key"
+    if kind == "another's":
+        certificate = (tmp_path / "server.pem").read_bytes()
+        make_server_keys(tmp_path)
+        (tmp_path / "server.pem").write_bytes(certificate)
+    elif kind == "with a password":
+        command = ["openssl", "pkey", "-aes256", "-passout", "pass:word", "-in", key, "-out", tmp_path / "locked"]
+        subprocess.run(command, check=True, capture_output=True)
+        (tmp_path / "locked").replace(key)
+    elif kind == "broken":
+        key.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n")
+    else:
+        key.unlink()
+    with refusal(r"server\.key: expected the private key of server\.pem, without a password \("):
+        load_key_pair(tmp_path)
+    (tmp_path / "nodes").mkdir()
+    make_node_key(tmp_path / "node.key", tmp_path / "nodes" / "silo-0.pub")
+    with refusal(r"server\.key: expected the private key"):
+        superlink_process.serve_superlink(tmp_path / "c.sock", tmp_path, host="127.0.0.1", port=1)
+    assert not (tmp_path / "c.sock").exists()
+
+
+def test_a_machine_that_allows_too_few_open_files_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: a traceback of whatever could not be opened."""
+    limits: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
+    monkeypatch.setattr(resource, "setrlimit", lambda *words: limits.append(words))
+    with refusal("fedpriv superlink: 16 open files are allowed, and 256 are needed; raise LimitNOFILE="):
+        service.raise_file_limit("fedpriv superlink")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 4096))
+    service.raise_file_limit("fedpriv superlink")
+    assert limits == [(resource.RLIMIT_NOFILE, (4096, 4096))]
+
+
+def flower_run(folder: Path, status: str = "running", sub: str = "", details: str = "") -> Any:
+    """A run as Flower lists it."""
+    return SimpleNamespace(
+        run_id=7,
+        status=SimpleNamespace(status=status, sub_status=sub, details=details),
+        running_at="2026-11-30T04:00:00+00:00",
+        finished_at="",
+        override_config={"out": SimpleNamespace(string=str(folder))},
+    )
+
+
+def test_a_run_is_told_from_its_start_to_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: three lines in three runs, none of them fedpriv's."""
+    caplog.set_level(logging.INFO, "fedpriv")
+    clock = Clock(1000.0)
+    monkeypatch.setattr(presence.time, "monotonic", clock.monotonic)
+    runs = RunHistory(None)
+
+    def look(*words: str, seconds: float = 61.0) -> None:
+        clock.now += seconds
+        runs.update([flower_run(tmp_path, *words)])
+
+    look("pending")
+    look()
+    (tmp_path / "progress").write_text("3")
+    look()
+    (tmp_path / "progress").write_text("4")
+    look(seconds=2.0)  # a line a minute
+    report_waiting(tmp_path, [1, 4], time.time())
+    look()
+    look()
+    report_waiting(tmp_path, [], time.time())
+    look()
+    (tmp_path / "failure.json").write_text(
+        json.dumps({"message": "2 of 3 silos do not take part", "exit_code": 1})
+    )
+    look("finished", "failed", "Flower's words")
+    look("finished", "failed", "Flower's words")
+    told = [(record.levelname, vars(record)["event"], vars(record)["round"]) for record in caplog.records]
+    assert told == [
+        ("INFO", "started", 0),
+        ("INFO", "round", 3),
+        ("WARNING", "waiting", 4),
+        ("INFO", "round", 4),
+        ("INFO", "waiting", 4),
+        ("WARNING", "ended", 4),
+    ]
+    assert {vars(record)["run"] for record in caplog.records} == {"7"}
+    assert caplog.messages[2] == "waits for silo 1, 4"
+    assert caplog.messages[-1] == "finished:failed: 2 of 3 silos do not take part"
+    assert runs._reports == {}, "nothing is kept of a run that is over"
+
+
+def test_metrics_of_a_superlink_have_runs_and_silos_by_the_number_that_guards_have(tmp_path: Path) -> None:
+    """Was: silo="silo-0" here and silo="0" at a guard, and no run."""
+    (tmp_path / "progress").write_text("5")
+    report_waiting(tmp_path, [2], time.time())
+    runs = RunHistory(None)
+    runs.update([flower_run(tmp_path)])
+    link = Presence(lambda *_: None, {"silo-0": b"a", "silo-11": b"b"})  # type: ignore[arg-type,return-value]
+    text = format_metrics([*link.metrics(), *runs.metrics()])
+    for line in (
+        'fedpriv_superlink_silo_seen_seconds{silo="0"} 0',
+        'fedpriv_superlink_silo_seen_seconds{silo="11"} 0',
+        'fedpriv_superlink_runs{state="running"} 1',
+        'fedpriv_superlink_run_rounds{run="7"} 5',
+        'fedpriv_superlink_run_waits{run="7"} 1',
+    ):
+        assert line in text.splitlines()
+    runs.update([flower_run(tmp_path, "finished", "completed")])
+    assert "run_rounds" not in format_metrics(runs.metrics())
+
+
+def test_a_run_that_no_server_takes_up_makes_the_superlink_ill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: "starting" for ever, and "at work"."""
+    clock, runs = Clock(1000.0), RunHistory(None)
+    monkeypatch.setattr(presence.time, "monotonic", clock.monotonic)
+    runs.update([flower_run(tmp_path, "starting")])
+    clock.now += 359.0
+    runs.update([flower_run(tmp_path, "starting")])
+    assert runs.why_stuck() is None
+    clock.now += 2.0
+    assert runs.why_stuck() == "run 7 is not started after 361 s"
+    runs.update([flower_run(tmp_path)])
+    assert runs.why_stuck() is None
+
+
+def test_a_run_that_is_not_started_ends_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: "starting" for 240 s, until somebody stopped waiting."""
+    monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "_MAX_START_SECONDS", 0.2)
+    progress = deployment.RunProgress(RunObserver(), 0, 6)
+    link = superlink_of(RunStatus("starting") for _ in iter(int, 1))
+    with refusal("the SuperLink has not started the run in 0 s; its log says why", RunError):
+        deployment.follow_run(link, 1, FolderReader(tmp_path), lambda: None, progress)
+
+
+def test_two_superlinks_do_not_share_a_list_of_runs(tmp_path: Path) -> None:
+    """Was: each wrote its own over the other's, and marked its runs as failed."""
+    path = tmp_path / "runs.json"
+    first = RunHistory(path)
+    with refusal(r"runs\.json: another SuperLink keeps its runs there; end it first"):
+        RunHistory(path)
+    first._lock.close()
+    RunHistory(path)
+
+
+def test_a_look_at_the_silos_imports_neither_flower_nor_torch() -> None:
+    """Was: 3.7 s of processor for each look."""
+    code = (
+        "import sys\nimport fedpriv.addons.services.flower_private.presence\n"
+        "print(sorted({'torch', 'flwr', 'fastapi', 'grpc'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+    """Gains: nothing but a folder of the wrong name, and all that was in it."""
+    folder = tmp_path / "c.sock.d"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine")
+    made = service.fresh_folder(folder)
+    with refusal(r"thesis\.tex: is no file of a service, and its folder would be replaced"), made:
+        pass
+    assert (folder / "thesis.tex").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone is refused")
+def test_a_run_that_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: runs/deployment with a results.json without cells."""
+    monkeypatch.delenv("FEDPRIV_ALLOW_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    scenario = Path(__file__).resolve().parents[2] / "scenarios" / "containers.toml"
+    with pytest.raises(InputError, match="as root here"):
+        run_sweep(load_scenario(scenario), RunOptions(engine="deployment"))
+    assert list(tmp_path.iterdir()) == []
