@@ -320,11 +320,6 @@ def describe_measurement(results: Results) -> str:
     Sentences follow where they apply: on published values that are not shown, random numbers that cells share,
     samples that no round reads, and models that are no better than a constant prediction.
     """
-    seeds = (
-        "of one seed"
-        if len(results.seeds) == 1
-        else f"means ± sample standard deviations over {len(results.seeds)} seeds"
-    )
     largest_differences = []
     for metric in published_metrics(results):
         differences = [
@@ -342,7 +337,16 @@ def describe_measurement(results: Results) -> str:
         describe_no_better_points(results),
     )
     return " ".join(
-        [f"Metrics are {seeds}, computed on engine {describe_engines(results)}.", *filter(None, notes)]
+        [f"{describe_seeds(results)}, computed on engine {describe_engines(results)}.", *filter(None, notes)]
+    )
+
+
+def describe_seeds(results: Results) -> str:
+    """Describe the number of seeds and what ± is, without a full stop."""
+    return (
+        "Metrics are of one seed"
+        if len(results.seeds) == 1
+        else f"Metrics are means ± sample standard deviations over {len(results.seeds)} seeds"
     )
 
 

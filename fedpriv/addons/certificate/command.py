@@ -512,7 +512,7 @@ def _share_of_cases(probability: float) -> str:
 
 
 def _describe_all_runs(silo: Mapping[str, Any]) -> str:
-    """Describe what the silo's other runs and this one allow to guess together, or return "" without others."""
+    """Describe the best guess from all runs of a silo together, or return "" if there is one run."""
     spent = silo["training"]["spent"]
     if spent["runs"] < 2:
         return ""
