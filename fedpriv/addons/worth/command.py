@@ -265,8 +265,8 @@ def _describe_gains(rows: Sequence[PointGains], metric: str) -> list[str]:
     """Return a sentence on each verdict: points that gain, that lose, and whose interval covers 0.
 
     A sentence has the gain of each point, in points or in the unit of the metric, with its interval.  Points with
-    one seed, or with the same gain at every seed, have no standard error and no verdict, which a sentence says, too.
-    The last sentence says how verdicts are found, if there are any.
+    one seed, or with the same gain at every seed, have no standard error and no verdict, which a sentence says,
+    too.  The last sentence says how verdicts are found, if there are any.
     """
     gaining, losing, unclear = "joining gains", "joining loses", "joining is not told apart from staying alone"
     one_seed, equal_gains = (
