@@ -21,7 +21,9 @@ from markupsafe import escape
 from fedpriv.addons.certificate.certify import (
     COORDINATOR,
     RESPONSIBLE_PEOPLE,
+    STATEMENT_NAMES,
     VerifiedCertificate,
+    format_envelopes,
     make_body,
     read_certificate,
     recompute_record,
@@ -566,7 +568,7 @@ def _escape_markdown(text: str) -> str:
 
 
 CERTIFICATE_FILE, PAGE_FILE, CARD_FILE = "certificate.json", "certificate.html", "model-card.md"
-BOARD_FILE = "board.html"
+BOARD_FILE, ENVELOPES_FILE = "board.html", "certificate.dsse.jsonl"
 
 
 def verify(path: Path, keys: Path | None, model: Path | None) -> None:
@@ -628,6 +630,7 @@ def certify(
         {COORDINATOR: coordinator_key.public_key(), **silo_keys},
         require_all_silos=False,
     )
+    write_text(folder / ENVELOPES_FILE, format_envelopes(read_certificate(path)))
     lines = [f"{COORDINATOR} {format_public_key(coordinator_key.public_key())}", *certificate.lines]
     if certificate.is_simulation or silo_statements:
         write_text(folder / BOARD_FILE, format_board_page(certificate))
@@ -659,13 +662,15 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
     """
     from fedpriv.addons.certificate.attest import attest
 
-    body: Mapping[str, Any] = read_certificate(path)["body"]
+    tree = read_certificate(path)
+    body: Mapping[str, Any] = tree["body"]
     try:
         try:
             recompute_record(body)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        facts = attest(policy, body["record"], sha256(canonical_json(body)))
+        says = STATEMENT_NAMES[tree["format"]]
+        facts = attest(policy, body["record"], sha256(canonical_json(body)), says)
     except FedprivError:
         raise
     except Exception as error:  # a coordinator can send a document of any shape
