@@ -1,14 +1,18 @@
 """What a wheel installs and what Flower bundles: one top-level package, and all that it needs."""
 
+import email
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from flwr.cli.build import build_fab_from_disk
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,6 +58,88 @@ def test_a_wheel_installs_one_package_and_its_files(wheel: list[str]) -> None:
     ):
         assert name in wheel
     assert any(name.endswith("LICENSE") for name in wheel)
+
+
+def project() -> dict[str, Any]:
+    tree: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return tree
+
+
+def test_the_licence_is_an_expression_and_the_authors_are_those_to_cite() -> None:
+    """A table `license = { file }` ends with setuptools of February 2027, and put 200 lines into a field."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (project()["license"], project()["license-files"]) == (cited["license"], ["LICENSE"])
+    assert project()["authors"] == cited["authors"]
+    assert not [text for text in project()["classifiers"] if text.startswith("License ::")]
+    assert project()["version"] == cited["version"]
+
+
+def test_every_python_that_is_named_is_tested() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
+    everything = {
+        step["with"]["python-version"]
+        for step in jobs["everything"]["steps"]
+        if "setup-python" in str(step.get("uses"))
+    }
+    tested = everything | set(jobs["pythons"]["strategy"]["matrix"]["python"])
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(project()["classifiers"]))
+    assert tested == set(named) == {"3.11", "3.12", "3.13", "3.14"}
+    assert project()["requires-python"] == f">={min(named, key=lambda text: int(text.split('.')[1]))}"
+
+
+def test_publishing_stores_no_password() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text(encoding="utf-8"))
+    publish = workflow["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["environment"] == {"name": "pypi"}
+    assert "secrets" not in str(workflow)
+    assert "with" not in publish["steps"][-1]
+
+
+URL = "https://example.org/group/fedpriv"
+
+
+def test_a_packages_readme_has_no_relative_link() -> None:
+    """An index shows README alone, where every relative link is dead."""
+    package = runpy.run_path(str(ROOT / "deploy" / "package.py"))
+    text = package["absolute_links"]((ROOT / "README.md").read_text(encoding="utf-8"), URL, "1.2")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert targets
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    inside = [target for target in targets if target.startswith(URL)]
+    assert len(inside) >= 10
+    for target in inside:
+        kind, version, path = target.removeprefix(f"{URL}/").split("/", 2)
+        assert (ROOT / path.partition("#")[0]).exists(), path
+        assert (kind, version) == ("raw" if path.endswith(".svg") else "blob", "v1.2")
+
+
+@pytest.mark.parametrize("url", ["", "git@github.com:a/b", "http://a/b", "https://a/b c", 'https://a/b"\nx = "'])
+def test_a_package_of_no_repository_is_not_built(url: str, tmp_path: Path) -> None:
+    package = runpy.run_path(str(ROOT / "deploy" / "package.py"))
+    with pytest.raises(ValueError, match="expected the URL of the repository"):
+        package["prepare"](url, tmp_path / "draft")
+    assert not (tmp_path / "draft").exists()
+
+
+@pytest.mark.slow
+def test_a_wheels_metadata_is_what_an_index_shows(tmp_path: Path) -> None:
+    package = runpy.run_path(str(ROOT / "deploy" / "package.py"))
+    package["prepare"](URL, tmp_path / "draft")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+         "--wheel-dir", str(tmp_path), str(tmp_path / "draft")],
+        check=True,
+    )  # fmt: skip
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as files:
+        (name,) = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(files.read(name))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Author"] == "The fedpriv authors"
+    assert f"Source, {URL}" in metadata.get_all("Project-URL", [])
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "](docs/" not in str(metadata.get_payload())
 
 
 def test_the_packages_that_are_installed_are_the_folders_with_modules() -> None:

@@ -1,6 +1,6 @@
 """Results of `fedpriv.run` and `fedpriv.load`, frozen, with tables and figures for notebooks."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -281,13 +281,20 @@ class RunResults:
             raise InputError(f"style = {style!r}: known styles are {', '.join(STYLES)}")
         return render_tables(read_claims(self.folder), style)
 
-    def plot(self) -> list[Path]:
-        """Draw the figures into folder/plots as PNG and SVG, and return the files.
+    def plot(
+        self, kinds: Sequence[str] = ("png", "svg"), *, with_title: bool = True, width: float | None = None
+    ) -> list[Path]:
+        """Draw the figures into folder/plots, and return the files.
+
+        Args:
+            kinds: Formats, each of png, svg and pdf.
+            with_title: Whether run, settings and seeds stand above each figure.
+            width: Width in inches, such as 3.25 for a column of a paper, or None for one that fits the panels.
 
         Raises:
-            InputError: No cell is finished, or the folder cannot be read.
+            InputError: No cell is finished, the folder cannot be read, or a format or the width is none.
         """
-        return plot_run(self.folder)
+        return plot_run(self.folder, kinds, with_title=with_title, width=width)
 
     def report(self, file: str | Path | None = None) -> Path:
         """Write a self-contained HTML report, and return its path.

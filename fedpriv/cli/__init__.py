@@ -18,6 +18,11 @@ INTERRUPTED = 130
 """Exit code of a process that was interrupted."""
 
 _PATH_ERRORS = {EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS}
+_UNIX_MODULES, _UNIX_ONLY = (
+    ("fcntl", "resource", "pwd", "termios"),
+    "this command needs Linux, because guards, services and audits use locks and limits that this system lacks; "
+    "simulations, accounting, tables and reports run here",
+)
 _PATH_REMEDY = "; give another path, which this user may write and read"
 
 
@@ -25,7 +30,8 @@ def main() -> None:
     """Run the `fedpriv` script, and end the process with a message and an exit code on a known error.
 
     The code is 130 for an interrupt (Ctrl-C), 2 for bad input (also a path that cannot be used, a number that is
-    too large, or a Flower that lacks a name), and 1 for a run that failed (also for a full disk or memory).
+    too large, a Flower that lacks a name, or a system that lacks a module), and 1 for a run that failed (also for
+    a full disk or memory).
     """
     from fedpriv.cli.app import app  # imported late: add-ons' options, which it imports, import this package
 
@@ -40,9 +46,9 @@ def main() -> None:
         message = f"{_format_path(error)}{error.strerror or error}{_PATH_REMEDY if has_path_error else ''}"
         _end(message, InputError.exit_code if has_path_error else RunError.exit_code)
     except ImportError as error:
-        if not (error.name or "").startswith("flwr"):
+        if not (error.name or "").startswith(("flwr", *_UNIX_MODULES)):
             raise
-        _end(_describe_missing_name(error), InputError.exit_code)
+        _end(_UNIX_ONLY if error.name in _UNIX_MODULES else _describe_missing_name(error), InputError.exit_code)
     except MemoryError:
         _end("out of memory; run fewer cells at a time, smaller batches or a smaller model", RunError.exit_code)
     except OverflowError as error:

@@ -256,17 +256,29 @@ def table(
 
 
 @app.command()
-def plot(run_dir: RunDir) -> None:
+def plot(
+    run_dir: RunDir,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--format", metavar="KIND", help="png, svg or pdf. Repeatable; png and svg."),
+    ] = None,
+    title: Annotated[bool, typer.Option(help="Write run, settings and seeds above each figure.")] = True,
+    width: Annotated[float | None, typer.Option(metavar="INCHES", help="Such as 3.25, a paper's column.")] = None,
+) -> None:
     """Draw the report's charts into RUN_DIR/plots.
 
     They show metrics by round and by privacy, clipping, the noise of mechanisms, and attacks.
 
-    Example: fedpriv plot runs/quickstart
+    Examples:
+
+        fedpriv plot runs/quickstart
+
+        fedpriv plot runs/quickstart --format pdf --no-title --width 3.25
     """
     from fedpriv.show.plots import plot_run
     from fedpriv.study.results import check_claims, read_claims
 
-    for path in plot_run(run_dir):
+    for path in plot_run(run_dir, kinds or ("png", "svg"), with_title=title, width=width):
         typer.echo(path)
     check_claims(run_dir, read_claims(run_dir))
 

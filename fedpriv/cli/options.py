@@ -390,10 +390,10 @@ GROUP_SUFFIX = "_together"
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
-    """Print facts as one JSON object, or as a table with the caveats of the largest ε.
+    """Print facts as one JSON object, or as a table with an attacker's best guess and caveats.
 
-    The caveats are sentences on an ε and δ that protect little.  An ε by another formula, or of several units, has
-    none, and JSON has none.
+    The best guess is that at the facts' μ.  The caveats are sentences on an ε and δ that protect little.  An ε by
+    another formula, or of several units, has none, and JSON has none.
 
     Args:
         facts: Values by name, with numbers unrounded.  The caveats read names that begin with "epsilon", and
@@ -417,7 +417,10 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
         and not (name in alternative_names or name.endswith(GROUP_SUFFIX))
         and isinstance(value, float)
     ]
-    for line in privacy_caveats(max(epsilons, default=0.0), facts.get("delta", 0.0)):
+    from fedpriv.claims.claim import describe_guess  # slow to import, and JSON needs none
+
+    guess = [describe_guess(facts["unit"], [facts["mu"]])] if facts.get("mu") and "unit" in facts else []
+    for line in (*guess, *privacy_caveats(max(epsilons, default=0.0), facts.get("delta", 0.0))):
         print_text(f"{line}\n")
 
 

@@ -88,6 +88,8 @@ def read_complete_lines(path: Path) -> list[bytes]:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the creations, removals and renames of files in `folder` are on the disk."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return  # Windows opens no folder, and only files are synced there
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,6 @@
 """Memory limits of this process: address space, data, and control groups."""
 
 import re
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -30,7 +29,6 @@ OUT_OF_MEMORY_TEXTS = (
     "error return without exception",
 )
 """Parts of libraries' error messages that mean a lack of memory."""
-_SYSTEM_RESOURCES = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 _CGROUP_FOLDER, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _V1_LIMIT_FILE, _V2_LIMIT_FILE = "memory.limit_in_bytes", "memory.max"
 
@@ -42,9 +40,15 @@ def format_mebibytes(size: int) -> str:
 
 def memory_limits() -> dict[str, int]:
     """Return the limits of this process by name, in bytes, without those that are not set."""
-    all_limits = {name: resource.getrlimit(number)[0] for name, number in _SYSTEM_RESOURCES.items()}
-    group = resource.RLIM_INFINITY if (limit := control_group_limit()) is None else limit
-    return {name: size for name, size in {**all_limits, "memory": group}.items() if size != resource.RLIM_INFINITY}
+    limits = dict[str, int | None]()
+    if find_spec("resource") is not None:  # it is missing on Windows
+        import resource
+
+        numbers = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
+        sizes = {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
+        limits = {name: None if size == resource.RLIM_INFINITY else size for name, size in sizes.items()}
+    limits["memory"] = control_group_limit()
+    return {name: size for name, size in limits.items() if size is not None}
 
 
 def check_memory_limits(policy: Path) -> None:

@@ -1,10 +1,14 @@
 """Signed documents: canonical JSON, Ed25519 keys in OpenSSH's files, and lists of trusted signers.
 
 Canonical JSON is byte for byte unique: sorted keys, one space of indentation for each level, ASCII, and floats as
-the shortest decimal that reads back the same.  A signature covers the purpose of the document together with its
-canonical JSON, so that no signature is valid for another purpose.  This module does not import torch.
+the shortest decimal that reads back the same.  A signature is that of a DSSE envelope (Dead Simple Signing
+Envelope 1.0.0), which other programs verify.  It covers the type of the document together with its canonical JSON,
+so that no signature is valid for another type.  This module does not import torch.
+
+Source: https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md .
 """
 
+import base64
 import hashlib
 import json
 import os
@@ -23,6 +27,8 @@ from fedpriv.core.files import PRIVATE_MODE
 
 _MAX_BYTES = 2**24
 """Largest size of a document in bytes."""
+_OLD_TYPE = "fedpriv certificate 2"
+"""Beginning of the types that fedpriv 0.3.1 signed, each part preceded by its length in 8 bytes."""
 _MAX_INTEGER = 2**63
 """Largest absolute value of an integer, above all numbers in certificates."""
 
@@ -88,11 +94,11 @@ def sha256(content: bytes) -> str:
 
 
 def sign_data(key: Ed25519PrivateKey, says: str, value: Any) -> dict[str, str]:
-    """Sign plain data for a purpose.
+    """Sign plain data as a document of a type.
 
     Args:
         key: Private key.
-        says: Purpose, such as "fedpriv certificate".
+        says: Type, such as "application/vnd.fedpriv.certificate.3+json".
         value: The data.
 
     Returns:
@@ -101,21 +107,37 @@ def sign_data(key: Ed25519PrivateKey, says: str, value: Any) -> dict[str, str]:
     return {"key": format_public_key(key.public_key()), "signature": key.sign(_signed_bytes(says, value)).hex()}
 
 
+def make_envelope(says: str, value: Any, signature_data: Mapping[str, str]) -> dict[str, Any]:
+    """Return signed data as a DSSE envelope, the form in which other programs verify it.
+
+    Args:
+        says: Type of the document.
+        value: Signed data.
+        signature_data: Public key and signature, as `sign_data` returns them.
+    """
+    signature = base64.b64encode(bytes.fromhex(signature_data["signature"])).decode()
+    return {
+        "payload": base64.b64encode(canonical_json(value)).decode(),
+        "payloadType": says,
+        "signatures": [{"keyid": signature_data["key"], "sig": signature}],
+    }
+
+
 def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519PublicKey, signer: str) -> None:
-    """Check that a signature by `trusted` covers this data for this purpose.
+    """Check that a signature by `trusted` covers this data as a document of this type.
 
     Guarantee: the signature is verified by `trusted` only.  The key that the document states is compared with
     `trusted`, and a document that states another key is refused.
 
     Args:
-        signature_data: Mapping of "key" to a public key and of "signature" to hexadecimal digits.
-        says: Purpose of the signature.
+        signature_data: Public key and signature, as `sign_data` returns them.
+        says: Type of the document.
         value: Signed data.
         trusted: Public key of the expected signer.
         signer: Name of the expected signer, for the error message.
 
     Raises:
-        InputError: The signature is missing or malformed, by another key, or not of this purpose and data.
+        InputError: The signature is missing or malformed, by another key, or not of this type and data.
     """
     if not isinstance(signature_data, Mapping) or set(signature_data) != {"key", "signature"}:
         raise InputError(f"{signer} has not signed this")
@@ -132,7 +154,9 @@ def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519
 
 def _signed_bytes(says: str, value: Any) -> bytes:
     parts = says.encode(), canonical_json(value)
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    if says.startswith(_OLD_TYPE):
+        return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return b" ".join([b"DSSEv1", *(b"%d %b" % (len(part), part) for part in parts)])
 
 
 def format_public_key(key: Ed25519PublicKey) -> str:

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from platformdirs import user_cache_path
 
 from fedpriv.core.errors import InputError, suggestion
 from fedpriv.data.formats import (
@@ -283,11 +284,13 @@ ORIGINS = {
 
 
 def default_data_root() -> Path:
-    """Return $FEDPRIV_DATA, or fedpriv/data in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
+    """Return $FEDPRIV_DATA, or fedpriv/data in the user's cache folder.
+
+    It is $XDG_CACHE_HOME or ~/.cache on Linux, ~/Library/Caches on macOS, and %LOCALAPPDATA% on Windows.
+    """
     if override := os.environ.get("FEDPRIV_DATA"):
         return Path(override).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fedpriv" / "data"
+    return user_cache_path("fedpriv", appauthor=False) / "data"
 
 
 def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str], None] = lambda _: None) -> Path:

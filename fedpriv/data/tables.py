@@ -8,7 +8,6 @@ policies hold a table's public schema as TOML, which `format_schema_toml` writes
 """
 
 import hmac
-import json
 import os
 import secrets
 import stat
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
+import tomli_w
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
@@ -280,21 +280,20 @@ def format_schema_toml(schema: TableSchema, header: str) -> str:
     columns: Mapping[str, Mapping[str, Any]] = values.pop("columns")
     lines = [
         f"[{header}]",
-        *(f"{key} = {_format_value(value)}" for key, value in values.items()),
+        *(f"{key} = {format_toml_value(value)}" for key, value in values.items()),
         "",
         f"[{header}.columns]",
     ]
-    lines += [f"{_format_value(name)} = {_format_value(column)}" for name, column in sorted(columns.items())]
+    lines += [
+        f"{format_toml_value(name)} = {format_toml_value(column)}" for name, column in sorted(columns.items())
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _format_value(value: Any) -> str:
-    """Format a value as TOML, which for numbers, texts, booleans and lists agrees with JSON.
-
-    JSON escapes characters beyond 16 bits in another way, so they are written as they are.
-    """
-    return (
-        "{" + ", ".join(f"{key} = {_format_value(item)}" for key, item in value.items()) + "}"
-        if isinstance(value, Mapping)
-        else json.dumps(value, ensure_ascii=False)
-    )
+def format_toml_value(value: Any) -> str:
+    """Format a value as TOML in one line, with lists and tables inline."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {format_toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(format_toml_value, value)) + "]"
+    return tomli_w.dumps({"key": value}).removeprefix("key = ").removesuffix("\n")

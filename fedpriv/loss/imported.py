@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from platformdirs import user_cache_path
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -415,8 +416,7 @@ def weights_folder() -> Path:
     """Return $FEDPRIV_WEIGHTS, or fedpriv/weights in the user's cache folder."""
     if folder := os.environ.get("FEDPRIV_WEIGHTS"):
         return Path(folder).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fedpriv" / "weights"
+    return user_cache_path("fedpriv", appauthor=False) / "weights"
 
 
 def read_weights(weights: str, key: str) -> bytes:

@@ -23,7 +23,7 @@ import numpy as np
 from fedpriv.claims.claim import format_figures
 from fedpriv.claims.ledger import stream_from_data
 from fedpriv.core.extensions import load_add_on_parts
-from fedpriv.core.figures import format_count, format_lower, format_upper, format_with_spread
+from fedpriv.core.figures import format_count, format_lower, format_upper, format_upper_delta, format_with_spread
 from fedpriv.noise.registry import SELECTABLE_MECHANISMS
 from fedpriv.participation.orders import FreshOrder
 from fedpriv.show.looks import (
@@ -157,7 +157,12 @@ def _extents(series: Iterable[Series], axis: str, sides: Iterable[float]) -> lis
 
 
 _PRIVACY_KEYS = ("privacy.mu", "privacy.rho", "privacy.zcdp", "privacy.epsilon")
-_PRIVACY_LABELS = {"mu": "μ of Gaussian DP (smaller is more private)", "epsilon": "ε (smaller is more private)"}
+_PRIVACY_LABELS = {
+    "mu": "μ of Gaussian DP",
+    "rho": "ρ",
+    "zcdp": "ρ of zero-concentrated DP",
+    "epsilon": "ε at δ = {delta}",
+}
 _NORMAL = NormalDist()
 _MAX_PANELS = 12
 _CLIPPED_METRIC = Metric("fraction_clipped", "increments that were clipped (%)", 100.0, 2, 2)
@@ -236,19 +241,25 @@ def privacy_levels(results: Results) -> dict[str, float]:
     cell's.
     """
     scale = privacy_key(results)
-    return {format_upper(cell[scale], 3): cell[scale] for cell in results.cells if cell[scale] is not None}
+    return {format_upper(cell[scale], 3): cell[scale] for cell in results.cells if cell["epsilon"] is not None}
 
 
 def privacy_key(results: Results) -> str:
-    """Return the privacy scale of the charts: "mu", or "epsilon" if a cell has a guarantee without μ.
+    """Return the privacy scale of the charts: the one that the scenario swept, or "mu".
 
-    Sampling, for example, may give ε without μ.
+    It is "epsilon" if a cell has a guarantee without μ, which sampling, for example, may give.  Values of ε at
+    several δ cannot be compared, so that they are no scale if there is a μ.
     """
-    return "epsilon" if any(c["mu"] is None and c["epsilon"] is not None for c in results.cells) else "mu"
+    noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
+    if any(cell["mu"] is None for cell in noisy_cells):
+        return "epsilon"
+    swept = [key.removeprefix("privacy.") for key in _PRIVACY_KEYS if len(results.axes.get(key, ())) > 1]
+    comparable = swept[:1] != ["epsilon"] or len({cell["delta"] for cell in noisy_cells}) == 1
+    return swept[0] if swept and comparable else "mu"
 
 
 def _privacy_chart(results: Results) -> Chart | None:
-    """Chart test accuracy against μ or ε, one series for each combination of the other settings.
+    """Chart test accuracy against μ, ρ or ε, one series for each combination of the other settings.
 
     Runs without test accuracy show their first metric.  The result is None if the cells have fewer than two
     privacy levels.
@@ -266,14 +277,17 @@ def _privacy_chart(results: Results) -> Chart | None:
         return _make_privacy_series(results, metric, fixed, Series(name, look, []))
 
     chart = _make_metric_chart(results, "privacy", metric, " against privacy", other_axes, make_series)
-    return replace(chart, x_label=_PRIVACY_LABELS[privacy_key(results)], log_x=True, ticks=sorted(levels.values()))
+    deltas = " or ".join(dict.fromkeys(format_upper_delta(cell["delta"]) for cell in results.cells))
+    label = f"{_PRIVACY_LABELS[privacy_key(results)].format(delta=deltas)} (smaller is more private)"
+    return replace(chart, x_label=label, log_x=True, ticks=sorted(levels.values()))
 
 
 def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
     """Fill `series` with the measured and published values of the sweep points that match `fixed`.
 
-    A measured mark has μ or ε as x, the metric's mean over seeds as y, and its standard deviation as spread, or 0
-    for one seed.  Measured marks are sorted by x.  A point without finished cells or without a level has no mark.
+    A measured mark has its privacy level (`privacy_key`) as x, the metric's mean over seeds as y, and its standard
+    deviation as spread, or 0 for one seed.  Measured marks are sorted by x.  A point without finished cells or
+    without a level has no mark.
 
     Args:
         results: Results of the run.
@@ -286,7 +300,7 @@ def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, A
     published: list[Mark] = []
     for point in sweep_points(results):
         cells = cells_at_point(results, point)
-        if not cells or any(point[key] != value for key, value in fixed.items()) or cells[0][scale] is None:
+        if not cells or any(point[key] != value for key, value in fixed.items()) or cells[0]["epsilon"] is None:
             continue
         level, guarantee, comparison = (
             cells[0][scale],

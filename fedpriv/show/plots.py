@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.files import write_bytes
 from fedpriv.noise.trust import find_trust
 from fedpriv.show.charts import Chart, Panel, Series, make_charts
@@ -30,6 +30,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _MARKERS_PER_LINE = 6  # approximate
 _CHARACTERS_PER_INCH = 11  # characters of a title in an inch, approximate
 _FILE_SUFFIXES = (".png", ".svg", ".pdf")
+_MIN_PANEL_WIDTH, _MIN_LEGEND_WIDTH = 2.0, 1.6  # inches
 _RC_PARAMS: dict[Any, Any] = {
     "font.size": 10,
     "figure.titlesize": 10.5,
@@ -44,9 +45,17 @@ _RC_PARAMS: dict[Any, Any] = {
     "text.parse_math": False,  # labels come from a user, and a dollar sign starts no formula
 }
 
+_SMALL_RC_PARAMS: dict[Any, Any] = {
+    **dict.fromkeys(("font.size", "figure.titlesize", "axes.titlesize", "legend.fontsize"), 7.5),
+    "legend.handlelength": 2.2,
+    "pdf.fonttype": 42,
+}
 
-def plot_run(folder: Path) -> list[Path]:
-    """Draw the figures of a run's finished cells into folder/plots, as PNG and SVG, and return the paths.
+
+def plot_run(
+    folder: Path, kinds: Sequence[str] = ("png", "svg"), *, with_title: bool = True, width: float | None = None
+) -> list[Path]:
+    """Draw the figures of a run's finished cells into folder/plots, and return the paths.
 
     | figure | when |
     |---|---|
@@ -56,16 +65,43 @@ def plot_run(folder: Path) -> list[Path]:
     | noise | a cell has a μ, and noise that can be compared (`make_noise_charts`) |
     | tradeoff | there is a μ whose curve can be told from the axes, or an audit |
 
+    Args:
+        folder: Folder of the run.
+        kinds: Formats, each of png, svg and pdf.
+        with_title: Whether figures have a title.  A paper says the same in its caption.  Differing and missing
+            cells are named in any case.
+        width: Width of every figure in inches, from 2 to 20, or None for a width that fits its panels.
+
     Raises:
-        InputError: If the folder holds no run, a run without a finished cell or history, or a damaged audit.
+        InputError: If the folder holds no run, a run without a finished cell or history, or a damaged audit, or if
+            a format or the width is none that can be drawn.
     """
+    refuse(
+        {
+            f"--format {kind}: a figure is one of png, svg and pdf": f".{kind}" not in _FILE_SUFFIXES
+            for kind in kinds
+        }
+        | {
+            f"--width {width:g}: expected inches, from 2 to 20, such as 3.25 for a column of a paper": (
+                not 2.0 <= width <= 20.0
+            )
+            for width in (width or 2.0,)
+        }
+    )
     results = read_claims(folder)
     if not results.cells:
         raise InputError(f"{folder}: no finished cell to draw yet; wait for one, or go on with --resume")
     return [
         path
         for name, charts in _charts_by_file(folder, results).items()
-        for path in draw_charts(charts, folder / "plots", name, plot_title(results))
+        for path in draw_charts(
+            charts,
+            folder / "plots",
+            name,
+            plot_title(results) if with_title else describe_state(results) or None,
+            kinds,
+            width,
+        )
     ]
 
 
@@ -86,18 +122,27 @@ def render_svgs(folder: Path, results: Results) -> dict[str, str]:
     return {name: text[text.index("<svg") :] for name, text in texts.items()}
 
 
-def draw_charts(charts: Sequence[Chart], folder: Path, name: str, title: str = "") -> list[Path]:
-    """Draw charts into one figure, write it as folder/`name`.png and .svg, and return both paths.
+def draw_charts(
+    charts: Sequence[Chart],
+    folder: Path,
+    name: str,
+    title: str | None = "",
+    kinds: Sequence[str] = ("png", "svg"),
+    width: float | None = None,
+) -> list[Path]:
+    """Draw charts into one figure, write it as folder/`name`.png and so on, and return the paths.
 
     Args:
         charts: Charts, whose panels share the figure.
-        folder: Folder of both files.
+        folder: Folder of the files.
         name: Name of the files without a suffix, and seed of the ids in the SVG.
-        title: Text above all panels, which may have several lines.
+        title: Title above all panels, of one or several lines, or None for a figure without title and captions.
+        kinds: Formats, which are the suffixes of the files.
+        width: Width in inches, or None for one that fits the panels.
     """
-    with plot_settings():
-        figure = make_figure(charts, title)
-        paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+    with plot_settings(small=width is not None):
+        figure = make_figure(charts, title, width)
+        paths = [folder / f"{name}.{kind}" for kind in kinds]
         for path in paths:
             write_bytes(path, _render_bytes(figure, path.suffix[1:], name))
     return paths
@@ -176,25 +221,30 @@ def _charts_by_file(folder: Path, results: Results) -> dict[str, list[Chart]]:
     return charts_by_name
 
 
-def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
+def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | None = None) -> "Figure":
     """Draw the panels of charts into one figure, with a title, a legend, and the charts' notes.
 
     The title is above the panels, and the notes are below them.  Panels lie in a grid of at most three columns.
     The caption of a single chart is part of the title, and each panel has its name above it.  Of several charts,
-    panels without a name have their chart's caption above them.
+    panels without a name have their chart's caption above them.  A figure whose title is None has neither title
+    nor notes, and no caption of a single chart.  A figure of a given width in inches has its legend below, and no
+    notes.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     chart_panels = [(chart, panel) for chart in charts for panel in chart.panels]
     columns = 2 if len(chart_panels) in (2, 4) else min(len(chart_panels), 3)
+    columns = columns if width is None else min(columns, max(1, int(width / _MIN_PANEL_WIDTH)))
     rows = math.ceil(len(chart_panels) / columns)
     # Sizes are in inches.  A chart with named rows has a height for each row.
     row_height = max(
         1.4 + 0.3 * len(chart.rows) if chart.rows and len(chart_panels) == 1 else 3.6 for chart in charts
     )
+    size = 2.4 + (5.0 if columns == 1 else 4.2) * columns, 0.7 + row_height * rows
     figure = Figure(
-        figsize=(2.4 + (5.0 if columns == 1 else 4.2) * columns, 0.7 + row_height * rows), layout="constrained"
+        figsize=size if width is None else (width, 0.5 + rows * min(row_height, 0.8 * width / columns)),
+        layout="constrained",
     )
     FigureCanvasAgg(figure)
     grid = [axes for axes_row in figure.subplots(rows, columns, squeeze=False) for axes in axes_row]
@@ -205,15 +255,14 @@ def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
     for axes in grid[len(chart_panels) :]:
         axes.remove()
     line_length = int(_CHARACTERS_PER_INCH * figure.get_size_inches()[0])
-    title_lines = [*title.splitlines(), *(charts[0].caption.splitlines() if len(charts) == 1 else [])]
-    figure.suptitle(
-        "\n".join(text_line for title_line in title_lines for text_line in textwrap.wrap(title_line, line_length))
-    )
-    notes = dict.fromkeys(chart.note for chart in charts if chart.note)
-    figure.supxlabel(
-        "\n".join(text_line for note in notes for text_line in textwrap.wrap(note, line_length)), fontsize=8.5
-    )
-    _add_legend(figure, charts)
+    if title is not None:
+        title_lines = [*title.splitlines(), *(charts[0].caption.splitlines() if len(charts) == 1 else [])]
+        figure.suptitle("\n".join(wrapped for line in title_lines for wrapped in textwrap.wrap(line, line_length)))
+        notes = dict.fromkeys(chart.note for chart in charts if chart.note and width is None)
+        figure.supxlabel(
+            "\n".join(wrapped for note in notes for wrapped in textwrap.wrap(note, line_length)), fontsize=8.5
+        )
+    _add_legend(figure, charts, is_below=width is not None or (len(charts) == 1 and bool(charts[0].rows)))
     return figure
 
 
@@ -289,11 +338,12 @@ def _line_style(series: Series) -> dict[str, Any]:
     return style | ({"markerfacecolor": "none", "markersize": 9} if series.hollow else {})
 
 
-def _add_legend(figure: "Figure", charts: Sequence[Chart]) -> None:
+def _add_legend(figure: "Figure", charts: Sequence[Chart], *, is_below: bool) -> None:
     """Add a legend of the series, and of published values.
 
-    It is on the right, or below a single chart with named rows.  A name has one entry, even if series of several
-    charts have it.  Without series to name and without published values there is no legend.
+    It is on the right, or below, where names of rows need the space or the width is given.  A name has one entry,
+    even if series of several charts have it.  Without series to name and without published values there is no
+    legend.
     """
     from matplotlib.lines import Line2D
 
@@ -306,8 +356,8 @@ def _add_legend(figure: "Figure", charts: Sequence[Chart]) -> None:
         return
     lines = [Line2D([], [], **look) for look in handles.values()]
     # Names are set afterwards, because a legend leaves out labels that begin with "_".
-    is_below = len(charts) == 1 and bool(charts[0].rows)  # names of rows take the space on the left
-    position = {"loc": "outside lower center", "ncols": 3} if is_below else {"loc": "outside right center"}
+    columns = min(3, max(1, int(figure.get_size_inches()[0] / _MIN_LEGEND_WIDTH)))
+    position = {"loc": "outside lower center", "ncols": columns} if is_below else {"loc": "outside right center"}
     legend = figure.legend(lines, [" "] * len(lines), **position)
     for text, name in zip(legend.get_texts(), handles, strict=True):
         text.set_text("\n".join(textwrap.wrap(name, 34)))
@@ -324,11 +374,14 @@ def _render_bytes(figure: "Figure", kind: str, name: str) -> bytes:
 
 
 @contextmanager
-def plot_settings() -> Iterator[None]:
-    """Set matplotlib's parameters for a block, independent of the user's matplotlibrc, and restore them."""
+def plot_settings(*, small: bool = False) -> Iterator[None]:
+    """Set matplotlib's parameters for a block, independent of the user's matplotlibrc, and restore them.
+
+    `small` is for figures of a given width, whose letters are those of a caption.
+    """
     from matplotlib import rc_context, rcdefaults, rcParams
 
     with rc_context():
         rcdefaults()
-        rcParams.update(_RC_PARAMS)
+        rcParams.update({**_RC_PARAMS, **(_SMALL_RC_PARAMS if small else {})})
         yield

@@ -322,11 +322,6 @@ def describe_measurement(results: Results) -> str:
     Sentences follow where they apply: on published values that are not shown, random numbers that cells share,
     and findings on what was learnt and read.
     """
-    seeds = (
-        "of one seed"
-        if len(results.seeds) == 1
-        else f"means ± sample standard deviations over {len(results.seeds)} seeds"
-    )
     largest_differences = []
     for metric in published_metrics(results):
         differences = [
@@ -343,7 +338,16 @@ def describe_measurement(results: Results) -> str:
         *list_findings(results),
     )
     return " ".join(
-        [f"Metrics are {seeds}, computed on engine {describe_engines(results)}.", *filter(None, notes)]
+        [f"{describe_seeds(results)}, computed on engine {describe_engines(results)}.", *filter(None, notes)]
+    )
+
+
+def describe_seeds(results: Results) -> str:
+    """Describe the number of seeds and what ± is, without a full stop."""
+    return (
+        "Metrics are of one seed"
+        if len(results.seeds) == 1
+        else f"Metrics are means ± sample standard deviations over {len(results.seeds)} seeds"
     )
 
 

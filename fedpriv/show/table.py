@@ -17,6 +17,8 @@ from typing import Any, Literal
 from fedpriv.core.extensions import load_add_on_part, load_add_on_parts
 from fedpriv.core.figures import format_upper, format_upper_delta, format_upper_epsilon, format_with_spread
 from fedpriv.core.files import write_text
+from fedpriv.noise.trust import TRUSTS
+from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.published import PublishedTables
 from fedpriv.show.summary import (
     Metric,
@@ -24,6 +26,7 @@ from fedpriv.show.summary import (
     cells_at_point,
     compare_with_published,
     describe_measurement,
+    describe_seeds,
     describe_state,
     format_point,
     format_value,
@@ -282,19 +285,36 @@ def _render_csv(results: Results) -> str:
     return buffer.getvalue()
 
 
-def _render_latex(results: Results, table: TextTable) -> str:
-    """Render a table as a LaTeX float, with the caption of the run and a spanner of the column axis.
+def _render_latex(results: Results, table: TextTable, number: int = 0) -> str:
+    """Render a table as a LaTeX float, with its caption, its label, and a spanner of the column axis.
 
-    The caption has the run's title, the table's caption, the state of the run, and its measurement, but no line on
-    privacy.  A spanner is a heading above all columns of figures.
+    The caption has the run's title, the table's caption, the state of the run, the number of seeds, and all lines
+    on privacy: ε or μ, δ, relation, unit, trust, and caveats.  Algorithms and trust settings have their titles.  A
+    spanner is a heading above all columns of figures.
+
+    Args:
+        results: Results of the run.
+        table: Table of the run.
+        number: Position of the table among those of the run, from 0.  The label of a later table ends with its
+            position from 1.
     """
     sentences = [
         results.title or results.name,
         table.caption,
         describe_state(results),
-        describe_measurement(results),
+        describe_seeds(results),
+        *privacy_lines(results),
     ]
-    header, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in [table.header, *table.body]]
+    titles = {
+        name: named.title
+        for key, table_of_names in (("algorithm.name", ALGORITHMS), ("algorithm.trust", TRUSTS))
+        for name, named in table_of_names.items()
+        if key in results.axes
+    }
+    rows = [[titles.get(text, text) for text in row] for row in [table.header, *table.body]]
+    header, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in rows]
+    caption = " ".join(text.rstrip(".") + "." for text in sentences if text)
+    label = re.sub(r"[^A-Za-z0-9]+", "-", results.name).strip("-") + (f"-{number + 1}" if number else "")
     column_count = len(table.header)
     figures = column_count - table.label_count
     if table.column_axis:
@@ -305,7 +325,8 @@ def _render_latex(results: Results, table: TextTable) -> str:
     lines = [
         r"\begin{table}  % \usepackage{booktabs}",
         r"\centering",
-        rf"\caption{{{_escape_latex('. '.join(filter(None, sentences)))}}}",
+        rf"\caption{{{_escape_latex(caption)}}}",
+        rf"\label{{tab:{label}}}",
         rf"\begin{{tabular}}{{{'l' * table.label_count}{'r' * figures}}}",
         *(r"\toprule", header, r"\midrule", *body, r"\bottomrule"),
         *(r"\end{tabular}", r"\end{table}"),
@@ -318,17 +339,22 @@ _LATEX_ESCAPES = str.maketrans(
         **{character: f"\\{character}" for character in "%&#_{}$"},
         **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": "$|$"},
         **{"±": r"$\pm$", "²": "$^2$", "μ": r"$\mu$", "ρ": r"$\rho$", "ε": r"$\varepsilon$", "δ": r"$\delta$"},
+        **{"·": r"$\cdot$", "√": r"$\surd$", "σ": r"$\sigma$", "λ": r"$\lambda$", "…": r"\ldots{}", "–": "--"},
     }
 )
 
 
 def _escape_latex(text: str) -> str:
-    """Escape plain text for LaTeX, with signs of numbers and the papers' symbols in mathematics mode."""
-    return re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", text.translate(_LATEX_ESCAPES))
+    """Escape plain text for LaTeX, with signs, powers and the papers' symbols in mathematics mode."""
+    powers = re.sub(r"(\w+)\^(-?\d+)", r"\0\1\0\2\0", text).translate(_LATEX_ESCAPES)
+    signs = re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", powers)
+    return re.sub("\0(.*?)\0(.*?)\0", r"$\1^{\2}$", signs)
 
 
 STYLES: dict[Style, Callable[[Results], str]] = {
     "markdown": _render_markdown,
     "csv": _render_csv,
-    "latex": lambda results: "\n".join(_render_latex(results, table) for table in make_tables(results)),
+    "latex": lambda results: "\n".join(
+        _render_latex(results, table, number) for number, table in enumerate(make_tables(results))
+    ),
 }

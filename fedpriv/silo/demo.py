@@ -10,7 +10,6 @@ A silo of a real deployment has records already, and its administrator writes th
 * A slack is a probability with which μ may fail.  Runs whose records take part in secret need some.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from fedpriv.data.cells import write_rows
 from fedpriv.data.named import Dataset, load, table_path
 from fedpriv.data.partition import counted_mask
 from fedpriv.data.schema import TableSchema
-from fedpriv.data.tables import format_schema_toml, read_raw_table
+from fedpriv.data.tables import format_schema_toml, format_toml_value, read_raw_table
 from fedpriv.noise.trust import RECORD
 from fedpriv.plan.evaluation import (
     assume_scaling,
@@ -304,12 +303,8 @@ def format_policy(
 
 
 def format_toml(keys: Mapping[str, object]) -> str:
-    """Format a line of TOML for every key.
-
-    The JSON text of numbers, strings, truth values and lists is TOML, too, unless characters beyond 16 bits are
-    escaped as surrogate pairs, which TOML does not have.
-    """
-    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in keys.items())
+    """Format a line of TOML for every key."""
+    return "".join(f"{key} = {format_toml_value(value)}\n" for key, value in keys.items())
 
 
 def _federation_key(cell: Cell) -> tuple[object, ...]:

@@ -6,7 +6,6 @@ has first steps: runs of one round that release the noisy moments of the columns
 step is run once, before the rounds that use its numbers.
 """
 
-import fcntl
 import json
 import os
 import shlex
@@ -18,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from fedpriv.claims.ledger import FIRST_STEP
 from fedpriv.claims.outcome import CellOutcome, ObserverGroup, RunObserver
@@ -98,62 +98,39 @@ def _cell_text(cell: Cell) -> str:
     return json.dumps(cell.canonical_data(), sort_keys=True)
 
 
-_MAX_LOCK_BYTES = 200  # bytes of a lock file that are shown
-
-
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create `folder` if it is missing, and lock it for this process.
 
-    The kernel holds the lock (`flock`), so it ends with the process, even if that is killed, unless a process that
-    was forked from it lives on with the descriptor.  The lock file names the process for error messages and means
-    nothing without the lock.  Folders that were created here, and are empty in the end, are removed.
+    The system holds the lock of the file .lock, so it ends with the process, even if that is killed, unless a
+    process that was forked from it lives on with the descriptor.  A second file names the process for error
+    messages and means nothing without the lock.  Folders that were created here, and are empty in the end, are
+    removed.
 
     Raises:
         InputError: Another run has the lock.  The message names the run's process.
     """
-    path, new_folders = folder / ".lock", [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    new_folders = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    lock, holder_file = FileLock(folder / ".lock"), folder / ".lock-holder"
     folder.mkdir(parents=True, exist_ok=True)
-    file = _open_locked(path)
     try:
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        lock.acquire(timeout=0)
+    except Timeout:
+        holder = sanitize_line(holder_file.read_bytes().decode(errors="replace")) if holder_file.exists() else ""
+        raise InputError(
+            f"{folder}: {holder or 'another process'} is running there; give another --out, or wait until it ends"
+        ) from None
+    try:
+        holder_file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         yield
     finally:
-        # Removed while it is locked: `_open_locked` opens a new file if it locks one that was removed.
-        path.unlink(missing_ok=True)
-        fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the descriptor too
-        os.close(file)
+        holder_file.unlink(missing_ok=True)
+        with suppress(OSError):  # Windows removes no open file; others lock a new one if this one is gone
+            Path(lock.lock_file).unlink()
+        lock.release()
         for new_folder in new_folders:
             with suppress(OSError):  # the folder is not empty
                 new_folder.rmdir()
-
-
-def _open_locked(path: Path) -> int:
-    """Open and lock the file at `path`, and return its descriptor.
-
-    If the file was removed between opening and locking, a lock on it would lock out nobody, and a new file is
-    opened.
-
-    Raises:
-        InputError: Another process has the lock.
-    """
-    while True:
-        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):  # another process may remove the file between opening and locking
-                if os.path.samestat(path.stat(), os.fstat(file)):
-                    return file
-        except BlockingIOError:
-            holder = (
-                sanitize_line(os.pread(file, _MAX_LOCK_BYTES, 0).decode(errors="replace")) or "another process"
-            )
-            os.close(file)
-            raise InputError(
-                f"{path.parent}: {holder} is running there; give another --out, or wait until it ends"
-            ) from None
-        os.close(file)
 
 
 @dataclass(frozen=True)

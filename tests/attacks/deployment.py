@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedpriv.addons.certificate.attest import STATEMENT_NAME, signing_key
-from fedpriv.addons.certificate.certify import FORMAT
+from fedpriv.addons.certificate.attest import signing_key
+from fedpriv.addons.certificate.certify import FORMAT, STATEMENT_NAMES
 from fedpriv.claims.ledger import make_evaluation_streams, make_release_streams
 from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.signed import canonical_json, load_or_create_key, sha256, sign_data
@@ -127,7 +127,9 @@ class Deployment:
         facts = {**{name: value for name, value in part.items() if name != "signed"}, "body": body}
         return {
             **facts,
-            "signed": sign_data(signing_key(read_policy(self.policies[part["silo"]])), STATEMENT_NAME, facts),
+            "signed": sign_data(
+                signing_key(read_policy(self.policies[part["silo"]])), STATEMENT_NAMES[FORMAT], facts
+            ),
         }
 
     def refusal(self, signers: Sequence[int] | None = None) -> tuple[str, str]:

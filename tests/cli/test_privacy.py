@@ -54,6 +54,7 @@ def test_convert_prints_every_currency_with_relation_and_unit() -> None:
 
 def test_convert_as_text_names_both_routes() -> None:
     text = text_of("convert --mu 1")
+    assert "one record of a silo is right with probability at most 69.2 % (μ = 1: moderate protection)." in text
     for part in ("ε, exact", "4.37717", "papers' formula", "5.29852", "replace-one", "one record of a silo"):
         assert part in text
 

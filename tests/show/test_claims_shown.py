@@ -150,7 +150,7 @@ def test_pictures_of_a_written_folder_say_so(doctored: tuple[Path, Path], monkey
         results = read_claims(folder)
         assert ("DIFFERS" in plot_title(results)) == differs
         assert "0.001" not in plot_title(results)
-        monkeypatch.setattr("fedpriv.show.plots.plot_run", lambda folder: [folder / "curves.png"])
+        monkeypatch.setattr("fedpriv.show.plots.plot_run", lambda folder, *_, **__: [folder / "curves.png"])
         done = CliRunner().invoke(app, ["plot", str(folder)])
         assert isinstance(done.exception, RunError) == differs
 

@@ -5,6 +5,7 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,9 +191,82 @@ def test_where_a_guarantee_has_no_mu_the_trade_off_is_drawn_in_epsilon() -> None
     results = table_of(facts=lambda point: {"mu": None} if point["federation.silos"] == 10 else {})
     figure = drawn(results, "privacy")
     (axes,) = figure.axes
-    assert axes.get_xlabel() == "ε (smaller is more private)"
+    assert axes.get_xlabel() == "ε at δ = 1e-05 (smaller is more private)"
     assert legend_texts(figure) == ["silos 1", "silos 10", "published"]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["24", "48"]
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "label", "ticks"),
+    [
+        ("privacy.rho", [4.0, 8.0], "ρ", ["4", "8"]),
+        ("privacy.epsilon", [1.0, 4.0], "ε at δ = 1e-05", ["1", "4"]),
+        ("privacy.mu", [4.0, 8.0], "μ of Gaussian DP", ["4", "8"]),
+        ("federation.silos", [1, 10], "μ of Gaussian DP", ["0.25", "1"]),
+    ],
+)
+def test_the_axis_of_privacy_is_what_the_scenario_swept(
+    key: str, values: list[float], label: str, ticks: list[str]
+) -> None:
+    """Before, a sweep of ε = 1 and 4 was drawn over μ = 0.2681 and 0.9249."""
+
+    def facts(point: Mapping[str, Any]) -> dict[str, Any]:
+        mu = 0.25 if values.index(point[key]) == 0 else 1.0
+        return {
+            "mu": {"privacy.rho": 4.0 * 2 ** values.index(point[key])}.get(key, point[key] if "mu" in key else mu),
+            "epsilon": point[key] if key == "privacy.epsilon" else 6.0,
+        }
+
+    (axes,) = drawn(results_of({key: values}, facts=facts), "privacy").axes
+    assert axes.get_xlabel() == f"{label} (smaller is more private)"
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ticks
+
+
+def test_epsilons_at_several_deltas_are_no_axis() -> None:
+    def facts(point: Mapping[str, Any]) -> dict[str, Any]:
+        return {"mu": point["privacy.epsilon"] / 4, "delta": 10.0 ** -(4 + point["privacy.epsilon"])}
+
+    (axes,) = drawn(results_of({"privacy.epsilon": [1.0, 4.0]}, facts=facts), "privacy").axes
+    assert axes.get_xlabel().startswith("μ of Gaussian DP")
+
+
+def test_a_figure_for_a_paper_has_its_width_and_no_title(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", table_of())
+    files = plot_run(folder, ["pdf"], with_title=False, width=3.25)
+    stems = ("privacy", "curves", "clipped", "noise", "tradeoff")
+    assert files == [folder / "plots" / f"{name}.pdf" for name in stems]
+    for file in files:
+        box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", file.read_bytes())
+        assert box is not None
+        assert float(box[1]) == pytest.approx(72 * 3.25)
+    figure = make_figure(list(charts_of(table_of()).values())[:1], None, 3.25)
+    assert (figure.get_suptitle(), figure.get_supxlabel()) == ("", "")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.get_window_extent().width > 0.6 * figure.bbox.width  # the legend is below
+
+
+def test_a_figure_without_a_title_still_says_what_is_missing(tmp_path: Path) -> None:
+    """Guarantee: no option hides cells that are missing or whose claims differ."""
+    results = replace(table_of(), complete=False, cells=table_of().cells[:7])
+    folder = write(tmp_path / "run", results)
+    (file, *_) = plot_run(folder, ["svg"], with_title=False)
+    assert "INCOMPLETE: 7 of 12 cells" in re.sub(r"<!--|-->", "", file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kinds": ["gif"]}, "--format gif: a figure is one of png, svg and pdf"),
+        ({"width": 0.5}, "--width 0.5: expected inches, from 2 to 20, such as 3.25"),
+        ({"width": float("nan")}, "--width nan: expected inches"),
+    ],
+)
+def test_formats_and_widths_that_cannot_be_drawn(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    folder = write(tmp_path / "run", table_of())
+    with pytest.raises(InputError, match=re.escape(said)):
+        plot_run(folder, **options)
+    assert not (folder / "plots").exists()
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:

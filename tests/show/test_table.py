@@ -222,7 +222,44 @@ def test_latex_is_booktabs() -> None:
         r"\end{tabular}",
         r"\end{table}",
     ]
-    assert first.splitlines()[3:] == expected
+    assert first.splitlines()[4:] == expected
+
+
+def test_a_caption_of_latex_says_what_the_numbers_are() -> None:
+    """Before, it had no δ, unit, relation, trust and label, and named the engine."""
+    first, second = render_tables(table_of(), "latex").split("\n\n")
+    caption, label = first.splitlines()[2:4]
+    for words in (
+        "A small run. test loss: measured",
+        r"Metrics are means $\pm$ sample standard deviations over 3 seeds.",
+        "one record of a silo, replace-one neighbours, untrusted server",
+        r"$\mu$-GDP exactly with $\mu$ = 4 to 8",
+        r"($\varepsilon$, $\delta$) = (24 to 48, 1e-05) exact",
+        "simulation noise (seeded, not for release).",
+        r"$\varepsilon$ = 48 is above 20: it lets the odds about a record grow more than $10^{8}$-fold",
+    ):
+        assert words in caption
+    assert r"test accuracy (\%)" in second.splitlines()[2]
+    assert "engine" not in caption
+    assert ".." not in caption
+    assert (label, second.splitlines()[3]) == (r"\label{tab:small}", r"\label{tab:small-2}")
+
+
+def test_rows_of_latex_have_the_titles_of_papers() -> None:
+    axes = {"algorithm.name": ["dp-mu2-fl", "mine"], "algorithm.trust": ["untrusted", "secure-aggregation"]}
+    text = render_tables(results_of(axes), "latex")
+    assert r"DP-$\mu$$^2$-FL & untrusted server & 100" in text
+    assert "mine & untrusted server, secure aggregation & 100" in text
+    assert "dp-mu2-fl" not in text.split("midrule")[1]
+    assert "dp-mu2-fl & 100" in render_tables(results_of({"model.kind": ["dp-mu2-fl"]}), "latex")
+
+
+def test_every_letter_of_a_caption_is_one_that_latex_has() -> None:
+    """Guarantee: sentences on privacy have no letter that pdflatex stops at."""
+    text = render_tables(
+        table_of(facts=lambda point: {"noise": "release", "holds": EXACT_ASSUMPTIONS, "attained": False}), "latex"
+    )
+    assert text.isascii(), sorted({letter for letter in text if not letter.isascii()})
 
 
 def test_latex_escapes_text() -> None:

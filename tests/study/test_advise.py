@@ -159,6 +159,7 @@ def test_the_command_writes_what_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert all(key in done.stdout for key in REASONS)
     assert "Secure aggregation: q = " in done.stdout
+    assert "3 silos with 300 records each (untrusted server) read all 900 records in each of " in done.stdout
     ran = fedpriv("run", "mine.toml", "--out", "run", "--quiet", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert package.load(tmp_path / "run").cells[0].test_accuracy > 0.8

@@ -1,7 +1,9 @@
 """`fedpriv certify`: what is signed recomputes without the data, and nothing else passes."""
 
+import base64
 import json
 import random
+import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 import fedpriv
 from fedpriv.addons.certificate.certify import (
@@ -22,6 +26,7 @@ from fedpriv.addons.certificate.certify import (
 )
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.signed import (
+    _signed_bytes,
     canonical_json,
     format_public_key,
     load_or_create_key,
@@ -348,3 +353,76 @@ def test_a_document_has_one_spelling() -> None:
         with pytest.raises(InputError, match="here: cannot be read as a signed document"):
             read_canonical_json(other, "here")
     assert COORDINATOR == "coordinator"
+
+
+CERTIFICATES = Path(__file__).parent / "certificates"
+
+
+@pytest.mark.parametrize(
+    ("kind", "about"), [("simulation", "a simulation: "), ("deployment", "2 of 2 silos signed")]
+)
+def test_a_certificate_of_an_earlier_version_still_verifies(kind: str, about: str, tmp_path: Path) -> None:
+    """Files that fedpriv 0.3.1 wrote, in its own form of signature; each part counts as before."""
+    path, signers = CERTIFICATES / kind / "certificate.json", read_signers(CERTIFICATES / kind / "trusted")
+    tree = json.loads(path.read_text())
+    assert tree["format"] == "fedpriv certificate 2"
+    assert verify_certificate(path, signers).lines[0].startswith(about)
+    for name in ("about", "body", "format", "silos"):
+        edited = json.loads(path.read_text())
+        match name:
+            case "about":
+                edited["about"] += "."
+            case "body":
+                edited["body"]["run"]["date"] += "."
+            case "format":
+                edited["format"] = FORMAT  # the signature of one form is none of the other
+            case "silos":
+                edited["silos"] = [] if tree["silos"] else [{"silo": 0}]
+        other = tmp_path / f"{name}.json"
+        other.write_bytes(canonical_json(edited))
+        with pytest.raises(RunError, match="the signature of the coordinator is not of this content"):
+            verify_certificate(other, signers)
+
+
+def openssl_verifies(envelope: dict[str, Any], folder: Path) -> bool:
+    """Verify an envelope as its specification says, with OpenSSL alone and none of fedpriv's code."""
+    payload, kind = base64.b64decode(envelope["payload"]), envelope["payloadType"].encode()
+    (signature,) = envelope["signatures"]
+    signed = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+    key = load_ssh_public_key(signature["keyid"].encode())
+    files = {"signed": signed, "sig": base64.b64decode(signature["sig"]), "key.pem": key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )}  # fmt: skip
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    words = "openssl pkeyutl -verify -pubin -inkey key.pem -rawin -in signed -sigfile sig"
+    return subprocess.run(words.split(), cwd=folder, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs OpenSSL")
+def test_other_programs_verify_what_was_signed(certified: Deployment, tmp_path: Path) -> None:
+    """Guarantee: each envelope has the bytes of the certificate, signed by the key of its signer."""
+    lines = (certified.folder / "certificate.dsse.jsonl").read_text().splitlines()
+    envelopes = [json.loads(line) for line in lines]
+    tree = json.loads(certified.certificate.read_text())
+    coordinator = tree.pop("coordinator")
+    payloads = [json.loads(base64.b64decode(envelope["payload"])) for envelope in envelopes]
+    assert payloads[0] == tree
+    for payload, statement in zip(payloads[1:], tree["silos"], strict=True):
+        assert payload == {name: value for name, value in statement.items() if name != "signed"}
+    keys = [envelope["signatures"][0]["keyid"] for envelope in envelopes]
+    assert keys == [coordinator["key"], *(statement["signed"]["key"] for statement in tree["silos"])]
+    assert [envelope["payloadType"] for envelope in envelopes] == [
+        "application/vnd.fedpriv.certificate.3+json", *["application/vnd.fedpriv.silo-statement.3+json"] * 2,
+    ]  # fmt: skip
+    for envelope in envelopes:
+        assert openssl_verifies(envelope, tmp_path)
+        edited = {**envelope, "payload": base64.b64encode(base64.b64decode(envelope["payload"]) + b" ").decode()}
+        assert not openssl_verifies(edited, tmp_path)
+        assert not openssl_verifies({**envelope, "payloadType": envelope["payloadType"] + "x"}, tmp_path)
+
+
+def test_the_bytes_that_are_signed_are_those_of_the_specification() -> None:
+    """The example of DSSE's protocol, with the length of each part."""
+    signed = _signed_bytes("http://example.com/HelloWorld", {})
+    assert signed == b"DSSEv1 29 http://example.com/HelloWorld 3 {}\n"

@@ -60,18 +60,33 @@ def test_joining_is_not_told_apart_only_where_the_interval_covers_zero() -> None
         row_of(0.3, mu=4.0),
         row_of(0.1, 0.1, mu=5.0),
     ]
-    lines = _describe_gains(rows)
-    assert lines[0] == "On these records joining gains: privacy.mu = 8.0.\n"
-    assert lines[1] == "On these records joining loses: privacy.mu = 0.1.\n"
-    assert "not told apart from staying alone: privacy.mu = 1.0; privacy.mu = 2.0" in lines[2]
-    verdict = "no standard error and no verdict: privacy.mu"
-    assert lines[3].startswith(f"On these records there is one seed, so {verdict}")
-    assert f"every seed has the same gain, so there is {verdict} = 5.0" in lines[4]
+    lines = _describe_gains(rows, "accuracy")
+    # The mean of three seeds, ± 4.303 · .1 / √3: before, the sentence was "joining gains: privacy.mu = 8.0."
+    assert lines[0] == (
+        "On these records joining gains: the gain is +2.1 points of accuracy (95 % from +1.9 to +2.3) "
+        "at privacy.mu = 8.0.\n"
+    )
+    assert lines[1] == (
+        "On these records joining loses: the gain is -2.1 points of accuracy (95 % from -2.3 to -1.9) "
+        "at privacy.mu = 0.1.\n"
+    )
+    assert "not told apart from staying alone: the gain is +0.3 points of accuracy (95 % from " in lines[2]
+    verdict = "no standard error and no verdict: the gain is"
+    assert (
+        lines[3]
+        == f"On these records there is one seed, so {verdict} +30.0 points of accuracy at privacy.mu = 4.0.\n"
+    )
+    assert (
+        f"every seed has the same gain, so there is {verdict} +10.0 points of accuracy at privacy.mu = 5.0"
+        in lines[4]
+    )
+    (loss, *_) = _describe_gains(rows[:1], "loss")
+    assert "the gain is +0.0210 in loss (95 % from" in loss
     for row in rows[:4]:
         assert row.interval is not None
         covers = row.interval[0] <= 0.0 <= row.interval[1]
         assert covers == (row.point["privacy.mu"] in (1.0, 2.0))
-    assert all("s.e." not in line for line in _describe_gains([row_of(0.3)]))
+    assert all("s.e." not in line for line in _describe_gains([row_of(0.3)], "accuracy"))
 
 
 @pytest.mark.parametrize(

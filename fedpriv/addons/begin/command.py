@@ -36,7 +36,7 @@ from fedpriv.addons.begin.inspect import (
 from fedpriv.addons.begin.joined import JOINED_FILE, describe_format, find_formats, join_files
 from fedpriv.cli.explore import Column, print_plain, print_rich
 from fedpriv.core.errors import InputError, sanitize_line
-from fedpriv.core.figures import format_count, format_epsilon_delta
+from fedpriv.core.figures import format_count, format_count_range, format_epsilon_delta
 from fedpriv.core.files import write_text
 from fedpriv.data.cells import TABLE_SUFFIXES, is_table_path, read_table, write_rows
 from fedpriv.data.encode import TableRows, read_rows
@@ -383,7 +383,16 @@ def print_advice(
             for recommendation in advice.chosen
         ]
         print_rich("What to take", [Column("key"), Column("value"), Column("why", can_wrap=True)], rows)
-        cost_line = f"It costs {format_epsilon_delta(advice.epsilon, advice.facts.delta)}."
+        from fedpriv.noise.trust import RECORD, find_trust
+
+        sizes, rounds = advice.facts.sizes, advice.tree["federation"]["rounds"]
+        units = "records" if advice.facts.unit == RECORD.name else "persons"
+        cost_line = (
+            f"{format_count(len(sizes), 'silo')} with {format_count_range(sizes)} {units} each "
+            f"({find_trust(advice.facts.trust).title}) read all {sum(sizes):,} {units} in each of "
+            f"{format_count(rounds, 'round')}, which costs "
+            f"{format_epsilon_delta(advice.epsilon, advice.facts.delta)}."
+        )
         for line in (cost_line, advice.forecast.sentence, *advice.others):
             print_plain(line)
     if out is not None:

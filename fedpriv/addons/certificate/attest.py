@@ -47,8 +47,6 @@ from fedpriv.silo.chain import RollbackMark
 from fedpriv.silo.ledger import LedgerRun, SiloLedger
 from fedpriv.silo.policy import Policy, possible_prices, read_policy
 
-STATEMENT_NAME = "fedpriv certificate 2, a silo's part"
-"""Name of a silo's statement, which is signed with the statement."""
 STATEMENT_PARTS = {"training": ROUNDS_PART, "first_step": FIRST_STEP, "tests": EVALUATIONS_PART}
 """Parts of a silo's statement that have facts of a ledger, with the keys of their plans."""
 _POLICY_KEYS = ("trust", "relation", "unit", "clip", "rounds", "budget", "slack", "noise_free")
@@ -82,13 +80,14 @@ def key_line(path: Path) -> str:
     return f"silo-{policy.silo} {format_public_key(signing_key(policy).public_key())}"
 
 
-def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
+def attest(path: Path, record: Mapping[str, Any], body: str, says: str) -> dict[str, Any]:
     """Sign the facts about a run that are in a silo's ledgers.
 
     Args:
         path: File of the silo's policy.
         record: The run's record, as the certificate has it.
         body: SHA-256 of the certificate's body.
+        says: Type as which the statement is signed, of `STATEMENT_NAMES`.
 
     Returns:
         The signed statement: digest of the body, number of the silo, digest and limits of the policy, version of
@@ -148,7 +147,7 @@ def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
         "table_public": None if policy.table is None else policy.table.public,
         **statement,
     }
-    return {**facts, "signed": sign_data(signing_key(policy), STATEMENT_NAME, facts)}
+    return {**facts, "signed": sign_data(signing_key(policy), says, facts)}
 
 
 def _plan_first_step(admission: Admission, step_cell: Cell) -> Plan:

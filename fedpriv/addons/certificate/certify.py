@@ -5,7 +5,7 @@
 | `about` | first entry: number of silos that signed, and those that did not, or that it is a simulation |
 | `body` | digest of the model, record of the run with its releases, tuning, audit, answers of people |
 | `coordinator` | the coordinator's signature over the other four keys |
-| `format` | "fedpriv certificate 2" |
+| `format` | `FORMAT`, or `OLD_FORMAT` of fedpriv 0.3.1 |
 | `silos` | each silo's signed statement: policy, charges, remaining budget (`attest`) |
 
 Here a record is the entry of one cell, which is one run of a sweep, in results.json.  A release stream is all
@@ -36,6 +36,7 @@ from fedpriv.core.figures import format_count
 from fedpriv.core.signed import (
     canonical_json,
     check_signature,
+    make_envelope,
     read_canonical_json,
     read_file_bytes,
     sha256,
@@ -46,8 +47,13 @@ from fedpriv.scenario.sections import FederationSection
 from fedpriv.study.results import Results
 from fedpriv.study.stored import derived_fields
 
-FORMAT = "fedpriv certificate 2"
-"""Format of a certificate, and the name under which its coordinator signs it."""
+FORMAT, OLD_FORMAT = "application/vnd.fedpriv.certificate.3+json", "fedpriv certificate 2"
+"""Format of a certificate, the type of its coordinator's signature, and that of fedpriv 0.3.1, also verified."""
+STATEMENT_NAMES = {
+    FORMAT: "application/vnd.fedpriv.silo-statement.3+json",
+    OLD_FORMAT: "fedpriv certificate 2, a silo's part",
+}
+"""Type as which a silo signs its statement, by the format of the certificate."""
 COORDINATOR = "coordinator"
 RESPONSIBLE_PEOPLE = {
     "purpose": "the coordinator",
@@ -247,6 +253,16 @@ def sign_certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]
     return canonical_json({**document, "coordinator": sign_data(key, FORMAT, document)})
 
 
+def format_envelopes(tree: Mapping[str, Any]) -> str:
+    """Format a certificate as DSSE envelopes for other programs, the coordinator's line before the silos'."""
+    document = {name: value for name, value in tree.items() if name != "coordinator"}
+    envelopes = [make_envelope(tree["format"], document, tree["coordinator"])]
+    for statement in tree["silos"]:
+        facts = {name: value for name, value in statement.items() if name != "signed"}
+        envelopes.append(make_envelope(STATEMENT_NAMES[tree["format"]], facts, statement["signed"]))
+    return "".join(f"{json.dumps(envelope)}\n" for envelope in envelopes)
+
+
 def read_certificate(path: Path) -> dict[str, Any]:
     """Read a certificate's JSON document without recomputing a figure or checking a signature.
 
@@ -254,12 +270,14 @@ def read_certificate(path: Path) -> dict[str, Any]:
         InputError: If the file is no certificate of this format.
     """
     tree = read_canonical_json(read_file_bytes(path), path)
-    if str(tree.get("format")).startswith("fedpriv certificate ") and tree["format"] != FORMAT:
+    is_known = tree.get("format") in (FORMAT, OLD_FORMAT)
+    if "fedpriv" in str(tree.get("format")) and not is_known:
         raise InputError(
-            f"{path}: has the format {sanitize_line(repr(tree['format']), 40)}, and this program reads "
-            f"{FORMAT!r}; under format 1 silos signed without planning the run again: certify the run anew"
+            f"{path}: has the format {sanitize_line(repr(tree['format']), 60)}, and this program reads "
+            f"{FORMAT!r} and {OLD_FORMAT!r}; under format 1 silos signed without planning the run again: certify "
+            "the run anew"
         )
-    if tree.get("format") != FORMAT or set(tree) != {"about", "format", "body", "silos", "coordinator"}:
+    if not is_known or set(tree) != {"about", "format", "body", "silos", "coordinator"}:
         raise InputError(f"{path}: is no certificate of a model; expected the format {FORMAT!r}")
     return tree
 
@@ -305,7 +323,7 @@ def verify_certificate(
             raise InputError(f"the keys that you trust have none of the {COORDINATOR}")
         check_signature(
             tree["coordinator"],
-            FORMAT,
+            tree["format"],
             {name: tree[name] for name in ("about", "format", "body", "silos")},
             signers[COORDINATOR],
             f"the {COORDINATOR}",
@@ -483,9 +501,6 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
         if tree["silos"]:
             raise InputError(f"silo {tree['silos'][0]['silo']!r:.20} signed, and has no part in a simulation")
         return entry.resolved_cell is not None
-    # Imported late, because the modules that it imports are not needed for a simulation.
-    from fedpriv.addons.certificate.attest import STATEMENT_NAME as SILO_SAYS
-
     statements = dict[int, Mapping[str, Any]]()
     for statement in tree["silos"]:
         silo_id = statement["silo"]
@@ -501,7 +516,7 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
                 f"the keys that you trust have none of {name}": name not in signers,
             }
         )
-        check_signature(statement["signed"], SILO_SAYS, facts, signers[name], name)
+        check_signature(statement["signed"], STATEMENT_NAMES[tree["format"]], facts, signers[name], name)
         if statement["body"] != body_digest:
             raise InputError(f"{name} signed another certificate than this")
         statements[silo_id] = statement

@@ -1,8 +1,9 @@
 """Commands `fedpriv certify` and `fedpriv silo sign`, and views of a certificate.
 
-The views are a page for an information-governance board and a model card.  Both views are made of the verified
-JSON document alone, and name its file.  They are lists of questions and answers.  A question that no program can
-answer has a person's answer, or "to be filled in by …".  Nothing in the views claims compliance with a law.
+The views are half a page for a board, a page of all questions, and a model card.  All views are made of the
+verified JSON document alone, and name its file.  They are lists of questions and answers.  A question that no
+program can answer has a person's answer, or "to be filled in by …".  Nothing in the views claims compliance with a
+law.
 
 The questions follow the subjects of NIST SP 800-226 (2025), of SATRE 3.3.09 (a record of the criteria for each
 released output), and of tier 3 of the OpenDP registry of deployments.
@@ -20,16 +21,28 @@ from markupsafe import escape
 from fedpriv.addons.certificate.certify import (
     COORDINATOR,
     RESPONSIBLE_PEOPLE,
+    STATEMENT_NAMES,
     VerifiedCertificate,
+    format_envelopes,
     make_body,
     read_certificate,
     recompute_record,
     sign_certificate,
     verify_certificate,
 )
+from fedpriv.claims.claim import PROTECTION_LEVELS, has_external_first_step
 from fedpriv.cli.options import print_text
 from fedpriv.core.errors import FedprivError, InputError, sanitize_line
-from fedpriv.core.figures import format_count, format_lower, format_upper, format_upper_delta, format_upper_epsilon
+from fedpriv.core.figures import (
+    best_guess,
+    format_count,
+    format_epsilon_delta,
+    format_lower,
+    format_upper,
+    format_upper_delta,
+    format_upper_epsilon,
+    format_upper_percent,
+)
 from fedpriv.core.files import write_bytes, write_text
 from fedpriv.core.signed import (
     canonical_json,
@@ -94,29 +107,9 @@ def sections(certificate: VerifiedCertificate) -> list[tuple[str, list[Certifica
     The privacy statement is about the certified cell alone.  Its figures are those of the record, which
     `verify_certificate` has compared with recomputed ones.
     """
-    body, run, model, record = (
-        certificate.body,
-        certificate.body["run"],
-        certificate.body["model"],
-        certificate.body["record"],
-    )
+    body, statement = certificate.body, _make_statement(certificate)
+    run, model, record = body["run"], body["model"], body["record"]
     scenario = record["scenario"]
-    (statement,) = make_statements(
-        Results(
-            name=run["name"],
-            title=run["title"],
-            engine=record["engine"],
-            complete=True,
-            axes={},
-            seeds=[],
-            published=None,
-            cells=[record],
-            versions=run["versions"],
-            rerun=None,
-            tuning=body["tuned"] and Tuning.model_validate(body["tuned"]),
-            date=run["date"],
-        )
-    )
     return [
         (
             "What is released, and why",
@@ -192,6 +185,28 @@ def sections(certificate: VerifiedCertificate) -> list[tuple[str, list[Certifica
         ),
         ("Correctness and limits", _limit_answers(certificate, statement)),
     ]
+
+
+def _make_statement(certificate: VerifiedCertificate) -> Statement:
+    """Make the privacy statement on the certified cell alone."""
+    body, run, record = certificate.body, certificate.body["run"], certificate.body["record"]
+    (statement,) = make_statements(
+        Results(
+            name=run["name"],
+            title=run["title"],
+            engine=record["engine"],
+            complete=True,
+            axes={},
+            seeds=[],
+            published=None,
+            cells=[record],
+            versions=run["versions"],
+            rerun=None,
+            tuning=body["tuned"] and Tuning.model_validate(body["tuned"]),
+            date=run["date"],
+        )
+    )
+    return statement
 
 
 def _person_answer(body: Mapping[str, Any], name: str) -> str:
@@ -373,25 +388,143 @@ def _first_line(certificate: VerifiedCertificate) -> str:
 
 
 def format_page(certificate: VerifiedCertificate) -> str:
-    """Format the page for a board as self-contained HTML that can be printed."""
-    run = certificate.body["run"]
+    """Format all questions and answers as self-contained HTML that can be printed."""
     parts = [
         part
         for heading, answers in sections(certificate)
         for part in (f"<h2>{escape(heading)}</h2>\n<dl>", *(answer.html for answer in answers), "</dl>")
     ]
+    return _format_html(certificate, "Certificate of a model", CERTIFICATE_FILE, parts)
+
+
+def format_board_page(certificate: VerifiedCertificate) -> str:
+    """Format half a page for a board as self-contained HTML, without μ and zCDP."""
+    parts = [
+        part
+        for heading, sentences in _board_sections(certificate, _make_statement(certificate)).items()
+        for part in (
+            f"<h2>{escape(heading)}</h2>\n<ul>",
+            *(f"<li>{escape(sentence)}</li>" for sentence in sentences if sentence),
+            "</ul>",
+        )
+    ]
+    return _format_html(certificate, "For the board", f"{PAGE_FILE} and {CERTIFICATE_FILE}", parts)
+
+
+def _format_html(certificate: VerifiedCertificate, kind: str, files: str, parts: Sequence[str]) -> str:
+    """Format a page of its first line, its title, the files of its facts, and its parts."""
+    run = certificate.body["run"]
     first_line = f'<p class="note"><strong>{escape(_first_line(certificate))}</strong></p>\n'
-    title = escape(f"Certificate of a model: {run['title'] or run['name']}")
+    title = escape(f"{kind}: {run['title'] or run['name']}")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{first_line}<h1>{title}</h1>\n"
-        f"<p>{escape(_NO_LAW_NOTE)} The facts are those of certificate.json beside it, which "
+        f"<p>{escape(_NO_LAW_NOTE)} The facts are those of {escape(files)} beside it, which "
         "<code>fedpriv certify --verify</code> recomputes without the data.</p>\n"
         + "\n".join(parts)
         + "\n</body>\n</html>\n"
     )
+
+
+def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> dict[str, list[str]]:
+    """Return the sentences of the page for a board by heading, where an empty sentence is left out."""
+    body, record = certificate.body, certificate.body["record"]
+    open_questions = [
+        name.replace("_", " ") for name in sorted(RESPONSIBLE_PEOPLE) if not body["people"].get(name)
+    ]
+    public_facts = _describe_public_facts(certificate, record["scenario"]["data"])
+    other_runs = [*filter(None, map(_describe_all_runs, certificate.silos))]
+    audit_note = "That an attack was tried, and what it found, is the coordinator's word."
+    return {
+        "Who is protected, and against whom?": [
+            f"Protected are {statement.protection}.",
+            f"Hidden is {statement.hidden}.",
+            f"Not protected: {' '.join(body['not_protected'])}",
+        ],
+        "What could an attacker at best guess?": _describe_guesses(certificate),
+        "What weakens this?": [
+            f"NOT ALL SILOS SIGNED: {certificate.about_line}." if certificate.unsigned_silos else "",
+            "This is a simulation, whose noise anybody can recompute and remove."
+            if certificate.is_simulation
+            else "",
+            public_facts,
+            *(caveat for caveat in statement.caveats if caveat.startswith(("ε", "δ"))),
+            "Settings were chosen by fedpriv tune, and the certificate says whether the figures have that cost."
+            if body["tuned"]
+            else "",
+            *other_runs,
+            "" if other_runs or not certificate.silos else "No silo's ledger has another run on the same records.",
+            *(
+                f"Silo {silo['silo']}'s policy also answers runs without noise."
+                for silo in certificate.silos
+                if silo["policy"]["allow"]["noise_free"]
+            ),
+        ],
+        "What did nobody check?": [
+            "" if "public" not in (record["scenario"]["data"].get("table") or ()) else _UNCHECKED_RANGES,
+            "Whether settings were chosen by a look at these records." if not body["tuned"] else "",
+            ""
+            if certificate.silos
+            else "Whether the same records were used before, because no silo's ledger was asked.",
+            "Whether one person has several records, or records in several silos.",
+            "Whether scores are true, and whether this run gave the model: both are the coordinator's word.",
+            "Where the means come from by which columns of numbers were scaled."
+            if has_external_first_step(record["releases"])
+            else "",
+            "Whether the claim withstands an attack: none was tried." if body["audit"] is None else audit_note,
+            "Whether the run is allowed: that is for the people who file this."
+            + (f" These questions are open: {', '.join(open_questions)}." if open_questions else ""),
+        ],
+    }
+
+
+_UNCHECKED_RANGES = "Whether these ranges and vocabularies are public indeed."
+_DECISIONS = {
+    "replace-one": "which of two equally likely versions of one {unit} was used",
+    "zero-out": "whether one {unit} contributed, where both are equally likely",
+}
+
+
+def _describe_guesses(certificate: VerifiedCertificate) -> list[str]:
+    """Describe how often an attacker guesses right, for a record, several records and a test record."""
+    claim, record = certificate.claim, certificate.body["record"]
+    if claim is None:
+        return ["Everything: the run adds no noise, and nothing is guaranteed."]
+    level = next(level for most, level in PROTECTION_LEVELS if claim.guarantee.best_guess <= most)
+    groups = (record.get("several_records") or {}).items()
+    test_mu = (record.get("evaluation") or {}).get("mu")
+    return [
+        f"Whoever knows all else, and decides {_DECISIONS[claim.relation].format(unit=claim.unit.noun)}, "
+        f"is right in {_share_of_cases(claim.guarantee.best_guess)}. Blind guessing is right in 50 %.",
+        f"That is {level} protection. For experts: {format_epsilon_delta(record['epsilon'], record['delta'])}.",
+        *(
+            f"About {size} records of one person together it is {_share_of_cases(best_guess(group['mu']))}."
+            for size, group in groups
+            if group["mu"] is not None
+        ),
+        f"A guess about a test record is right in {_share_of_cases(best_guess(test_mu))}." if test_mu else "",
+    ]
+
+
+def _share_of_cases(probability: float) -> str:
+    text = format_upper_percent(probability)
+    return "nearly all cases" if text.startswith("over") else f"at most {text} of cases"
+
+
+def _describe_all_runs(silo: Mapping[str, Any]) -> str:
+    """Describe the best guess from all runs of a silo together, or return "" if there is one run."""
+    spent = silo["training"]["spent"]
+    if spent["runs"] < 2:
+        return ""
+    total = (
+        "protect nothing that can be counted"
+        if spent["mu"] is None
+        else f"a guess is right in {_share_of_cases(min(1.0, best_guess(spent['mu']) + spent['slack']))}"
+    )
+    others = format_count(spent["runs"] - 1, "other run")
+    return f"Silo {silo['silo']} had {others} on its records: all together {total}."
 
 
 def format_model_card(certificate: VerifiedCertificate) -> str:
@@ -436,6 +569,7 @@ def _escape_markdown(text: str) -> str:
 
 
 CERTIFICATE_FILE, PAGE_FILE, CARD_FILE = "certificate.json", "certificate.html", "model-card.md"
+BOARD_FILE, ENVELOPES_FILE = "board.html", "certificate.dsse.jsonl"
 
 
 def verify(path: Path, keys: Path | None, model: Path | None) -> None:
@@ -498,11 +632,13 @@ def certify(
         {COORDINATOR: coordinator_key.public_key(), **silo_keys},
         require_all_silos=False,
     )
+    write_text(folder / ENVELOPES_FILE, format_envelopes(read_certificate(path)))
     lines = [f"{COORDINATOR} {format_public_key(coordinator_key.public_key())}", *certificate.lines]
     if certificate.is_simulation or silo_statements:
+        write_text(folder / BOARD_FILE, format_board_page(certificate))
         write_text(folder / PAGE_FILE, format_page(certificate))
         write_text(folder / CARD_FILE, format_model_card(certificate))
-        outputs = f"{path}, {PAGE_FILE}, {CARD_FILE} and {export_run(folder, 'ro-crate').name}"
+        outputs = f"{path}, {BOARD_FILE}, {PAGE_FILE}, {CARD_FILE} and {export_run(folder, 'ro-crate').name}"
     else:
         lines.append(
             f"a draft: let each silo call `fedpriv silo sign POLICY {path}`, and give what it writes by --signed"
@@ -529,13 +665,15 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
     """
     from fedpriv.addons.certificate.attest import attest
 
-    body: Mapping[str, Any] = read_certificate(path)["body"]
+    tree = read_certificate(path)
+    body: Mapping[str, Any] = tree["body"]
     try:
         try:
             recompute_record(body)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        facts = attest(policy, body["record"], sha256(canonical_json(body)))
+        says = STATEMENT_NAMES[tree["format"]]
+        facts = attest(policy, body["record"], sha256(canonical_json(body)), says)
     except FedprivError:
         raise
     except Exception as error:  # a coordinator can send a document of any shape

@@ -25,6 +25,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from platformdirs import user_state_path
+
 from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
 from fedpriv.data.named import RECORDS_FOLDER_VARIABLE
 from fedpriv.protocol.frames import receive_json, send_frame
@@ -273,7 +275,7 @@ def free_port() -> int:
 
 def state_root() -> Path:
     """Return the folder for files that fedpriv keeps between starts, for this user."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedpriv"
+    return user_state_path("fedpriv", appauthor=False)
 
 
 def service_folder(name: str, socket: Path | None) -> Path:

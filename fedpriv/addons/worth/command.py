@@ -263,14 +263,15 @@ def _print_points(rows: Sequence[PointGains], request: WorthRequest) -> None:
             ]
         )
     print_table(table)
-    print_text("".join([*_notes(references), *_describe_budgets(rows), *_describe_gains(rows)]))
+    print_text("".join([*_notes(references), *_describe_budgets(rows), *_describe_gains(rows, references.metric)]))
 
 
-def _describe_gains(rows: Sequence[PointGains]) -> list[str]:
+def _describe_gains(rows: Sequence[PointGains], metric: str) -> list[str]:
     """Return a sentence on each verdict: points that gain, that lose, and whose interval covers 0.
 
-    Points with one seed, or with the same gain at every seed, have no standard error and no verdict, which a
-    sentence says, too.  The last sentence says how verdicts are found, if there are any.
+    A sentence has the gain of each point, in points or in the unit of the metric, with its interval.  Points with
+    one seed, or with the same gain at every seed, have no standard error and no verdict, which a sentence says,
+    too.  The last sentence says how verdicts are found, if there are any.
     """
     gaining, losing, unclear = "joining gains", "joining loses", "joining is not told apart from staying alone"
     one_seed, equal_gains = (
@@ -283,9 +284,9 @@ def _describe_gains(rows: Sequence[PointGains]) -> list[str]:
             verdict = one_seed if len(row.seeds) < 2 else equal_gains
         else:
             verdict = gaining if interval[0] > 0.0 else losing if interval[1] < 0.0 else unclear
-        points_by_verdict[verdict].append(_format_point(row))
+        points_by_verdict[verdict].append(f"{_format_gain(row, metric)} at {_format_point(row)}")
     sentences = [
-        f"On these records {verdict}: {'; '.join(points)}.\n"
+        f"On these records {verdict}: the gain is {'; '.join(points)}.\n"
         for verdict, points in points_by_verdict.items()
         if points
     ]
@@ -296,6 +297,15 @@ def _describe_gains(rows: Sequence[PointGains]) -> list[str]:
         "The verdict is by the 95 % interval of Student's t over seeds. The s.e. is over seeds (noise and "
         "partition); other records of the same silos would add to it.\n",
     ]
+
+
+def _format_gain(row: PointGains, metric: str) -> str:
+    """Format a gain over the silos' own models with its 95 % interval, if it has one."""
+    scale, digits = scale_of(metric)
+    unit = f"points of {metric}" if scale > 1.0 else f"in {metric}"
+    ends = [f"{scale * end:+.{digits}f}" for end in row.interval or ()]
+    interval = f" (95 % from {' to '.join(ends)})" if ends else ""
+    return f"{scale * row.gain:+.{digits}f} {unit}{interval}"
 
 
 def _describe_budgets(rows: Sequence[PointGains]) -> list[str]:

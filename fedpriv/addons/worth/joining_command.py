@@ -173,7 +173,13 @@ def _describe_break_evens(result: JoiningResult) -> list[str]:
         break_even = result.find_break_even(trust)
         description, title = result.verdict(break_even), find_trust(trust).title
         if description.startswith("never"):
-            sentences.append(f"Joining pays at no epsilon of the grid, {title}: {description}{suffix}.")
+            grid, (scale, digits) = result.request.epsilons, scale_of(result.metric)
+            gain = scale * float(result.mean_over_silos(trust)[-1].mean())
+            sentences.append(
+                f"Joining pays at no ε from {format_upper(grid[0], 3)} to {format_upper(grid[-1], 3)}, {title}: "
+                f"{description}{suffix}. At the largest the gain is {gain:+.{digits}f} "
+                f"{'points of' if scale > 1.0 else 'in'} {result.metric}."
+            )
         else:
             # An estimate or interval that ends beyond the grid does not exclude that joining pays nowhere.
             verb = "may pay" if math.inf in (break_even.epsilon, break_even.high) else "pays"
