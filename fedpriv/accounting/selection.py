@@ -134,7 +134,7 @@ class NegativeBinomialRunCount:
         from scipy.optimize import brentq  # slow to import, and only prices of choices need it
 
         odds = (1.0 - self.gamma) / self.gamma
-        root = brentq(
+        root: float = brentq(
             lambda z: np.log1p(odds * ndtr(z + mu)) - np.log1p(odds * ndtr(z)) + mu * (z + mu / 2.0),
             -mu / 2.0 - math.log1p(odds) / mu - 1.0,
             -mu / 2.0,
