@@ -41,8 +41,10 @@ class MetricsMixin:
         """Share of test records that are classified correctly, 0 … 1.
 
         Raises:
-            KeyError: If the model is a regression, which has no accuracy.
+            AttributeError: If the model is a regression, which has no accuracy.
         """
+        if "test_accuracy" not in self.metrics:
+            raise AttributeError(f"test_accuracy: is of classes; the metrics are {', '.join(self.metrics)}")
         return self.metrics["test_accuracy"]
 
 

@@ -417,9 +417,9 @@ def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
 
 
 def open_text(path: Path, cell_format: CellFormat) -> IO[bytes]:
-    """Open a .csv file with commas in UTF-8, or another file as the add-on of formats converts it to such a text.
+    """Open a file as .csv text with commas in UTF-8.
 
-    A file in UTF-16 is found by its first two bytes.
+    An add-on converts files of other formats.  A file in UTF-16 is found by its first two bytes.
     """
     with path.open("rb") as file:
         start = file.read(2)

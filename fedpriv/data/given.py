@@ -15,7 +15,7 @@ from fedpriv.data.layout import combine_unnamed_inputs
 from fedpriv.data.named import ARGUMENT_NAMES, SplitArrays
 
 RecordSource = SplitArrays | TorchDataset[Any] | Iterable[Any]
-"""Records and labels, as a pair of arrays or as items of (record, label), such as those of a torch Dataset.
+"""Records and labels, as a pair of arrays or as items of (record, label).
 
 Records with several inputs are a tuple of arrays, one for each input.
 """

@@ -197,7 +197,7 @@ RECORDS_FOLDER_VARIABLE = "FEDPRIV_RECORDS_FOLDER"
 
 
 def find_file(name: str) -> Path:
-    """Return the path of a file of records, from the folder in `RECORDS_FOLDER_VARIABLE` if it is relative."""
+    """Return the path of a file of records.  A relative one begins at the folder in `RECORDS_FOLDER_VARIABLE`."""
     return Path(os.environ.get(RECORDS_FOLDER_VARIABLE, ""), name)
 
 

@@ -449,7 +449,7 @@ def read_weights(weights: str, key: str) -> bytes:
 _CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
 """Keys of a checkpoint, a dictionary of other things as well, under which programs store a state_dict."""
 _WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "")
-"""Prefixes that wrappers, such as nn.DataParallel and torch.compile, give to all names of a state_dict."""
+"""Prefixes of all names of a state_dict of a wrapper, such as nn.DataParallel or torch.compile."""
 
 
 def read_state_dict(weights: str, key: str, path: str, module: nn.Module) -> dict[str, Tensor]:

@@ -283,7 +283,7 @@ def check_scores(
     regression: bool,
     survival: bool = False,
 ) -> None:
-    """Check that scores are defined for all test records together, and with silos for those of a silo at least.
+    """Check that scores are defined for all test records together, and at one silo or more.
 
     Args:
         scores: Names of the scores.

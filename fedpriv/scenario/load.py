@@ -253,9 +253,9 @@ def load_scenario(path: Path, overrides: Iterable[str] = (), *, finds_tables: bo
 
 
 def _find_tables(tree: dict[str, Any], folder: Path) -> None:
-    """Replace paths of files of records that lie in the scenario's folder by paths from the working directory.
+    """Replace paths from the scenario's folder by paths from the working directory.
 
-    A path that is not there stays as it is, and is looked for in the working directory.
+    A path of records that is not in the scenario's folder stays, and is looked for in the working directory.
     """
     for section, key in (("data", "name"), ("sweep", "data.name")):
         if isinstance(keys := tree.get(section), dict) and key in keys:

@@ -110,7 +110,7 @@ def test_files_of_no_such_form_are_one_line(tmp_path: Path, monkeypatch: pytest.
         assert "\n" not in str(caught.value)
     (tmp_path / "t.xlsx").write_bytes(b"no spreadsheet")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(InputError, match="pip install openpyxl, or save it as CSV"):
+    with pytest.raises(InputError, match=r"pip install 'fedpriv\[sheets\]', or save it as CSV"):
         read_table(tmp_path / "t.xlsx")
 
 

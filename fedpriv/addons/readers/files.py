@@ -97,7 +97,10 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
 
 
 def _decode_utf16(content: bytes, path: Path) -> bytes:
-    """Return text in UTF-8 for one in UTF-16, which begins with its mark of order or has an early zero byte."""
+    """Return the text in UTF-8 if it is in UTF-16.
+
+    Such a text begins with a mark of the order of bytes, or has a zero among its first two bytes.
+    """
     if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" not in content[:2]:
         return content
     encoding = (
@@ -119,7 +122,8 @@ def _read_sheet(path: Path, content: bytes) -> list[list[str]]:
         openpyxl: Any = importlib.import_module("openpyxl")
     except ModuleNotFoundError:
         raise InputError(
-            f"{path}: openpyxl reads spreadsheets, and is not installed; pip install openpyxl, or save it as CSV"
+            f"{path}: openpyxl, which reads spreadsheets, is missing; pip install 'fedpriv[sheets]', or save it "
+            "as CSV"
         ) from None
     try:
         book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)

@@ -1,4 +1,4 @@
-"""Find the format of a table's cells for its owner: the separator in the header, and the marks in numbers.
+"""Format of a table's cells, found for its owner: the separator, and the marks in numbers.
 
 The marks are read from the records, so that only the owner of a table may look for them.  The format that a
 scenario or a policy names is public.

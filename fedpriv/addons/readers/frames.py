@@ -1,4 +1,4 @@
-"""DataFrames of a program in place of a table's file, of pandas, polars, or another library with Arrow columns."""
+"""DataFrames of a program as tables, of pandas, polars, or another library that exports Arrow columns."""
 
 import hashlib
 from copy import deepcopy
@@ -58,7 +58,10 @@ def _read_columns(frame: Any) -> tuple[dict[str, Any], list[str], dict[str, str]
 
 
 def _as_words(column: Any) -> Any:
-    """Return a column of categories of polars, whose type Arrow cannot cast to texts, with texts that it can."""
+    """Return a column of polars' categories as one of texts, and any other column unchanged.
+
+    Arrow cannot cast the type that polars exports to texts directly.
+    """
     is_category = pyarrow.types.is_dictionary(column.type) and pyarrow.types.is_string_view(column.type.value_type)
     return column.cast(pyarrow.dictionary(pyarrow.int32(), pyarrow.string())) if is_category else column
 

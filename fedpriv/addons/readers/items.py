@@ -1,4 +1,4 @@
-"""Read the items of a data set: torch Datasets, DataLoaders, Hugging Face data sets, and lists of items.
+"""Items of torch Datasets, DataLoaders, Hugging Face data sets and lists, as arrays.
 
 An item is a pair (record, label), a longer tuple, or a dictionary.  `fields` names the parts of a longer item that
 are record and label.  Without `fields`, a dictionary of two entries has its label under a usual name, or last.

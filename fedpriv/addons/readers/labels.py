@@ -1,4 +1,4 @@
-"""Check labels that a program gives, before they decide what a run predicts."""
+"""Checks of the labels that a program gives."""
 
 from typing import Any
 
