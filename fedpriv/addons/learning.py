@@ -78,10 +78,12 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     """
     if cell.evaluation is not None or not cell.model.row.evaluated or "test_loss" not in outcome.metrics:
         return {}
-    task = load_task(cell) if outcome.noise == "simulation" else load_public_task(cell)
     try:
+        task = load_task(cell) if outcome.noise == "simulation" else load_public_task(cell)
+        if task.objective.dimension > outcome.model.size or not len(task.test.labels):
+            return {}
         model = make_trained_model(task.objective, outcome.model)
-    except InputError:
+    except InputError:  # the records are elsewhere, or the model is no module
         return {}
     view = find_labelled_view(task.objective)
     features, labels = task.test if view is None else view.with_labels(task.test)
@@ -276,7 +278,7 @@ def _describe_unread(results: Results) -> list[str]:
     counts = {
         (cell["records"], total)
         for cell in results.cells
-        if cell["scenario"]["federation"].get("samples") is None
+        if cell["scenario"].get("federation", {}).get("samples") is None
         and cell.get("records", 0) < (total := (cell.get("learning") or {}).get("train", 0))
     }
     sentences += [

@@ -97,8 +97,6 @@ _ABSENT_ALGORITHMS = {
     "pull to the server's model (docs/adding-an-algorithm.md)",
     "fedprox": "a local step of your own, of ten lines: docs/adding-an-algorithm.md",
     "dp-fedprox": "a local step of your own, of ten lines: docs/adding-an-algorithm.md",
-    "adam": "'dp-adam'",
-    "sgd": "'dp-sgd'",
 }
 """Answers to names of algorithms that fedpriv does not have under this name."""
 

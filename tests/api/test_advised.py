@@ -165,3 +165,14 @@ def test_own_data_says_whom_it_trusts(tmp_path: Path) -> None:
             "own-data", train=records(100), test=records(40), trust="trusted", set=settings, out=tmp_path / "b"
         )
     assert not any("trusts the server" in str(warning.message) for warning in caught)
+
+
+def test_a_comparison_has_four_rows_that_run(tmp_path: Path) -> None:
+    (path,) = create_folder(tmp_path / "four", is_comparison=True)
+    small = {"federation.samples": 600, "seeds": 1, "privacy.epsilon": [4.0]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = fedpriv.run(path, set=small, out=tmp_path / "run")
+    names = [cell.scenario["algorithm"]["name"] for cell in results]
+    assert names == ["dp-sgd", "dp-adam", "dp-ftrl", "dp-mu2-fl"]
+    assert results.complete

@@ -440,7 +440,11 @@ _STARTER_NOTES = {
     "model": "# from my_model.py\n",
     "privacy": "# zero-out: neighbours differ in one record, which is there or not\n",
 }
-_STARTER_FILES = ("scenario.toml", "my_algorithm.py", "my_model.py", "notebook.ipynb", "README.md")
+_STARTER_FILES = {
+    name: name for name in ("scenario.toml", "my_algorithm.py", "my_model.py", "notebook.ipynb", "README.md")
+}
+"""Source by file of a new folder."""
+_COMPARISON_FILES = {"scenario.toml": "compare.toml"}
 
 
 def _make_starter_sections(name: str) -> str:
@@ -458,12 +462,13 @@ def _make_starter_sections(name: str) -> str:
     return "\n".join(text for key, text in advice.sections(_STARTER_NOTES).items() if key != "run")
 
 
-def create_folder(folder: Path) -> list[Path]:
+def create_folder(folder: Path, *, is_comparison: bool = False) -> list[Path]:
     """Write the starter files into a new folder, whole or not at all, and return their paths.
 
     The scenario has the numbers that `fedpriv advise` recommends for softmax regression, and the folder has an
     algorithm, a model and a notebook to edit.  In the packaged files NAME stands for the name of the folder, and
-    the line "# ADVISED" for the advised sections.
+    the line "# ADVISED" for the advised sections.  A comparison is a scenario alone, of four rows
+    with their keys.
 
     Raises:
         InputError: If the folder exists or cannot be written, or its name cannot be a scenario's.
@@ -474,12 +479,13 @@ def create_folder(folder: Path) -> list[Path]:
     if folder.exists():
         raise InputError(f"fedpriv init {folder}: exists already; give another name")
     source, sections = resources.files(__package__) / "starter", _make_starter_sections(name)
+    files = _COMPARISON_FILES if is_comparison else _STARTER_FILES
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
         try:
-            for file in _STARTER_FILES:
-                text = (source / file).read_text(encoding="utf-8").replace("NAME", name)
+            for file, source_name in files.items():
+                text = (source / source_name).read_text(encoding="utf-8").replace("NAME", name)
                 (draft / file).write_text(text.replace("# ADVISED\n", sections), encoding="utf-8")
             draft.chmod(0o755)
             draft.rename(folder)
@@ -488,4 +494,4 @@ def create_folder(folder: Path) -> list[Path]:
             raise
     except OSError as error:
         raise InputError(f"fedpriv init {folder}: cannot be written ({error.strerror})") from None
-    return [folder / file for file in _STARTER_FILES]
+    return [folder / file for file in files]

@@ -47,16 +47,22 @@ def advise(
     )
 
 
-def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")]) -> None:
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")],
+    is_comparison: Annotated[
+        bool, typer.Option("--compare", help="Write a scenario alone, of four rows with the keys that each needs.")
+    ] = False,
+) -> None:
     """Make a folder to start from: a scenario, an algorithm, a model and a notebook of your own.
 
     Example: fedpriv init my-study
     """
     from fedpriv.addons.begin.command import create_folder
 
-    for path in create_folder(folder):
+    for path in create_folder(folder, is_comparison=is_comparison):
         typer.echo(path)
-    typer.echo(f"next: cd {folder}, and the commands that README.md there names", err=True)
+    commands = "fedpriv run scenario.toml" if is_comparison else "the commands that README.md there names"
+    typer.echo(f"next: cd {folder}, and {commands}", err=True)
 
 
 def data_inspect(
