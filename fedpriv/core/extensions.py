@@ -35,6 +35,7 @@ ADD_ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "rows": {"local models": "worth.references:local_models_row"},
     "engine": {"ray": "services.deployment:run_ray", "deployment": "services.deployment:run_deployment"},
     "Flower": {"names": "services.flower_private.names:check_names"},
+    "tracker": {"make": "trackers:make_tracker"},
     "own data": {"advice": "begin.advise:as_advised"},
 }
 """Kind -> name -> "module:attribute" in the folder of add-ons."""
