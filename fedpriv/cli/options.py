@@ -238,10 +238,13 @@ class DisplayOptions:
         bool, typer.Option("--watch", help="Serve the report's page on this machine during the run.")
     ] = False
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write curves for TensorBoard too (extra: tensorboard).")
+        str | None, typer.Option(metavar="DIR", help="Write curves for TensorBoard too (extra: tensorboard).")
     ] = None
     mlflow: Annotated[
         str | None, typer.Option(metavar="URI", help="Log to this MLflow tracking URI too (extra: mlflow).")
+    ] = None
+    wandb: Annotated[
+        str | None, typer.Option(metavar="PROJECT", help="Log to Weights & Biases too (extra: wandb).")
     ] = None
 
 

@@ -1,8 +1,8 @@
-"""Observers that display a run or log it: for people, log files, programs and trackers.
+"""Observers that display a run: for people, log files and programs.
 
 `Progress` shows a live panel on a terminal, and plain lines elsewhere.  The panel has a progress bar, and a line
 on the current cell: its swept values and seed, its ε, and its loss and accuracy so far.  `JsonLines` writes JSON
-lines.  `TensorBoard` and `MLflow` each need an extra, which is not installed by default.
+lines.
 
 A cell is one run of a scenario: a sweep point (a value of each swept key) and a seed.  A place is the number of a
 cell, its index in the scenario's points.
@@ -12,10 +12,8 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,11 +24,10 @@ from rich.text import Text
 
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.claims.outcome import CellOutcome, RunObserver
-from fedpriv.core.errors import InputError, RunError, sanitize_lines
+from fedpriv.core.errors import sanitize_lines
 from fedpriv.core.figures import format_count, format_epsilon_delta
 from fedpriv.plan.calibration import FittedNoise
 from fedpriv.scenario.load import Scenario, SweepPoint
-from fedpriv.scenario.published import flatten_keys
 from fedpriv.scenario.schema import Cell
 
 _SPARKLINE_BARS = "▁▂▃▄▅▆▇█"
@@ -272,105 +269,6 @@ class JsonLines(RunObserver):
     def _write_event(self, event: str, facts: Mapping[str, Any]) -> None:
         self._stream.write(json.dumps({"event": event, **facts}, ensure_ascii=False) + "\n")
         self._stream.flush()
-
-
-class TensorBoard(RunObserver):
-    """TensorBoard runs, one for each cell.
-
-    The folder of a run is directory/SCENARIO/CELL, where CELL has the cell's swept values and seed.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._writer = _import_extra("torch.utils.tensorboard", "TensorBoard", "tensorboard").SummaryWriter
-        self._writers: dict[int, Any] = {}
-
-    def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        self._writers = {
-            place: self._writer(self._directory / scenario.name / _folder_label(scenario.points[place]))
-            for place in places
-        }
-
-    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writers[place].add_scalar(name.replace("_", "/", 1), value, t)
-
-    def ended(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-
-
-class MLflow(RunObserver):
-    """MLflow runs, one for each cell, at a tracking URI.
-
-    The runs belong to an experiment that is named after the scenario.  An error of MLflow is raised as a RunError
-    of one line, which ends the run.  Cells that were finished before stay stored.
-    """
-
-    def __init__(self, uri: str) -> None:
-        module = _import_extra("mlflow", "MLflow", "mlflow")
-        self._uri, self._error_class = uri, module.exceptions.MlflowException
-        self._runs: dict[int, str] = {}
-        with self._translate_errors():
-            self._client = module.MlflowClient(tracking_uri=uri)
-
-    def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        """Begin a run for each cell in the scenario's experiment, with the cell's keys as parameters.
-
-        The experiment is created if MLflow has none of the scenario's name.
-
-        Args:
-            scenario: Scenario of the run.
-            places: Numbers of the cells that are about to be run.
-            folder: Folder of the results, which is not logged.
-        """
-        with self._translate_errors():
-            stored_experiment = self._client.get_experiment_by_name(scenario.name)
-            experiment = (
-                stored_experiment.experiment_id
-                if stored_experiment
-                else self._client.create_experiment(scenario.name)
-            )
-            for place in places:
-                point = scenario.points[place]
-                run = self._client.create_run(experiment, run_name=_folder_label(point)).info.run_id
-                self._runs[place] = run
-                for key, value in flatten_keys(point.cell.canonical_data()):
-                    self._client.log_param(run, key, value)
-
-    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        with self._translate_errors():
-            for name, value in metrics.items():
-                self._client.log_metric(self._runs[place], name, value, step=t)
-
-    def finished(self, place: int, finished: CellOutcome) -> None:
-        with self._translate_errors():
-            self._client.set_terminated(self._runs.pop(place))
-
-    def ended(self) -> None:
-        with self._translate_errors():
-            for run in self._runs.values():
-                self._client.set_terminated(run, "KILLED")
-
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except self._error_class as error:
-            raise RunError(f"MLflow at {self._uri}: {str(error).splitlines()[0]}") from None
-
-
-def _import_extra(module: str, name: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        raise InputError(f"{name} is not installed; install it with: pip install 'fedpriv[{extra}]'") from None
-
-
-def _folder_label(point: SweepPoint) -> str:
-    """Format a cell's swept values and seed as the name of a folder, such as "rho=4.0,silos=10,seed=0"."""
-    swept = [f"{key.rpartition('.')[2]}={value}" for key, value in point.swept_values.items()]
-    return ",".join([*swept, f"seed={point.cell.seed}"]).replace("/", "-")
 
 
 def _describe_point(point: SweepPoint) -> str:

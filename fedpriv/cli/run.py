@@ -22,9 +22,9 @@ from pydantic_core import PydanticSerializationError
 from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.cli.explore import show_run
 from fedpriv.cli.options import DisplayOptions, print_text
-from fedpriv.cli.progress import JsonLines, MLflow, Progress, TensorBoard
+from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.core.errors import FedprivError, InputError, RunError
-from fedpriv.core.extensions import import_files
+from fedpriv.core.extensions import import_files, load_add_on_part
 from fedpriv.core.figures import format_count
 from fedpriv.engines.table import describe_available_memory, find_engine_row
 from fedpriv.scenario.load import Scenario, load_scenario
@@ -192,8 +192,11 @@ def run_scenario(path: Path, options: RunOptions, display_options: DisplayOption
     display = JsonLines(sys.stdout) if display_options.as_json else Progress(quiet=display_options.quiet)
     observers: list[RunObserver] = [
         display,
-        *([] if display_options.tensorboard is None else [TensorBoard(display_options.tensorboard)]),
-        *([] if display_options.mlflow is None else [MLflow(display_options.mlflow)]),
+        *(
+            load_add_on_part("tracker", "make")(name, place)
+            for name in ("tensorboard", "mlflow", "wandb")
+            if (place := getattr(display_options, name)) is not None
+        ),
     ]
     import_files(options.imports)
     scenario = load_scenario(path, options.overrides)

@@ -37,6 +37,7 @@ ADD_ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "rows": {"local models": "worth.references:local_models_row"},
     "engine": {"ray": "services.deployment:run_ray", "deployment": "services.deployment:run_deployment"},
     "Flower": {"names": "services.flower_private.names:check_names"},
+    "tracker": {"make": "trackers:make_tracker"},
     "own data": {"sites": "readers.federation:complete_federation", "advice": "begin.advise:as_advised"},
     "own table": {"frame": "readers.frames:register_frame"},
     "table file": {"text": "readers.files:read_text"},

@@ -1,6 +1,7 @@
-"""TensorBoard and MLflow: what they are told, against stand-ins of their interfaces; absent, one line."""
+"""TensorBoard, MLflow and Weights & Biases: what they are told, against stand-ins; absent, one line."""
 
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -8,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.addons.trackers import make_tracker
 from fedpriv.claims.outcome import CellOutcome
-from fedpriv.cli.progress import MLflow, TensorBoard
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.scenario.load import Scenario, parse_scenario
 from tests.conftest import small_tree
+from tests.doc_pages import ROOT
 
 
 def scenario() -> Scenario:
@@ -66,6 +68,29 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         def set_terminated(self, run: str, status: str = "FINISHED") -> None:
             calls.append((run, status))
 
+    class WandbError(Exception): ...
+
+    class WandbRun:
+        def __init__(self, label: str) -> None:
+            self.label = label
+
+        def log(self, metrics: dict[str, float], step: int) -> None:
+            calls.extend((self.label, name, value, step) for name, value in metrics.items())
+
+        def finish(self, exit_code: int) -> None:
+            calls.append((self.label, "KILLED" if exit_code else "FINISHED"))
+
+    def init(*, project: str, group: str, name: str, config: dict[str, Any], reinit: str) -> WandbRun:
+        if project == "nowhere":
+            raise WandbError("no key\nand more lines")
+        assert reinit == "create_new"  # a run of another cell stays open
+        label = f"{project}/{group}:{name}"
+        calls.append((label, "federation.silos", config["federation.silos"]))
+        return WandbRun(label)
+
+    wandb = ModuleType("wandb")
+    wandb.init, wandb.errors = init, SimpleNamespace(Error=WandbError)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     tensorboard, mlflow = ModuleType("torch.utils.tensorboard"), ModuleType("mlflow")
     tensorboard.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
     mlflow.MlflowClient = MlflowClient  # type: ignore[attr-defined]
@@ -76,7 +101,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_tensorboard_gets_curves_by_round_in_a_folder_a_cell(said: list[tuple[Any, ...]], tmp_path: Path) -> None:
-    board = TensorBoard(tmp_path)
+    board = make_tracker("tensorboard", str(tmp_path))
     board.started(scenario(), [1], tmp_path)
     board.evaluated(1, 4, {"test_loss": 2.5, "test_accuracy": 0.25})
     board.ended()
@@ -88,16 +113,25 @@ def test_tensorboard_gets_curves_by_round_in_a_folder_a_cell(said: list[tuple[An
     ]
 
 
-def test_mlflow_gets_settings_curves_and_how_each_cell_ended(said: list[tuple[Any, ...]], tmp_path: Path) -> None:
-    tracker = MLflow("http://localhost:5000")
+@pytest.mark.parametrize(
+    ("name", "place", "begun"),
+    [
+        ("mlflow", "http://localhost:5000", [("uri", "http://localhost:5000"), ("experiment", "small")]),
+        ("wandb", "project", []),
+    ],
+)
+def test_a_tracker_gets_settings_curves_and_how_each_cell_ended(
+    said: list[tuple[Any, ...]], tmp_path: Path, name: str, place: str, begun: list[tuple[str, str]]
+) -> None:
+    tracker = make_tracker(name, place)
     tracker.started(scenario(), [0, 1], tmp_path)
     tracker.evaluated(0, 4, {"test_loss": 2.5, "test_accuracy": 0.25})
     tracker.finished(0, FINISHED)
     tracker.ended()  # stopped: cell 1 is not finished
-    first, second = "7:silos=1,seed=1", "7:silos=2,seed=1"
+    top = {"mlflow": "7", "wandb": "project/small"}[name]
+    first, second = f"{top}:silos=1,seed=1", f"{top}:silos=2,seed=1"
     assert said == [
-        ("uri", "http://localhost:5000"),
-        ("experiment", "small"),
+        *begun,
         (first, "federation.silos", 1),
         (second, "federation.silos", 2),
         (first, "test_loss", 2.5, 4),
@@ -108,23 +142,30 @@ def test_mlflow_gets_settings_curves_and_how_each_cell_ended(said: list[tuple[An
 
 
 @pytest.mark.usefixtures("said")
-def test_what_mlflow_refuses_is_one_line() -> None:
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("mlflow", "MLflow at nowhere: no such store"),
+        ("wandb", "Weights & Biases, project nowhere: no key"),
+    ],
+)
+def test_what_a_tracker_refuses_is_one_line(name: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
-        MLflow("nowhere")
-    assert str(caught.value) == "MLflow at nowhere: no such store"
+        make_tracker(name, "nowhere").started(scenario(), [0], tmp_path)
+    assert str(caught.value) == line
 
 
 @pytest.mark.parametrize(
-    ("module", "make", "line"),
-    [
-        ("torch.utils.tensorboard", lambda: TensorBoard(Path("tb")), r"pip install 'fedpriv\[tensorboard\]'"),
-        ("mlflow", lambda: MLflow("x"), r"pip install 'fedpriv\[mlflow\]'"),
-    ],
+    ("module", "name"), [("torch.utils.tensorboard", "tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")]
 )
 def test_an_extra_that_is_not_installed_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, module: str, make: Any, line: str
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=line) as caught:
-        make()
+    with pytest.raises(InputError, match=rf"pip install 'fedpriv\[{name}\]'") as caught:
+        make_tracker(name, "x")
     assert "\n" not in str(caught.value)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    assert name in extras

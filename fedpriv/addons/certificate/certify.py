@@ -48,7 +48,7 @@ from fedpriv.study.results import Results
 from fedpriv.study.stored import derived_fields
 
 FORMAT, OLD_FORMAT = "application/vnd.fedpriv.certificate.3+json", "fedpriv certificate 2"
-"""Format of a certificate, the type of its coordinator's signature, and that of fedpriv 0.3.1, also verified."""
+"""Format of a certificate and type of its coordinator's signature, today's and that of 0.3.1."""
 STATEMENT_NAMES = {
     FORMAT: "application/vnd.fedpriv.silo-statement.3+json",
     OLD_FORMAT: "fedpriv certificate 2, a silo's part",
