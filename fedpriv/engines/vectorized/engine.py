@@ -381,7 +381,8 @@ class _ReplicateGroup:
             train, is_present = mask_absent_records(train)
             presence = None if is_present.all() else is_present.to(self._device)
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
-        rows_by_seed = {cell.seed: partition_records(cell) for cell in self._cells}
+        cell_by_seed = {cell.seed: cell for cell in self._cells}
+        rows_by_seed = {seed: partition_records(cell) for seed, cell in cell_by_seed.items()}
         if isinstance(plan.schedule, PublicOrder):
             batches = OrderedBatches(
                 plan.schedule,
