@@ -1,12 +1,12 @@
 """Problems with a known risk, for the measured rates: a family of linear losses, and the distance of a record.
 
-    fedpriv run examples/rates/worst-linear-n.toml --import examples/rates/problems.py
-    fedpriv run examples/rates/goldstein-n.toml --import examples/rates/problems.py
+    fedpriv run examples/rates/worst-linear-n.toml --import examples/rates/problems.py --workers 2
+    fedpriv run examples/rates/goldstein-n.toml --import examples/rates/problems.py --workers 2
 
 `linear-loss`: f(x; z) = -⟨z + v e₁, x⟩ in the ball of diameter 1, with records z = (s/√d) e.  The vector e has
 independent random signs, s is 1/2 and d is 64.  The risk of x over the best point of the ball is |v|/2 - v x₁.
-The drift v is min(1/2, level · unit), for keys of the algorithm `dp-mu2-fl-drift`, which is DP-μ²-FL otherwise.  A
-sweep over levels takes the worst of a family, as lower bounds do, and all levels run together.
+The drift v is min(1/2, level · unit), for keys of the model, so that a sweep over levels takes the worst of a
+family, as lower bounds do.
 
 `distance-loss`: f(x; ξ) = ‖x - ξ‖ with records ξ = e₁ + 0.2 u, where u is uniform on the unit sphere of R^d.  It
 is convex, 1-Lipschitz in every dimension d, and not smooth.  A run starts at 0, at distance 1 of the minimizer
@@ -21,7 +21,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -34,24 +34,35 @@ import fedpriv
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.clipping import compute_clipping, upper_norm, vector_bounds
 from fedpriv.loss.models import add_model
-from fedpriv.loss.objective import Batch, Deterministic, Increment, ModelEvaluation, Objective, Query, Records
+from fedpriv.loss.objective import Batch, Deterministic, Increment, ModelEvaluation, Query, Records
 from fedpriv.loss.rows import Model, ModelSettings
 from fedpriv.papers.base import Count, Positive, Problem, Settings
 from fedpriv.papers.kornowski import GOLDSTEIN_SINGLE_PASS, SinglePassSettings
-from fedpriv.papers.reshef_levy import DP_MU2_FL, Mu2Settings
 from fedpriv.participation.orders import Dependence
 
 DIMENSION, SPREAD, RADIUS = 64, 0.5, 0.5
 RECORDS = 1_000_000  # many more than a run reads, so that seeds read nearly independent records
 
 
+class LinearLossSettings(ModelSettings):
+    """Settings of the linear loss."""
+
+    level: Positive = Field(1.0, description="drift v in units")
+    unit: Positive = Field(0.1, description="drift of level 1")
+
+    @property
+    def drift(self) -> float:
+        """v, at most 1/2."""
+        return min(0.5, self.level * self.unit)
+
+
 @dataclass(frozen=True)
 class LinearLoss(Deterministic):
     """Loss -⟨z + v e₁, x⟩ of records z with ‖z‖ = 1/2: convex, 1-Lipschitz, and smooth with constant 0."""
 
+    drift: float
+    """v."""
     dtype: torch.dtype
-    drift: Scalar = 0.0
-    """v, which the algorithm's settings give."""
     dimension: int = DIMENSION
     convex: bool = True
     lipschitz: float = 1.0
@@ -81,20 +92,19 @@ class LinearLoss(Deterministic):
         return clipped.zero_unrepresentable(vectors) * clipped.factor.unsqueeze(-1), clipped.clipped_count
 
     def _shift(self, records: Tensor) -> Tensor:
-        """Return z + v e₁, for records z (..., B, d)."""
-        drift = self.drift if isinstance(self.drift, float) else self.drift.unsqueeze(-1)
-        return records + drift * torch.eye(1, self.dimension, dtype=records.dtype, device=records.device)[0]
+        """Return z + v e₁."""
+        return records + self.drift * torch.eye(1, self.dimension, dtype=records.dtype, device=records.device)[0]
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return -(self._shift(records.features) * point.unsqueeze(-2)).sum(-1)
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """Evaluate the mean loss, and the risk |v|/2 - v x₁ over the best point of the ball."""
-        excess = self.drift * (RADIUS - point[..., :1])
-        return ModelEvaluation(self.losses(point, records).mean(-1), None, {"excess_risk": excess[..., 0]})
+        excess = self.drift * (RADIUS - point[..., 0])
+        return ModelEvaluation(self.losses(point, records).mean(-1), None, {"excess_risk": excess})
 
 
-def scale_signs(signs: NDArray[Any], dtype: torch.dtype, settings: ModelSettings) -> Tensor:
+def scale_signs(signs: NDArray[Any], dtype: torch.dtype, settings: LinearLossSettings) -> Tensor:
     """Return the records (s/√d) e of random signs e, given as bytes 0 and 1, (n, d)."""
     if len(signs) == RECORDS:
         return _scale_training_signs(dtype)
@@ -107,20 +117,10 @@ def _scale_training_signs(dtype: torch.dtype) -> Tensor:
     return (2.0 * torch.from_numpy(draw_signs()[0][0]).to(dtype) - 1.0) * (SPREAD / math.sqrt(DIMENSION))
 
 
-def linear_loss(_shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: ModelSettings) -> LinearLoss:
-    return LinearLoss(dtype)
-
-
-class DriftSettings(Mu2Settings):
-    """Keys of `dp-mu2-fl-drift`."""
-
-    level: Positive = Field(1.0, description="drift v in units")
-    unit: Positive = Field(0.1, description="drift of level 1")
-
-
-def add_drift(settings: DriftSettings, _problem: Problem, objective: Objective) -> Objective:
-    """Return the linear loss with the drift of the settings, at most 1/2."""
-    return dataclasses.replace(cast(LinearLoss, objective), drift=min(0.5, settings.level * settings.unit))
+def linear_loss(
+    _shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LinearLossSettings
+) -> LinearLoss:
+    return LinearLoss(settings.drift, dtype)
 
 
 @lru_cache(maxsize=1)
@@ -131,15 +131,8 @@ def draw_signs() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 fedpriv.add_data("random-signs", draw_signs, classes=0)
-add_model("linear-loss", Model(ModelSettings, scale_signs, linear_loss, regression=True, only_for="random-signs"))
-fedpriv.add_algorithm(
-    dataclasses.replace(
-        DP_MU2_FL,
-        name="dp-mu2-fl-drift",
-        title="DP-μ²-FL with a drift",
-        settings=DriftSettings,
-        objective=add_drift,
-    )
+add_model(
+    "linear-loss", Model(LinearLossSettings, scale_signs, linear_loss, regression=True, only_for="random-signs")
 )
 
 
@@ -226,7 +219,6 @@ def distance_loss(
     return DistanceLoss(settings.dimension, dtype)
 
 
-@lru_cache(maxsize=1)
 def draw_normals() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     normals = np.random.default_rng(20242).standard_normal((140_016, MAX_DIMENSION))
     return (normals[:-16], np.zeros(140_000)), (normals[-16:], np.zeros(16))
