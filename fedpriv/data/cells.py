@@ -387,8 +387,7 @@ def read_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable: 
         InputError: The file is missing, is not a readable table, or has no records.
     """
     try:
-        is_parquet = path.suffix.lower() == ".parquet"
-        table = _read_parquet(path) if is_parquet else _read_csv(path, cell_format)
+        table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path, cell_format)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file (looked for {path.resolve()})") from None
     except UnicodeDecodeError as error:
@@ -450,17 +449,20 @@ def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
     cell_type = pa.dictionary(pa.int32(), pa.string())
     builders = [ColumnBuilder() for _ in header]
     try:
-        with arrow.open_csv(
-            open_text(path, cell_format),
-            arrow.ReadOptions(
-                column_names=[str(index) for index in range(len(header))],
-                skip_rows_after_names=header_rows,
-                use_threads=False,
-                block_size=_BLOCK_BYTES,
-            ),
-            arrow.ParseOptions(newlines_in_values=quoted),
-            arrow.ConvertOptions(column_types={str(index): cell_type for index in range(len(header))}),
-        ) as blocks:
+        with (
+            open_text(path, cell_format) as file,
+            arrow.open_csv(
+                file,
+                arrow.ReadOptions(
+                    column_names=[str(index) for index in range(len(header))],
+                    skip_rows_after_names=header_rows,
+                    use_threads=False,
+                    block_size=_BLOCK_BYTES,
+                ),
+                arrow.ParseOptions(newlines_in_values=quoted),
+                arrow.ConvertOptions(column_types={str(index): cell_type for index in range(len(header))}),
+            ) as blocks,
+        ):
             for block in blocks:
                 for builder, cells in zip(builders, block.columns, strict=True):
                     builder.add(cells)

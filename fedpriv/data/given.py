@@ -91,8 +91,10 @@ def to_record_arrays(
     if isinstance(data, TensorDataset) and fields is None:
         *tensors, label_tensor = data.tensors
         return to_record_array(tuple(tensors) if len(tensors) > 1 else tensors[0], source), to_array(label_tensor)
-    is_pair = isinstance(data, tuple | list) and len(data) == 2 and fields is None
-    if is_pair and not (isinstance(data, list) and all(isinstance(part, tuple | Mapping) for part in data)):
+    are_items = isinstance(data, list) and (
+        fields is not None or all(isinstance(part, tuple | Mapping) for part in data)
+    )
+    if isinstance(data, tuple | list) and len(data) == 2 and not are_items:
         records, labels = cast(tuple[Any, Any], data)
         return to_record_array(records, source), to_array(labels, source)
     pair: tuple[NDArray[Any], NDArray[Any]] = load_add_on_part("own records", "items")(data, source, fields)

@@ -268,7 +268,7 @@ class ScoreView(EvaluationView):
         score_metrics = {
             f"test_{name}": SCORES[name].compute(outputs, records.labels)
             for name in self.scores
-            if SCORES[name].why_undefined(records.labels) is None
+            if not self.silos or SCORES[name].why_undefined(records.labels) is None
         }
         if "test_mae" in score_metrics:
             score_metrics["test_mae"] = score_metrics["test_mae"] * self.label_unit

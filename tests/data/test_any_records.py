@@ -312,7 +312,10 @@ def test_metrics_of_each_silo_need_test_records_of_each(tmp_path: Path) -> None:
         ({"train": by_silo((60, 60)), "test": by_silo((40, 40, 40))}, "as many as train has data sets"),
         ({"train": [PLAIN, (FEATURES[:, :2], LABELS)]}, r"train\[0\] and train\[1\]: .* must be alike"),
         ({"train": None, "test": None, "fields": (0, 1)}, "sites, fields: are of train and test"),
-        ({"train": by_silo((60, 60)), "set": {**FAST, "federation.silos": 3}}, "federation.silos|batches has 2"),
+        (
+            {"train": by_silo((60, 60)), "set": {**FAST, "federation.silos": 3}},
+            "federation.silos = 3: the records are of 2 sites",
+        ),
     ],
 )
 def test_splits_that_do_not_fit_are_one_line(changes: dict[str, Any], line: str, tmp_path: Path) -> None:

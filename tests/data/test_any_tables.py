@@ -13,8 +13,10 @@ import pytest
 import fedpriv
 from fedpriv.addons.readers.files import make_converter
 from fedpriv.addons.readers.frames import register_frame
+from fedpriv.addons.services.service import flower_environment
 from fedpriv.core.errors import InputError
 from fedpriv.data.cells import CellFormat, RawTable, parse_number, read_table
+from fedpriv.data.named import RECORDS_FOLDER_VARIABLE, load_held_out
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import find_frame
 from tests.data.tables import rows, table_tree, write_csv
@@ -287,3 +289,25 @@ def test_a_format_is_a_files_own(tmp_path: Path) -> None:
         TableSchema.model_validate({**tree, "thousands": ","})
     with pytest.raises(ValueError, match=r"thousands = '\.': is the mark of decimals, too"):
         TableSchema.model_validate({**tree, "decimal": None, "thousands": "."})
+
+
+def test_a_server_that_starts_elsewhere_finds_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower starts a server's process in an empty folder, where a coordinator's relative path leads nowhere."""
+    monkeypatch.delenv(RECORDS_FOLDER_VARIABLE, raising=False)
+    schema = TableSchema.model_validate(table_tree(Path("t.csv"))["data"]["table"])
+    write_csv(tmp_path / "t.csv", rows())
+    features = np.zeros((4, 2), np.float32)
+    np.savez(
+        tmp_path / "r.npz", train_features=features, test_features=features, train_labels=np.zeros(4, int),
+        test_labels=np.ones(4, int), classes=np.array(2),
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    environment = flower_environment(tmp_path / "home")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for name, table in (("t.csv", schema), ("r.npz", None)):
+        with pytest.raises(InputError, match="no such file"):
+            load_held_out(name, table=table)
+    monkeypatch.setenv(RECORDS_FOLDER_VARIABLE, environment[RECORDS_FOLDER_VARIABLE])
+    assert len(load_held_out("t.csv", table=schema).labels) == 20
+    assert len(load_held_out("r.npz").labels) == 4

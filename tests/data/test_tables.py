@@ -477,5 +477,5 @@ def test_copies_are_counted_and_remedies_named(tmp_path: Path) -> None:
     table = read_table(path)
     assert table.duplicate_count() == 7
     said = {column.name: column.describe() for column in summarize_columns(table)}
-    assert said["a"].endswith("they seem to be numbers with decimal commas: write points")
+    assert said["a"].endswith("they seem to be numbers with decimal commas: give --decimal ,")
     assert said["day"].endswith("they seem to be dates: give numbers, such as years since a day")

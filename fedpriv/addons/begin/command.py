@@ -38,11 +38,11 @@ from fedpriv.cli.explore import Column, print_plain, print_rich
 from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.core.figures import format_count, format_count_range, format_epsilon_delta
 from fedpriv.core.files import write_text
-from fedpriv.data.cells import TABLE_SUFFIXES, is_table_path, read_table, write_rows
+from fedpriv.data.cells import TABLE_SUFFIXES, is_table_path, write_rows
 from fedpriv.data.encode import TableRows, read_rows
 from fedpriv.data.partition import index_persons
 from fedpriv.data.schema import TableSchema
-from fedpriv.data.tables import check_persons, format_schema_toml
+from fedpriv.data.tables import check_persons, format_schema_toml, read_raw_table
 
 # Modules that need torch are imported only where files are written, so that a first look at a table is fast.
 
@@ -110,7 +110,7 @@ def inspect_table(
     for text in filter(None, map(describe_format, paths, formats)):
         typer.echo(text)
     if len(paths) == 1:
-        table = read_table(path, formats[0])
+        table = read_raw_table(path, formats[0])
     else:
         table, site = join_files(paths, formats, roles.site)
         path, roles = (Path() if out is None else out) / JOINED_FILE, dataclasses.replace(roles, site=site)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.core.extensions import load_add_on_part
-from fedpriv.data.cells import CellFormat, RawTable, read_table
+from fedpriv.data.cells import CellFormat, RawTable
+from fedpriv.data.tables import read_raw_table
 
 JOINED_FILE = "records.csv"
 """Name of the file with the records of several files."""
@@ -47,7 +48,7 @@ def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str |
     Raises:
         InputError: A file cannot be read, two files have one name, or the files share no column.
     """
-    tables = [read_table(path, cell_format) for path, cell_format in zip(paths, formats, strict=True)]
+    tables = [read_raw_table(path, cell_format) for path, cell_format in zip(paths, formats, strict=True)]
     stems = [path.name.split(".")[0] for path in paths]
     if len(set(stems)) < len(stems):
         raise InputError(f"{', '.join(map(str, paths))}: a site has the name of its file; give each another name")

@@ -40,10 +40,11 @@ def complete_federation(
     if data.sites is None:
         return {**tree, "federation": federation}
     counts = np.bincount(data.sites.train).tolist()
-    if settings is None and federation.get("silos", len(counts)) != len(counts):
+    silos = federation.get("silos") if settings is None else settings.get("federation.silos")
+    if silos not in (None, len(counts)):
         raise InputError(
-            f"federation.silos = {federation['silos']}: the records are of {len(counts)} sites, each of which "
-            "is a silo; give that number"
+            f"federation.silos = {silos}: the records are of {len(counts)} sites, each of which is a silo; give "
+            "that number, or leave it out"
         )
     if federation.get("samples") == sum(counts) and "batch" not in federation:
         rounds_per_epoch = max(1, int(federation.get("rounds", 1)) // int(federation.get("epochs", 1)))

@@ -5,15 +5,19 @@ scenario or a policy names is public.
 """
 
 import csv
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedpriv.addons.readers.files import find_separator, make_converter
 from fedpriv.core.errors import InputError
-from fedpriv.data.cells import SEPARATORS, CellFormat, open_text, parse_number, read_table
+from fedpriv.data.cells import SEPARATORS, CellFormat, open_text, parse_number
+from fedpriv.data.tables import read_raw_table
 
 _MARKS = ((None, None), (None, ","), (None, " "), (None, "'"), (",", None), (",", "."), (",", " "), (",", "'"))
 """Marks of decimals and of thousands that are tried, the plainest first."""
+_MARKED = re.compile(r"(^|\d)[,'\s](?=\d)")
+"""A digit behind a mark that a plain number does not have."""
 _MIN_NUMBER_SHARE = 0.9
 """Smallest share of numbers among the different texts of a column of numbers."""
 _MAX_TEXTS = 10_000
@@ -38,8 +42,10 @@ def find_format(path: Path, chosen: CellFormat) -> CellFormat:
     separator = chosen.separator or _find_separator(path)
     if chosen.decimal or chosen.thousands:
         return CellFormat(separator, chosen.decimal, chosen.thousands)
-    table = read_table(path, CellFormat(separator))
+    table = read_raw_table(path, CellFormat(separator))
     columns = [column.count_values(_MAX_TEXTS)[1] for column in table.columns.values()]
+    if not any(_MARKED.search(text) for texts in columns for text in texts):
+        return CellFormat(separator)
     totals: list[tuple[int, float]] = []
     for marks in _MARKS:
         convert = make_converter(CellFormat(None, *marks))
