@@ -46,12 +46,12 @@ ROOMS = {
     "rounds": 372,
     "api": 247,
     "clients": 229,
-    "addons/learning": 141,
+    "addons/learning": 142,
     "__init__": 33,
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 32103, 268
+ALL, FILES = 32104, 268
 """Statements and files of fedpriv, server and clients at most."""
 CORE = 24300
 """Statements of all but the add-ons at most."""
