@@ -41,7 +41,7 @@ AlgorithmName = Literal[
     "noisy-minibatch", "noisy-newton", "fedavg", "dp-fedavg", "dp-fedadam", "dp-fedyogi", "dp-fedadagrad",
     "goldstein-single-pass", "goldstein-erm", "phased-sgd", "dp-adam", "dp-adamw",
 ]  # fmt: skip
-"""Shipped algorithms, for completion in editors; `add_algorithm` adds others."""
+"""Shipped algorithms, for completion in editors.  `add_algorithm` adds others."""
 
 
 OWN_DATA_SCENARIO = "own-data"
