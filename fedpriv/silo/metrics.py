@@ -121,12 +121,14 @@ def watch_socket(path: Path) -> Callable[[], str | None]:
 
 def why_unwritable(*files: Path) -> str | None:
     """Return a fault if a folder of the files takes none of them now, since it is read-only or full, or None."""
-    faults = (
-        f"{folder}: cannot be written, or its disk is full"
-        for folder in (file.parent for file in files)
-        if not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < _MIN_FREE_BYTES
+    return next(
+        (
+            f"{folder}: cannot be written, or its disk is full"
+            for folder in (file.parent for file in files)
+            if not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < _MIN_FREE_BYTES
+        ),
+        None,
     )
-    return next(faults, None)
 
 
 def notify_manager(state: str) -> None:
