@@ -31,8 +31,9 @@ app = typer.Typer(
 def init(
     policy: PolicyPath,
     template: Annotated[bool, typer.Option("--template", help="Only write a policy file to be edited.")] = False,
-    spent: Annotated[
-        float | None, typer.Option(metavar="MU", help="Budget of these records that was spent elsewhere before.")
+    spent_mu: Annotated[
+        float | None,
+        typer.Option("--spent", metavar="MU", help="Budget of these records that was spent elsewhere before."),
     ] = None,
     spent_slack: Annotated[float, typer.Option(metavar="DELTA", help="With --spent: its slack.")] = 0.0,
     said_by: Annotated[
@@ -59,7 +60,7 @@ def init(
         from fedpriv.silo.policy import read_policy
 
         begun_ledgers = begin_ledgers(
-            read_policy(policy), None if spent is None else (spent, spent_slack, said_by)
+            read_policy(policy), None if spent_mu is None else (spent_mu, spent_slack, said_by)
         )
     for new_ledger in begun_ledgers:
         typer.echo(

@@ -41,8 +41,10 @@ def make_charge(policy: Policy, title: str, releases: str, mu: float, slack: flo
     return Charge(json.dumps(cell, sort_keys=True), mu, slack)
 
 
-def begin_ledger(policy: Policy, shard: Shard, spent: SpentBefore | None = None) -> None:
-    """Begin the ledger of these records, in which a run that is over stands for what was spent elsewhere, if any.
+def begin_ledger(policy: Policy, shard: Shard, earlier_charge: SpentBefore | None = None) -> None:
+    """Begin the ledger of these records.
+
+    A run that is over stands for the budget that was spent before, if any.
 
     Raises:
         InputError: If there is a ledger, or the rollback mark of a former one, or if the ledger or the key of the
@@ -53,7 +55,10 @@ def begin_ledger(policy: Policy, shard: Shard, spent: SpentBefore | None = None)
             raise InputError(
                 f"{path} exists: a ledger is begun once; what it says was released cannot be forgotten"
             )
-    run = spent and (f"said by {spent[2]}", make_charge(policy, "spent elsewhere", "other programs", *spent[:2]))
+    run = earlier_charge and (
+        f"said by {earlier_charge[2]}",
+        make_charge(policy, "spent elsewhere", "other programs", *earlier_charge[:2]),
+    )
     create_ledger(policy.ledger, policy.mark_path, shard.fingerprint(load_or_create_key(policy.shard_key)), run)
 
 

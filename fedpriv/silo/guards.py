@@ -70,21 +70,21 @@ class Guards:
     """Guard of the test records, or None if no evaluation is answered."""
 
 
-def begin_ledgers(policy: Policy, spent: SpentBefore | None = None) -> list[Policy]:
+def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> list[Policy]:
     """Create the missing ledgers of a policy's records, and return the policies of these ledgers.
 
     A policy to which a section [evaluation] is added later has one ledger to create.
 
     Args:
         policy: Policy of the silo.
-        spent: Budget of the training records that was spent before, or None.
+        earlier_charge: Budget of the training records that was spent before, or None.
 
     Raises:
         InputError: If every ledger, or its rollback mark, exists already, or if an existing ledger is for other
-            records or another key, or `spent` is no budget, names nobody, or comes after the ledger.
+            records or another key, or `earlier_charge` is no budget, names nobody, or comes after the ledger.
     """
-    if spent is not None:
-        mu, slack, said_by = spent
+    if earlier_charge is not None:
+        mu, slack, said_by = earlier_charge
         refuse(
             {
                 f"--spent {mu:g}, --spent-slack {slack:g}: expected a mu above 0, a slack of 0 to 1": (
@@ -105,7 +105,7 @@ def begin_ledgers(policy: Policy, spent: SpentBefore | None = None) -> list[Poli
             with closing(SiloLedger(record_policy.ledger, record_policy.mark_path)) as ledger:
                 check_records(record_policy, ledger, shard)  # The silo has one key for all its ledgers.
     for record_policy, shard in missing or pairs:  # `begin_ledger` refuses a ledger that exists.
-        begin_ledger(record_policy, shard, spent if record_policy is policy else None)
+        begin_ledger(record_policy, shard, earlier_charge if record_policy is policy else None)
     return [record_policy for record_policy, _ in missing]
 
 
