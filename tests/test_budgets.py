@@ -19,9 +19,9 @@ MOST_OF_A_FILE = 280
 ROOMS = {
     "loss": 3636,
     "noise": 2992,
-    "silo": 2454,
+    "silo": 2448,
     "data": 1670,
-    "addons/services": 1647,
+    "addons/services": 1776,
     "accounting": 1625,
     "papers": 1581,
     "addons/worth": 1353,
@@ -36,7 +36,7 @@ ROOMS = {
     "claims": 724,
     "core": 720,
     "addons/rates": 659,
-    "study": 646,
+    "study": 651,
     "addons/begin": 562,
     "addons/tune": 501,
     "participation": 495,
@@ -50,7 +50,7 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 31834, 268
+ALL, FILES = 31962, 268
 """Statements and files of fedpriv, server and clients at most."""
 CORE = 24300
 """Statements of all but the add-ons at most."""
