@@ -10,7 +10,7 @@ INSTALLED := build/installed/fedpriv
 # A process for each core; what took longest, and what was skipped and why, are printed.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal --durations=25 -rfEs
 
-.PHONY: run test test-core test-slow test-long test-all gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-gpu bench-peers compare clean
+.PHONY: run test test-core test-slow test-long test-all release-check gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-gpu bench-peers compare clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -35,6 +35,10 @@ test-long: $(READY)  ## what takes minutes for one test: audits of whole compani
 	$(PYTEST) -m long
 
 test-all: test test-slow test-long gameday  ## every test but those of `make e2e`
+
+release-check: $(READY)  ## what a release must pass beyond `make test-all`: federations that are killed, containers, ten minutes of game day
+	$(MAKE) gameday MINUTES=10
+	$(MAKE) e2e
 
 scenarios: $(READY)  ## every scenario at reduced size: one seed, a few rounds
 	$(BIN)/python -m benchmarks.reduced

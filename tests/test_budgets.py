@@ -19,15 +19,15 @@ MOST_OF_A_FILE = 280
 ROOMS = {
     "loss": 3653,
     "noise": 2992,
-    "silo": 2459,
-    "addons/services": 1777,
-    "data": 1698,
+    "silo": 2458,
+    "addons/services": 1778,
+    "data": 1697,
     "accounting": 1621,
     "papers": 1585,
     "addons/worth": 1360,
     "show": 1331,
     "addons/audit": 1280,
-    "engines": 1168,
+    "engines": 1169,
     "addons/statistics": 1120,
     "cli": 900,
     "plan": 858,
@@ -36,26 +36,26 @@ ROOMS = {
     "server": 739,
     "core": 732,
     "claims": 727,
-    "addons/begin": 683,
+    "addons/begin": 684,
     "study": 647,
     "addons/tune": 555,
     "addons/certificate": 511,
     "participation": 495,
     "flower": 494,
     "protocol": 409,
-    "addons/readers": 384,
+    "addons/readers": 390,
     "rounds": 372,
     "api": 254,
     "clients": 229,
-    "addons/learning": 141,
+    "addons/learning": 142,
     "addons/trackers": 97,
     "__init__": 33,
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 32916, 279
+ALL, FILES = 32924, 279
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 24234
+CORE = 24233
 """Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 15, 19
 """Files that a simulated round goes through, and a guard's, at most."""

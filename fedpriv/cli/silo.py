@@ -31,13 +31,23 @@ app = typer.Typer(
 def init(
     policy: PolicyPath,
     template: Annotated[bool, typer.Option("--template", help="Only write a policy file to be edited.")] = False,
+    spent_mu: Annotated[
+        float | None,
+        typer.Option("--spent", metavar="MU", help="Budget of these records that was spent elsewhere before."),
+    ] = None,
+    spent_slack: Annotated[float, typer.Option(metavar="DELTA", help="With --spent: its slack.")] = 0.0,
+    said_by: Annotated[
+        str, typer.Option(metavar="TEXT", help="With --spent: who says so, and how it is known.")
+    ] = "",
 ) -> None:
     """Begin the ledger of a policy's records, once, before the guard is started for the first time.
 
-    A policy with [evaluation] has a second ledger, of its test records.
+    A policy with [evaluation] has a second ledger, of its test records. --spent charges what other programs
+    released of the training records, and the ledger keeps who said so.
 
     Example: fedpriv silo init silo-0.toml --template
     Example: fedpriv silo init silo-0.toml
+    Example: fedpriv silo init silo-0.toml --spent 0.5 --said-by "J. Doe, from the report on the model of 2025"
     """
     if template:
         from fedpriv.silo.policy import write_template
@@ -49,7 +59,9 @@ def init(
         from fedpriv.silo.guards import begin_ledgers
         from fedpriv.silo.policy import read_policy
 
-        begun_ledgers = begin_ledgers(read_policy(policy))
+        begun_ledgers = begin_ledgers(
+            read_policy(policy), None if spent_mu is None else (spent_mu, spent_slack, said_by)
+        )
     for new_ledger in begun_ledgers:
         typer.echo(
             f"began {new_ledger.ledger}, marked in {new_ledger.mark_path}; keep both as long as the records"

@@ -22,7 +22,6 @@ ledger, since as much may have been released; and the ledger gets another name, 
 lost one.  The checkpoints of a server are no evidence, because the server would gain from a wrong one.
 """
 
-import json
 import os
 import secrets
 import shutil
@@ -33,9 +32,8 @@ from pathlib import Path
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import PRIVATE_MODE, sync_folder, write_bytes
-from fedpriv.silo.admission import Charge
 from fedpriv.silo.chain import Commit, MarkContent, RollbackMark
-from fedpriv.silo.fingerprint import is_key_of
+from fedpriv.silo.fingerprint import is_key_of, make_charge
 from fedpriv.silo.guards import policies_with_shards
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Policy, read_policy
@@ -92,10 +90,9 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
             ledger_policy for ledger_policy in _ledger_policies(policy_path) if not ledger_policy.ledger.exists()
         ]
     ):
-        (policy, *_) = _ledger_policies(policy_path)
         raise InputError(
-            f"{policy.ledger}: is there; a backup knows less than a ledger.  If this one cannot be used, move it "
-            "away first"
+            f"{read_policy(policy_path).ledger}: is there; a backup knows less than a ledger.  If this one cannot "
+            "be used, move it away first"
         )
     for policy in lost_policies:
         yield _restore_ledger(policy_path, policy, folder / policy.ledger.name)
@@ -118,6 +115,7 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
         LedgerError: If the disk refuses a change of the draft.
     """
     draft, mark = policy.ledger.with_name(policy.ledger.name + ".restored"), RollbackMark(policy.mark_path)
+    full_budget = policy.allow.budget, policy.allow.slack
     try:
         with _draft_copy(copy, draft) as draft_mark:
             is_backup, name, commit = _read_copy(draft)
@@ -135,7 +133,12 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
                             new_name,
                             None
                             if is_latest
-                            else (f"{RESTORE_CHARGE_NAME}, {new_name}", _full_budget_charge(policy)),
+                            else (
+                                f"{RESTORE_CHARGE_NAME}, {new_name}",
+                                make_charge(
+                                    policy, RESTORE_CHARGE_NAME, "whatever was released since", *full_budget
+                                ),
+                            ),
                         )
                     ledger.tidy()
             mark_content = draft_mark.read()
@@ -146,10 +149,10 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
         raise InputError(f"{copy}: cannot be restored: {error}") from None
     if is_latest:
         return f"restored {policy.ledger}: its mark says that nothing was released since this backup"
-    unknown = "what was released since" if is_bound else "whether it was of these records, without its key"
     return (
-        f"restored {policy.ledger} as of commit {commit.number}: nobody knows {unknown}, so the whole budget of "
-        "the policy is charged.  It answers no new run, unless a person raises allow.budget"
+        f"restored {policy.ledger} as of commit {commit.number}: nobody knows "
+        f"{'what was released since' if is_bound else 'whether it was of these records, without its key'}, so the "
+        "whole budget of the policy is charged.  It answers no new run, unless a person raises allow.budget"
     )
 
 
@@ -214,17 +217,6 @@ def _is_latest(rollback_mark: RollbackMark, name: str, commit: Commit) -> bool:
     except InputError:
         return False
     return (content.ledger_name, content.last_commit, content.pending_commit) == (name, commit, commit)
-
-
-def _full_budget_charge(policy: Policy) -> Charge:
-    """Return a charge of the policy's whole budget, for the policy's neighbours."""
-    allow = policy.allow
-    cell = {
-        "name": RESTORE_CHARGE_NAME,
-        "privacy": {"relation": allow.relation, "unit": allow.unit},
-        "algorithm": {"name": "whatever was released since", "trust": allow.trust},
-    }
-    return Charge(json.dumps(cell, sort_keys=True), allow.budget, allow.slack)
 
 
 def _ledger_policies(policy_path: Path) -> list[Policy]:

@@ -342,7 +342,18 @@ class RequestQueue:
             return []
         guards = {"training": self._guards.training, "tests": self._guards.tests}
         statuses = {records: guard.budget_status for records, guard in guards.items() if guard is not None}
-        return self._events.metrics(self._policy.silo, statuses)
+        return [
+            *self._events.metrics(self._policy.silo, statuses),
+            *(
+                ServiceMetric(f"fedpriv_guard_{name}_bytes", help_text, value, {"file": file})
+                for file, path in (("ledger", self._policy.ledger), ("mark", self._policy.mark_path))
+                if path.exists()
+                for name, help_text, value in (
+                    ("file", "Size of the file.", path.stat().st_size),
+                    ("disk_free", "Free on its disk.", shutil.disk_usage(path.parent).free),
+                )
+            ),
+        ]
 
     def _answer_or_refuse(self, request: PendingRequest) -> Reply:
         """Answer a request without raising.

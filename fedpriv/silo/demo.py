@@ -254,8 +254,11 @@ def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> di
     kind, counts = "images" if images.dtype == np.uint8 else "features", counted_mask(labels)
     known_labels = labels.copy()
     known_labels[~counts] = 0
-    count_arrays = {} if counts.all() else {f"{prefix}counts": counts}
-    return {f"{prefix}{kind}": images, f"{prefix}labels": known_labels, **count_arrays}
+    return {
+        f"{prefix}{kind}": images,
+        f"{prefix}labels": known_labels,
+        **({} if counts.all() else {f"{prefix}counts": counts}),
+    }
 
 
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
@@ -297,9 +300,14 @@ def format_policy(
     evaluation: Mapping[str, object] | None = None,
 ) -> str:
     """Format a policy file of `keys`, [allow], the public description of a table, and [evaluation]."""
-    table_section = "" if table is None else f"{format_schema_toml(table, 'table')}\n"
-    evaluation_section = f"\n[evaluation]\n{format_toml(evaluation)}" if evaluation else ""
-    return f"{format_toml(keys)}\n{table_section}[allow]\n{format_toml(allow)}{evaluation_section}"
+    return "".join(
+        (
+            f"{format_toml(keys)}\n",
+            "" if table is None else f"{format_schema_toml(table, 'table')}\n",
+            f"[allow]\n{format_toml(allow)}",
+            f"\n[evaluation]\n{format_toml(evaluation)}" if evaluation else "",
+        )
+    )
 
 
 def format_toml(keys: Mapping[str, object]) -> str:

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.core.files import PRIVATE_MODE
+from fedpriv.core.random import system_key
 from fedpriv.silo import chain
+from fedpriv.silo.admission import Charge
 from fedpriv.silo.chain import Commit, MarkContent, RollbackMark
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Policy
@@ -29,8 +31,24 @@ from fedpriv.silo.shard import Shard, key_check, load_or_create_key, read_key
 _log = logging.getLogger("fedpriv.guard")
 
 
-def begin_ledger(policy: Policy, shard: Shard) -> None:
+SpentBefore = tuple[float, float, str]
+"""Budget of records that was spent before their ledger is begun: mu, slack, and who says so."""
+
+
+def make_charge(policy: Policy, title: str, releases: str, mu: float, slack: float) -> Charge:
+    """Return the charge of `releases` that are none of this ledger's runs, for the policy's neighbours."""
+    cell = {
+        "name": title,
+        "privacy": {"relation": policy.allow.relation, "unit": policy.allow.unit},
+        "algorithm": {"name": releases, "trust": policy.allow.trust},
+    }
+    return Charge(json.dumps(cell, sort_keys=True), mu, slack)
+
+
+def begin_ledger(policy: Policy, shard: Shard, earlier_charge: SpentBefore | None = None) -> None:
     """Begin the ledger of these records.
+
+    A run that is over stands for the budget that was spent before, if any.
 
     Raises:
         InputError: If there is a ledger, or the rollback mark of a former one, or if the ledger or the key of the
@@ -41,16 +59,21 @@ def begin_ledger(policy: Policy, shard: Shard) -> None:
             raise InputError(
                 f"{path} exists: a ledger is begun once; what it says was released cannot be forgotten"
             )
-    create_ledger(policy.ledger, policy.mark_path, shard.fingerprint(load_or_create_key(policy.shard_key)))
+    run = earlier_charge and (
+        f"said by {earlier_charge[2]}",
+        make_charge(policy, "spent elsewhere", "other programs", *earlier_charge[:2]),
+    )
+    create_ledger(policy.ledger, policy.mark_path, shard.fingerprint(load_or_create_key(policy.shard_key)), run)
 
 
-def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
+def create_ledger(path: Path, mark: Path, fingerprint: bytes, run: tuple[str, Charge] | None = None) -> None:
     """Write a new ledger for the records with this fingerprint, and its rollback mark.
 
     Args:
         path: File of the ledger.
         mark: File of the rollback mark, which is replaced if it exists.
         fingerprint: Fingerprint of the records under a key.
+        run: Name and charge of a run that is over, or None.
 
     Raises:
         InputError: If `path` exists, or a file cannot be written.
@@ -61,6 +84,14 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
         ledger_name = secrets.token_hex(16)
         create_tables(database)
         first_commit = Commit(0, chain.first_head(ledger_name, fingerprint))
+        if run is not None:
+            entry = chain.opening_entry(run[0], *run[1], seal := chain.make_seal(system_key()))
+            first_commit = Commit(1, chain.next_head(first_commit.head, 1, [entry, chain.ending_entry(run[0])]))
+            database.execute(
+                "INSERT INTO runs (run_id, cell, mu, slack, seal, entry, opened, over) "
+                "VALUES (?, ?, ?, ?, ?, ?, 1, 1)",
+                (run[0], *run[1], seal, entry.digest),
+            )
         # The row has the ledger's name twice: its present name and its first one, which are the same now.
         database.execute(
             "INSERT INTO about VALUES (?, ?, ?, ?, ?)", (ledger_name, ledger_name, fingerprint, *first_commit)

@@ -14,7 +14,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.errors import InputError, refuse, sanitize_line
 from fedpriv.core.figures import format_count, format_lower, format_upper
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.integers import gaussian
@@ -23,7 +23,7 @@ from fedpriv.plan.evaluation import evaluation_cell, evaluation_count, make_eval
 from fedpriv.plan.plan import Plan
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUND_UP, Admission, TimeLimit
-from fedpriv.silo.fingerprint import begin_ledger, check_records
+from fedpriv.silo.fingerprint import SpentBefore, begin_ledger, check_records
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.memory import MemoryPool
@@ -73,16 +73,31 @@ class Guards:
     """Guard of the test records, or None if no evaluation is answered."""
 
 
-def begin_ledgers(policy: Policy) -> list[Policy]:
+def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> list[Policy]:
     """Create the missing ledgers of a policy's records, and return the policies of these ledgers.
 
     A policy has one ledger for training records, and one for test records if it has a section [evaluation].  A
     policy to which this section is added later has one ledger to create.
 
+    Args:
+        policy: Policy of the silo.
+        earlier_charge: Budget of the training records that was spent before, or None.
+
     Raises:
         InputError: If every ledger, or its rollback mark, exists already, or if an existing ledger is for other
-            records or another key.
+            records or another key, or `earlier_charge` is no budget, names nobody, or comes after the ledger.
     """
+    if earlier_charge is not None:
+        mu, slack, said_by = earlier_charge
+        refuse(
+            {
+                f"--spent {mu:g}, --spent-slack {slack:g}: expected a mu above 0, a slack of 0 to 1": (
+                    not mu > 0.0 <= slack < 1.0
+                ),
+                "--spent: give --said-by, the person who says so, and how it is known": not said_by.strip(),
+                f"--spent: {policy.ledger} has been begun, and nothing is entered in it": policy.ledger.exists(),
+            }
+        )
     pairs = policies_with_shards(policy)
     missing = [
         (record_policy, shard)
@@ -95,7 +110,7 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
                 check_records(record_policy, ledger, shard)  # The silo has one key for all its ledgers.
     # With nothing missing, `begin_ledger` refuses the ledger that exists.
     for record_policy, shard in missing or pairs:
-        begin_ledger(record_policy, shard)
+        begin_ledger(record_policy, shard, earlier_charge if record_policy is policy else None)
     return [record_policy for record_policy, _ in missing]
 
 
@@ -266,12 +281,8 @@ def end_run(path: Path, run_id: str) -> None:
         LedgerError: If another process holds a ledger's lock, or the disk refuses.
     """
     policy = read_policy(path)
-    results = [
-        _end_run_in_ledger(record_policy, run_id)
-        for record_policy in (policy, policy.test_policy)
-        if record_policy is not None
-    ]
-    if not any(results):
+    policies = [record_policy for record_policy in (policy, policy.test_policy) if record_policy is not None]
+    if True not in [_end_run_in_ledger(record_policy, run_id) for record_policy in policies]:
         raise InputError(f"{policy.ledger}: has no run {run_id!r}; `fedpriv silo status` lists them")
 
 

@@ -112,22 +112,26 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
 
 def watch_socket(path: Path) -> Callable[[], str | None]:
     """Return a function that returns a fault once the socket at `path` is not the one of now, or None."""
-    own = path.stat()
+    first_status = path.stat()
     return lambda: (
         None
-        if path.is_socket() and os.path.samestat(own, path.stat()) and path.stat().st_ctime_ns == own.st_ctime_ns
+        if path.is_socket()
+        and os.path.samestat(first_status, path.stat())
+        and path.stat().st_ctime_ns == first_status.st_ctime_ns
         else f"{path}: this service's socket is gone from there"
     )
 
 
 def why_unwritable(*files: Path) -> str | None:
-    """Return a fault if a folder of the files takes none of them now, since it is read-only or full, or None."""
-    faults = (
-        f"{folder}: cannot be written, or its disk is full"
-        for folder in (file.parent for file in files)
-        if not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < _MIN_FREE_BYTES
+    """Return a fault if a folder of these files is read-only or its disk is full, or None."""
+    return next(
+        (
+            f"{folder}: cannot be written, or its disk is full"
+            for folder in (file.parent for file in files)
+            if not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < _MIN_FREE_BYTES
+        ),
+        None,
     )
-    return next(faults, None)
 
 
 def notify_manager(state: str) -> None:

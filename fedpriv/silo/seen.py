@@ -87,12 +87,11 @@ def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
         charge: Charge of the run.
         remaining: Remaining budget for one more run.
     """
-    with_slack = f" and slack {format_upper(charge.slack, 3)}" if charge.slack else ""
     _log.info(
         "opened for scenario %s: charged mu = %s%s, left for one more run %s",
         sanitize_line(repr(json.loads(charge.cell)["name"]), 60),
         format_upper(charge.mu, 6),
-        with_slack,
+        f" and slack {format_upper(charge.slack, 3)}" if charge.slack else "",
         format_lower(remaining.mu, 6),
         extra=log_fields(sanitize_line(run, 40), event="opened"),
     )
@@ -124,8 +123,11 @@ class GuardEvents:
             self._last_rounds[run, is_evaluation] = t
             self._counts["evaluations" if is_evaluation else "rounds"] += 1
             self._last_answer_time = time.time()
-            description = "an evaluation" if is_evaluation else "a round"
-            _log.info("answered %s", description, extra=log_fields(sanitize_line(run, 40), t, "answered"))
+            _log.info(
+                "answered %s",
+                "an evaluation" if is_evaluation else "a round",
+                extra=log_fields(sanitize_line(run, 40), t, "answered"),
+            )
         else:
             self._counts["repeated"] += 1
 
@@ -172,10 +174,9 @@ class GuardEvents:
                 "When a round was answered, since 1970; 0 if never.",
                 math.floor(self._last_answer_time),
             ),
-        ]
-        for records, (budget, charge, remaining, run_count, open_count) in statuses.items():
-            metrics += [
+            *(
                 ServiceMetric(name, help_text, value, {"records": records})
+                for records, (budget, charge, remaining, run_count, open_count) in statuses.items()
                 for name, help_text, value in (
                     ("runs", "Runs that were ever opened, and charged.", run_count),
                     ("runs_open", "Runs under way.", open_count),
@@ -185,5 +186,6 @@ class GuardEvents:
                     ("budget_slack", "The lifetime slack of the policy.", budget.slack),
                     ("spent_slack", "Spent of it.", charge.slack),
                 )
-            ]
+            ),
+        ]
         return [metric._replace(name=f"fedpriv_guard_{metric.name}") for metric in metrics]

@@ -38,10 +38,8 @@ guard.wait()
 
 def ask_guard(folder: Path, unit: str) -> str:
     """What a guard of this unit says to a question for agreement and, if it agrees, to round 1, and its health."""
-    policy = (
-        write_silo(folder / "etc" / "guard") if (folder / "etc" / "guard").mkdir(parents=True) is None else None
-    )
-    assert policy is not None
+    (folder / "etc").mkdir()
+    policy = write_silo(folder / "etc" / "guard")
     text = policy.read_text().replace('"ledger-0.sqlite"', '"/var/lib/fedpriv-guard/ledger.sqlite"')
     text = text.replace('"0.sock"', '"/run/fedpriv-guard/guard.sock"\nmark = "/var/lib/fedpriv-mark/ledger.mark"')
     policy.write_text(text)

@@ -202,6 +202,7 @@ def test_metrics_of_a_superlink_have_runs_and_silos_by_the_number_that_guards_ha
         'fedpriv_superlink_run_waits{run="7"} 1',
     ):
         assert line in text.splitlines()
+    assert 'fedpriv_superlink_run_disk_free_bytes{run="7"} ' in text
     runs.update([flower_run(tmp_path, "finished", "completed")])
     assert "run_rounds" not in format_metrics(runs.metrics())
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 
 from fedpriv.engines.children import reap_processes
-from tests.gameday.faults import FAULTS, OVERTAKEN, TWICE, Fault
+from tests.gameday.faults import FAULTS, OVERTAKEN, READ_ONLY, TWICE, Fault
 from tests.gameday.game import Game, GameError, Struck
 
 _TOLD = 60.0
@@ -143,7 +143,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="fedpriv-day-") as home, reap_processes(Path(home)):
         game = Game(Path(home), given.seed, given.rounds, given.patience)
         missing = {
-            "full disk": "" if game.has_disks else "this user may mount no small disk",
+            **dict.fromkeys(
+                ("full disk", READ_ONLY), "" if game.has_disks else "this user may mount no small disk"
+            ),
             **dict.fromkeys((TWICE, OVERTAKEN), game.no_namespaces and "sites are reached through proxies"),
             **dict.fromkeys(
                 ("clock", "a hundred days"), "" if game.clocks is not None else "there is no compiler"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
+from fedpriv.addons.services.service import flower_environment
 from tests.gameday.game import COORDINATOR, OPERATOR, OTHER_VERSION, SITES, Game, GameError
 from tests.gameday.ledgers import command, flip_a_bit, put_back
 from tests.gameday.network import Weather
@@ -179,7 +180,47 @@ def _clock(game: Game, party: str, dice: Random) -> str:
     return f"{by:+.0f} s, for {seconds:.0f} s"
 
 
+def _second_instance(game: Game, party: str, dice: Random) -> str:
+    """The command of a service that runs, by mistake once more; it has to be refused, and the first to go on."""
+    name = _service(game, party, dice)
+    service = game.manager.services[name]
+    if not (service.running and game.healthy()):
+        return f"{name} does not run"
+    (home := game.home / "second").mkdir(exist_ok=True)
+    environment = {**flower_environment(home), **service.extra}
+    words, options = service.command, {"capture_output": True, "text": True, "timeout": 180.0, "check": False}
+    second = subprocess.run(words, cwd=home, env=environment, **options)  # type: ignore[call-overload]
+    line = (second.stderr.strip().splitlines() or ["nothing"])[-1]
+    if second.returncode != 2 or not service.running:
+        raise GameError(f"a second {name} ended with {second.returncode}: {line}")
+    return f"{name}: {_short(line)}"
+
+
+def _aged_folder(game: Game, party: str, dice: Random) -> str:
+    """What a host does with a temporary folder after ten days: all of its files are deleted."""
+    files = [
+        path for name in game.services_of(party) for path in game.temporary(name).rglob("*") if path.is_file()
+    ]
+    for path in files:
+        path.unlink(missing_ok=True)
+    return f"{len(files)} files"
+
+
+def _read_only_disk(game: Game, party: str, dice: Random) -> str:
+    """The site's machine comes up with its ledger's disk read-only, until somebody mounts it anew."""
+    guard, disk, seconds = f"guard-{party[-1]}", str(game.disk_of(party)), dice.choice([10.0, 30.0])
+    game.manager.stop(guard)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    try:
+        game.manager.start(guard)
+        game.wait(seconds)
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    return f"{seconds:.0f} s"
+
+
 EVERYWHERE = (*AT_SITES, COORDINATOR)
+READ_ONLY = "read-only disk"
 TEN_MINUTES, TWICE, OVERTAKEN = "black hole of ten minutes", "packets twice", "packets overtaken"
 FAULTS = (
     Fault("kill -9", (*EVERYWHERE, OPERATOR), _main_process(signal.SIGKILL), 2.0),
@@ -196,6 +237,9 @@ FAULTS = (
     Fault(OVERTAKEN, EVERYWHERE, _network((10.0, 20.0), lambda dice: Weather(overtaken=dice.choice([0.1, 0.5])))),
     Fault("power cut", EVERYWHERE, _power_cut),
     Fault("full disk", EVERYWHERE, _full_disk),
+    Fault(READ_ONLY, AT_SITES, _read_only_disk),
+    Fault("second instance", EVERYWHERE, _second_instance, 0.5, alone=True),
+    Fault("aged temporary folder", EVERYWHERE, _aged_folder),
     Fault("clock", AT_SITES, _clock),
     Fault("a hundred days", (COORDINATOR,), _months, 0.3, alone=True),
     Fault("certificate renewed", (COORDINATOR,), _renew, 0.5, alone=True),

@@ -169,14 +169,19 @@ class Game:
         self._link = link
         self.begin_run()
 
+    def temporary(self, service: str) -> Path:
+        """Temporary folder of a service, from which a host may delete what is old."""
+        return self.home / f"tmp-{service}"
+
     def node_health(self, site: int) -> Path:
         return self.home / f"health-{site}.sock"
 
     def _service(self, name: str, site: int | None, *command: str, always: bool = True) -> None:
         """Of a site, or of the coordinator, in its place in the network."""
-        clock, extra = self._clock(name), {}
+        clock, extra = self._clock(name), {"TMPDIR": str(self.temporary(name))}
+        self.temporary(name).mkdir(exist_ok=True)
         if self.clocks is not None:
-            extra = {"LD_PRELOAD": str(self.clocks), "GAMEDAY_CLOCK": str(clock)}
+            extra |= {"LD_PRELOAD": str(self.clocks), "GAMEDAY_CLOCK": str(clock)}
             self.set_clock(name, 0.0)
         words = (*self.network.within(site), *command)
         self.manager.add(Service(name, words, self.home / f"home-{name}", extra, always=always))

@@ -32,7 +32,7 @@ from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import load_or_create_key, read_key
 from tests.silo.charged import charged
 from tests.silo.evaluated import guards_of, write_tested
-from tests.silo.guarded import CELL, ZERO, change_shard, guard_of, refused, write_silo
+from tests.silo.guarded import CELL, ZERO, cell_json, change_shard, guard_of, refused, write_silo
 from tests.silo.unkeyed import begin_unkeyed, copied, stolen
 
 POLICY, QUERY = "policy.toml", torch.zeros(14, dtype=torch.float64)
@@ -426,3 +426,54 @@ def test_no_command_of_a_silo_puts_the_key_into_a_backup(tmp_path: Path) -> None
     copies = list((tmp_path / "kept").iterdir())
     assert [file.name for file in copies] == ["ledger-0.sqlite"]
     assert not [file for file in (*copies, *path.parent.glob("ledger-0*")) if key in file.read_bytes()]
+
+
+def test_what_was_spent_elsewhere_is_charged_and_the_ledger_keeps_who_said_so(tmp_path: Path) -> None:
+    """Was: a ledger began with its whole budget, whatever other programs had released of the records."""
+    path = write_silo(tmp_path, budget=5.0)
+    options = ["--spent", "3.5", "--said-by", "J. Doe, from the report of 2025"]
+    done = CliRunner().invoke(app, ["silo", "init", str(path), *options])
+    assert done.exit_code == 0, done.output
+    status = format_status(path)
+    assert "budget mu = 5, spent 3.5 by 1 run" in status[1]
+    assert status[2].startswith("'said by J. Doe, from the report of 2025': mu = 3.5, 0 rounds answered, over")
+    assert "other programs" in status[2]
+    guard = open_guard(read_policy(path))
+    refused(guard, r"with all before 5\.31.*; the budget is 5", CELL)
+    cheap = cell_json(privacy={"relation": "replace-one", "mu": 3.5})
+    guard.answer("run", cheap, 1, ZERO)
+    guard._ledger.close()
+    (tmp_path / "backup").mkdir()
+    back_up_ledgers(path, tmp_path / "backup")
+    assert "'said by J. Doe, from the report of 2025': mu = 3.5" in "".join(format_status(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--spent", "1"], "give --said-by"),
+        (["--spent", "1", "--said-by", " "], "give --said-by"),
+        (["--spent", "nan", "--said-by", "me"], "expected a mu above 0"),
+        (["--spent", "0", "--said-by", "me"], "expected a mu above 0"),
+        (["--spent", "1", "--spent-slack", "1", "--said-by", "me"], "expected a mu above 0"),
+    ],
+)
+def test_what_is_no_budget_or_is_said_by_nobody_is_not_entered(
+    tmp_path: Path, options: list[str], line: str
+) -> None:
+    path = write_silo(tmp_path)
+    error = CliRunner().invoke(app, ["silo", "init", str(path), *options]).exception
+    assert isinstance(error, InputError)
+    assert line in str(error)
+    assert not (tmp_path / "ledger-0.sqlite").exists()
+
+
+def test_guarantee_nothing_is_entered_in_a_ledger_that_was_begun_and_without_a_bound_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    path = write_silo(tmp_path)
+    begin_ledgers(read_policy(path), (math.inf, 0.0, "nobody knows"))
+    with pytest.raises(InputError, match="has been begun, and nothing is entered in it"):
+        begin_ledgers(read_policy(path), (1e-9, 0.0, "me"))
+    assert "spent inf by 1 run, left for one more 0" in format_status(path)[1]
+    refused(open_guard(read_policy(path)), "with all before inf", CELL)

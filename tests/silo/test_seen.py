@@ -75,6 +75,11 @@ def test_a_guard_counts_what_it_does_and_says_what_is_left(tmp_path: Path) -> No
     asked_all(desk)
     after = values(desk)
     assert (after["answered_total"], after["repeated_total"], after["refused_total"]) == (2, 1, 3)
+    sizes = {
+        (figure.name, figure.labels["file"]): figure.value for figure in desk.metrics() if "file" in figure.labels
+    }
+    assert sizes["fedpriv_guard_file_bytes", "ledger"] == (tmp_path / "ledger-0.sqlite").stat().st_size
+    assert sizes["fedpriv_guard_disk_free_bytes", "mark"] > 0
     assert (after["runs"], after["runs_open"], after["budget_mu"], after["failed_total"]) == (1, 1, 5.0, 0)
     assert after["spent_mu"] == pytest.approx((5.0**2 - after["left_mu"] ** 2) ** 0.5)
     assert after["spent_mu"] == pytest.approx(4.0)
@@ -92,7 +97,8 @@ def test_what_is_seen_of_a_guard_does_not_depend_on_a_record(
         desk = desk_of(tmp_path / str(changed), changed)
         with caplog.at_level(logging.INFO, "fedpriv.guard"):
             asked_all(desk)
-        figures = [figure for figure in desk.metrics() if not figure.name.endswith("last_answer_seconds")]
+        changing = ("last_answer_seconds", "disk_free_bytes")  # what the machine has, whatever the records are
+        figures = [figure for figure in desk.metrics() if not figure.name.endswith(changing)]
         seen.append((figures, [(record.getMessage(), event_of(record)) for record in caplog.records]))
     assert seen[0] == seen[1]
     assert [event for _, event in seen[0][1]] == ["opened", *["answered"] * 2, *["refused"] * 3]

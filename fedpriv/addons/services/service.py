@@ -299,11 +299,13 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
     Raises:
         InputError: The folder cannot be made, or has other files.
     """
-    others = [] if not folder.is_dir() else [path for path in folder.iterdir() if path.stem not in _OWN_STEMS]
+    strange_paths = (
+        [] if not folder.is_dir() else [path for path in folder.iterdir() if path.stem not in _OWN_STEMS]
+    )
     refuse(
         {
             f"{path}: is no file of a service, and its folder would be replaced; move it away": True
-            for path in others
+            for path in strange_paths
         }
     )
     shutil.rmtree(folder, ignore_errors=True)

@@ -148,7 +148,7 @@ def run_supernode(
 
 @contextmanager
 def _lock_key(keys: Path | None) -> Iterator[None]:
-    """Check certificate and key of a SuperNode, and lock the key against another SuperNode of this machine.
+    """Check the files of a SuperNode, and lock its key against another SuperNode of this machine.
 
     Raises:
         InputError: A file cannot be used, or another SuperNode has the key.

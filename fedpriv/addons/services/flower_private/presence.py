@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
@@ -329,6 +330,13 @@ class RunHistory:
             *(
                 ServiceMetric(f"{name}_rounds", "Rounds done of a run under way.", report.rounds, {"run": run})
                 for run, report in reports.items()
+            ),
+            *(
+                ServiceMetric(
+                    f"{name}_disk_free_bytes", "Free for its folder.", disk_usage(path).free, {"run": run}
+                )
+                for run, path in ((data["run"], data["folder"]) for data in runs if data["run"] in reports)
+                if Path(path).is_dir()
             ),
             *(
                 ServiceMetric(f"{name}_waits", "Silos that it waits for.", len(report.silos), {"run": run})

@@ -1,0 +1,83 @@
+"""Every step of a round's transactions, with a disk that fails there or a guard that is killed there."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpriv.core.errors import InputError
+from tests.attacks.guards import guard_for, random_records, zeros
+from tests.silo.every_step import CELL, FAULTS, ROUNDS
+from tests.silo.guarded import guard_of
+
+SOURCE = Path(__file__).with_name("steps.c")
+LEDGER = "ledger-0.sqlite"
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("cc") is None or not sys.platform.startswith("linux"), reason="needs a C compiler, and Linux"
+)
+
+
+def rows(folder: Path, t: int, stride: int) -> list[dict[str, Any]]:
+    library, silo = folder / "steps.so", folder / "silo"
+    silo.mkdir()
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)
+    environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.silo.every_step", str(silo), str(t), str(stride)]
+    done = subprocess.run(
+        command, env=environment, cwd=SOURCE.parents[2], capture_output=True, text=True, check=False, timeout=3000
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+EVERY = [pytest.param(t, 1, marks=pytest.mark.long) for t in range(1, ROUNDS + 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("t", "stride"), [(1, 11), (ROUNDS, 17), *EVERY])
+def test_guarantee_whatever_fails_at_whatever_step_a_round_is_charged_once_and_answered_once(
+    tmp_path: Path, t: int, stride: int
+) -> None:
+    """Guarantee of `ledger`: what leaves is on the disk, and a guard goes on after any fault of its disk."""
+    found = rows(tmp_path, t, stride)
+    assert [row for row in found if row["found"]] == []
+    assert {row["fault"] for row in found} == {*FAULTS}
+    assert len(found) >= 6 * (found[0]["of"] // stride - 1)
+    said = {fault: Counter(row["said"] for row in found if row["fault"] == fault) for fault in FAULTS}
+    assert set(said["short write"]) == {"answered"}
+    for fault in ("killed before", "killed after"):
+        assert set(said[fault]) == {"killed"}
+    for fault in ("EIO", "ENOSPC", "EROFS"):
+        assert set(said[fault]) <= {"refused for now", "answered"}
+        assert said[fault]["refused for now"] > 0
+
+
+@pytest.mark.slow
+def test_guarantee_a_disk_that_loses_the_last_writes_of_one_file_is_noticed(tmp_path: Path) -> None:
+    """What a disk that lies about syncs leaves of ledger and mark: each as of another round, refused in words."""
+    silo, copies = tmp_path / "silo", tmp_path / "copies"
+    guard = guard_for(silo, *random_records(), budget=5.0)
+    for t in range(ROUNDS + 1):
+        if t:
+            guard.answer("run", CELL, t, zeros())
+        copies.mkdir(exist_ok=True)
+        for name in (LEDGER, f"{LEDGER}.mark"):
+            shutil.copy(silo / name, copies / f"{t} {name}")
+    guard._ledger.close()
+    for t in range(ROUNDS + 1):
+        for other in range(ROUNDS + 1):
+            shutil.copy(copies / f"{t} {LEDGER}", silo / LEDGER)
+            shutil.copy(copies / f"{other} {LEDGER}.mark", silo / f"{LEDGER}.mark")
+            (silo / f"{LEDGER}-journal").unlink(missing_ok=True)
+            if t == other:
+                guard_of(silo / "silo-0.toml")._ledger.close()
+            else:
+                with pytest.raises(InputError, match=r"older copy|not what was written"):
+                    guard_of(silo / "silo-0.toml")
