@@ -120,6 +120,11 @@ _COMPOSITION_NOTE = (
 _SCHEDULE_ASSUMPTION = (
     "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there."
 )
+_RANGES_ASSUMPTION = (
+    "Ranges, vocabularies, classes and sites of the table are public because the scenario declares so "
+    "(data.table.public): if they were read off the records, they tell of them whatever the noise, and no figure "
+    "here has that."
+)
 _CHOICE_ASSUMPTION = (
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
     "of several runs is not part of these figures."
@@ -220,6 +225,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
             ),
             *(sentence for _, sentence in sorted(counting_sentences)),
             _SCHEDULE_ASSUMPTION.format(unit=unit.noun),
+            *([_RANGES_ASSUMPTION] if any(map(_is_declared_table, cells)) else []),
             *choice,
             *_step_notes(streams),
             *(
@@ -229,6 +235,11 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
             ),
         ],
     )
+
+
+def _is_declared_table(cell: Mapping[str, Any]) -> bool:
+    """Whether the ranges of a cell's table are public by the word of its scenario alone."""
+    return bool(cell.get("scenario", {}).get("data", {}).get("table"))
 
 
 def _step_notes(streams: Sequence[ReleaseStream]) -> list[str]:
