@@ -332,5 +332,4 @@ def _self_convolve(masses: Floats, times: int) -> tuple[int, Floats]:
         elif math.isfinite(bound):
             low = max(low, math.floor(bound))
     size = next_fast_len(max(high - low + 1, len(masses)))
-    convolution = np.real(ifft(fft(masses, size) ** times))
-    return low, np.roll(convolution, -low)[: high - low + 1]
+    return low, np.roll(np.real(ifft(fft(masses, size) ** times)), -low)[: high - low + 1]

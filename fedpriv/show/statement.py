@@ -225,7 +225,12 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
             ),
             *(sentence for _, sentence in sorted(counting_sentences)),
             _SCHEDULE_ASSUMPTION.format(unit=unit.noun),
-            *([_RANGES_ASSUMPTION] if any(map(_is_declared_table, cells)) else []),
+            # A shipped table is described in the code, and every other one in its scenario.
+            *(
+                [_RANGES_ASSUMPTION]
+                if any(cell.get("scenario", {}).get("data", {}).get("table") for cell in cells)
+                else []
+            ),
             *choice,
             *_step_notes(streams),
             *(
@@ -235,11 +240,6 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
             ),
         ],
     )
-
-
-def _is_declared_table(cell: Mapping[str, Any]) -> bool:
-    """Whether the ranges of a cell's table are public by the word of its scenario alone."""
-    return bool(cell.get("scenario", {}).get("data", {}).get("table"))
 
 
 def _step_notes(streams: Sequence[ReleaseStream]) -> list[str]:
