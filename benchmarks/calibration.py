@@ -34,7 +34,7 @@ def cases() -> list[tuple[str, Callable[[float], Guarantee]]]:
 
 def run() -> None:
     print("| run | ε | z | calibration, s | μ at δ₀ = 1e-8 | charge, s |\n|---|---|---|---|---|---|")
-    poisson.calibrate(1.0, DELTA, 0.5, 2)  # loads dp-accounting
+    poisson.calibrate(1.0, DELTA, 0.5, 2)  # warms up
     for name, calibrate in cases():
         for epsilon in EPSILONS:
             start = time.process_time()

@@ -1,7 +1,7 @@
 """Ledger entries of a run: its releases and claims, a comparison of the two, and dp-accounting events.
 
 An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names and fields of dp-accounting's classes.
-`make_dp_event` makes the object.
+docs/python.md makes the objects.
 
 * A cell is one run of a scenario.  Its record is its entry in results.json: the scenario, the figures of privacy
   that were written, and the releases.  A record in this sense is named `record` here, and other records are those
@@ -563,19 +563,6 @@ def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> 
             ]
             return events[0] if len(events) == 1 else {"class": "ComposedDpEvent", "events": events}
     return None
-
-
-def make_dp_event(event: Any) -> Any:
-    """Make the dp-accounting object that an event describes, and likewise for the values of its fields."""
-    import dp_accounting  # takes a second, which no other command should wait for
-
-    if isinstance(event, list):
-        return [make_dp_event(part) for part in event]
-    if not isinstance(event, dict):
-        return event
-    return getattr(dp_accounting, event["class"])(
-        **{name: make_dp_event(value) for name, value in event.items() if name != "class"}
-    )
 
 
 def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:

@@ -44,9 +44,8 @@ def memory_limits() -> dict[str, int]:
     if find_spec("resource") is not None:  # it is missing on Windows
         import resource
 
-        numbers = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
-        sizes = {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
-        limits = {name: None if size == resource.RLIM_INFINITY else size for name, size in sizes.items()}
+        for name, number in (("address space", resource.RLIMIT_AS), ("data", resource.RLIMIT_DATA)):
+            limits[name] = None if (size := resource.getrlimit(number)[0]) == resource.RLIM_INFINITY else size
     limits["memory"] = control_group_limit()
     return {name: size for name, size in limits.items() if size is not None}
 

@@ -292,8 +292,10 @@ def format_schema_toml(schema: TableSchema, header: str) -> str:
 
 def format_toml_value(value: Any) -> str:
     """Format a value as TOML in one line, with lists and tables inline."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {format_toml_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(format_toml_value, value)) + "]"
-    return tomli_w.dumps({"key": value}).removeprefix("key = ").removesuffix("\n")
+    return (
+        "{" + ", ".join(f"{key} = {format_toml_value(item)}" for key, item in value.items()) + "}"
+        if isinstance(value, Mapping)
+        else "[" + ", ".join(map(format_toml_value, value)) + "]"
+        if isinstance(value, list | tuple)
+        else tomli_w.dumps({"key": value}).removeprefix("key = ").removesuffix("\n")
+    )

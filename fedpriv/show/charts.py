@@ -251,11 +251,10 @@ def privacy_key(results: Results) -> str:
     several δ cannot be compared, so that they are no scale if there is a μ.
     """
     noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
-    if any(cell["mu"] is None for cell in noisy_cells):
-        return "epsilon"
     swept = [key.removeprefix("privacy.") for key in _PRIVACY_KEYS if len(results.axes.get(key, ())) > 1]
     comparable = swept[:1] != ["epsilon"] or len({cell["delta"] for cell in noisy_cells}) == 1
-    return swept[0] if swept and comparable else "mu"
+    every_mu = all(cell["mu"] is not None for cell in noisy_cells)
+    return "epsilon" if not every_mu else swept[0] if swept and comparable else "mu"
 
 
 def _privacy_chart(results: Results) -> Chart | None:
@@ -278,8 +277,12 @@ def _privacy_chart(results: Results) -> Chart | None:
 
     chart = _make_metric_chart(results, "privacy", metric, " against privacy", other_axes, make_series)
     deltas = " or ".join(dict.fromkeys(format_upper_delta(cell["delta"]) for cell in results.cells))
-    label = f"{_PRIVACY_LABELS[privacy_key(results)].format(delta=deltas)} (smaller is more private)"
-    return replace(chart, x_label=label, log_x=True, ticks=sorted(levels.values()))
+    return replace(
+        chart,
+        x_label=f"{_PRIVACY_LABELS[privacy_key(results)].format(delta=deltas)} (smaller is more private)",
+        log_x=True,
+        ticks=sorted(levels.values()),
+    )
 
 
 def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:

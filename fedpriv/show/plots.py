@@ -241,9 +241,10 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
     row_height = max(
         1.4 + 0.3 * len(chart.rows) if chart.rows and len(chart_panels) == 1 else 3.6 for chart in charts
     )
-    size = 2.4 + (5.0 if columns == 1 else 4.2) * columns, 0.7 + row_height * rows
     figure = Figure(
-        figsize=size if width is None else (width, 0.5 + rows * min(row_height, 0.8 * width / columns)),
+        figsize=(2.4 + (5.0 if columns == 1 else 4.2) * columns, 0.7 + row_height * rows)
+        if width is None
+        else (width, 0.5 + rows * min(row_height, 0.8 * width / columns)),
         layout="constrained",
     )
     FigureCanvasAgg(figure)

@@ -126,6 +126,11 @@ _COMPOSITION_NOTE = (
 _SCHEDULE_ASSUMPTION = (
     "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there."
 )
+_RANGES_ASSUMPTION = (
+    "Ranges, vocabularies, classes and sites of the table are public because the scenario declares so "
+    "(data.table.public): if they were read off the records, they tell of them whatever the noise, and no figure "
+    "here has that."
+)
 _CHOICE_ASSUMPTION = (
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
     "of several runs is not part of these figures."
@@ -226,6 +231,12 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
             ),
             *(sentence for _, sentence in sorted(counting_sentences)),
             _SCHEDULE_ASSUMPTION.format(unit=unit.noun),
+            # A shipped table is described in the code, and every other one in its scenario.
+            *(
+                [_RANGES_ASSUMPTION]
+                if any(cell.get("scenario", {}).get("data", {}).get("table") for cell in cells)
+                else []
+            ),
             *choice,
             *_step_notes(streams),
             # Of claims for real numbers and claims for the program's own arithmetic, the former assume more.

@@ -346,9 +346,8 @@ _LATEX_ESCAPES = str.maketrans(
 
 def _escape_latex(text: str) -> str:
     """Escape plain text for LaTeX, with signs, powers and the papers' symbols in mathematics mode."""
-    powers = re.sub(r"(\w+)\^(-?\d+)", r"\0\1\0\2\0", text).translate(_LATEX_ESCAPES)
-    signs = re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", powers)
-    return re.sub("\0(.*?)\0(.*?)\0", r"$\1^{\2}$", signs)
+    marked = re.sub(r"(\w+)\^(-?\d+)", r"\0\1\0\2\0", text).translate(_LATEX_ESCAPES)
+    return re.sub("\0(.*?)\0(.*?)\0", r"$\1^{\2}$", re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", marked))
 
 
 STYLES: dict[Style, Callable[[Results], str]] = {

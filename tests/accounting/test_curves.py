@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+import tomllib
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.budget import find_capacity, overflow_slack
 from fedpriv.accounting.losses import GridLossDistribution, PrivacyLossDistribution, min_noise_multiplier
+from tests.doc_pages import ROOT
 
 DELTA = 1e-5
 
@@ -177,7 +179,21 @@ def test_capacity_is_the_smallest_that_is_exceeded_rarely(units: int, rate: floa
     assert round_capacity.row_count <= units
 
 
-def test_the_accountants_import_no_torch_and_dp_accounting_only_when_asked() -> None:
+def test_nothing_is_computed_by_dp_accounting() -> None:
+    """It keeps attrs below 24 for all that is installed beside it, so that it is an oracle of the tests alone."""
+    code = (
+        "import sys; sys.modules['dp_accounting'] = None\n"
+        "from fedpriv.accounting import allocation, poisson\n"
+        "print(poisson.calibrate(1.0, 1e-5, 0.1, 5).noise_multiplier)\n"
+        "print(poisson.calibrate(1.0, 1e-5, 0.1, 5, 'replace-one').noise_multiplier)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == 2
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert not [name for name in project["dependencies"] if name.startswith(("dp-accounting", "attrs"))]
+
+
+def test_the_accountants_import_no_torch_and_no_dp_accounting() -> None:
     modules = "allocation budget curves gaussian guarantees losses poisson renyi selection"
     lines = [f"import fedpriv.accounting.{name}" for name in modules.split()]
     lines.append("import sys; print('torch' in sys.modules, 'dp_accounting' in sys.modules)")

@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.renyi import epsilon_of as renyi
-from fedpriv.claims.entries import LedgerEntry, make_dp_event, make_event_data
+from fedpriv.claims.entries import LedgerEntry, make_event_data
 from fedpriv.claims.ledger import ReleaseStream
 from fedpriv.core.errors import InputError
 from fedpriv.noise.diagonal import IndependentGaussian
@@ -32,6 +32,16 @@ def entry_of(**changed: Any) -> LedgerEntry:
     )
     streams = (dataclasses.replace(stream, **changed),)
     return LedgerEntry(3, {"privacy.rho": 4.0}, 1, "untrusted", None, None, DELTA, streams)
+
+
+def make_dp_event(event: Any) -> Any:
+    """The object that an event describes, and likewise for the values of its fields."""
+    if isinstance(event, list):
+        return [make_dp_event(part) for part in event]
+    if not isinstance(event, dict):
+        return event
+    fields = {name: make_dp_event(value) for name, value in event.items() if name != "class"}
+    return getattr(dp_accounting, event["class"])(**fields)
 
 
 def their_epsilon(exported: dict[str, Any], accountant: Callable[..., Any] = PLDAccountant) -> float:

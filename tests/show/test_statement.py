@@ -159,3 +159,16 @@ def test_an_exact_release_says_up_to_what_it_holds(trust: str) -> None:
         assert [stream_from_data(stream_to_data(stream)) for stream in streams] == list(streams)
         if released:
             assert max(stream.slack for stream in streams) < 2.0**-60
+
+
+def test_ranges_that_a_scenario_declares_public_are_an_assumption() -> None:
+    """Before, no page of a run said by whose word they are public, nor what they tell if they were read."""
+    record = privacy_data(cell_of(), streams_of(cell_of()), "simulation")
+    results = results_of_records(record)
+    (plain,) = make_statements(results)
+    assert not [text for text in plain.assumptions if "data.table.public" in text]
+    cell = dict(results.cells[0])
+    table = {"data": {"name": "patients.csv", "table": {"public": True}}}
+    (declared,) = make_statements(dataclasses.replace(results, cells=[{**cell, "scenario": table}]))
+    (sentence,) = [text for text in declared.assumptions if "data.table.public" in text]
+    assert "if they were read off the records, they tell of them whatever the noise" in sentence
