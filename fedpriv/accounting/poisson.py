@@ -194,7 +194,7 @@ def _round_loss(output: float, q: float, z: float, order: str) -> float:
         unsampled = (0.5 + np.array([output, -output])) / -(z**2)
         large, small = np.logaddexp(np.log(q) + unsampled, np.log1p(-q)), np.log1p(q * np.expm1(unsampled))
         removal, addition = np.where((unsampled < 1.0) & (q < 0.5), small, large).tolist()
-    return {"REMOVE": removal, "ADD": -addition, "REPLACE": removal - addition}[order]
+    return float({"REMOVE": removal, "ADD": -addition, "REPLACE": removal - addition}[order])
 
 
 def _round_deltas(epsilons: Floats, q: float, z: float, order: str) -> Floats:
