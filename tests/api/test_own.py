@@ -17,6 +17,8 @@ import fedpriv
 from fedpriv.api.run import _digest_arrays
 from fedpriv.data.tables import in_memory_name
 
+pytest.importorskip("fedpriv.addons.readers.items")  # items are read by an add-on
+
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 TREE: dict[str, Any] = {
     "name": "own",

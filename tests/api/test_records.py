@@ -15,6 +15,8 @@ from fedpriv.data.given import to_record_arrays
 from fedpriv.data.named import make_dataset
 from tests.api.test_own import TREE
 
+pytest.importorskip("fedpriv.addons.readers.items")  # items are read by an add-on
+
 WORDS, LENGTH, TRAIN = 50, 6, 800
 _draw = np.random.default_rng(0)
 TOKENS = _draw.integers(0, WORDS, (900, LENGTH))

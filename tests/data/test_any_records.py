@@ -22,6 +22,8 @@ from fedpriv.loss.imported import make_trained_model
 from fedpriv.loss.models import find_model
 from tests.loss.builders import save_weights
 
+pytest.importorskip("fedpriv.addons.readers.items")  # items are read by an add-on
+
 COUNT = 120
 _draw = np.random.default_rng(3)
 FEATURES = torch.from_numpy(_draw.standard_normal((COUNT, 4)).astype("float32"))

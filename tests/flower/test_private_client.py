@@ -43,6 +43,8 @@ from tests.flower.apps import (
 from tests.flower.quickstart.task import Net
 from tests.flower.silos import guards, ledger_of
 
+pytest.importorskip("fedpriv.addons.readers.items")  # items are read by an add-on
+
 Change = Callable[[Message, Context], None]
 
 
