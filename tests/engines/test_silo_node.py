@@ -1,5 +1,6 @@
 """A silo's node: what it runs, whom it trusts, and how it comes back."""
 
+import asyncio
 import io
 import zipfile
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from fedpriv.addons.services import service
-from fedpriv.addons.services.certificates import make_node_key, read_node_key
+from fedpriv.addons.services.certificates import make_node_key, node_public_key, read_node_key
 from fedpriv.addons.services.flower_private import front, silo_node
 from fedpriv.addons.services.flower_private.names import ACTIVATE_NODE, NODE_HEARTBEAT, PULL_MESSAGES
 from fedpriv.addons.services.flower_private.silo_node import FleetClient, LostError, SiloNode, read_configuration
@@ -163,3 +164,19 @@ def test_a_key_of_another_kind_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "node.key").write_bytes(ed25519.Ed25519PrivateKey.generate().private_bytes(*form))
     with refusal("no ECDSA key"):
         FleetClient("127.0.0.1:1", tmp_path)
+
+
+def test_a_silo_whose_key_is_added_or_exchanged_while_the_superlink_runs_connects(
+    link: Link, tmp_path: Path
+) -> None:
+    """Was: a new silo, or a new key of one whose key was revoked, needed a restart of the SuperLink."""
+    for number, private in enumerate(("first.key", "second.key")):
+        folder = link.folder / f"node-{number + 2}"
+        folder.mkdir()
+        make_node_key(folder / "node.key", tmp_path / f"{private}.pub")
+        (folder / "ca.crt").write_bytes((link.folder / "ca.crt").read_bytes())
+        asyncio.run(link.link.register_nodes({"silo-2": node_public_key(tmp_path / f"{private}.pub")}))
+        assert link.fleet(number + 2).connect(None, registers_itself=False) == link.link._nodes["silo-2"]
+        asyncio.run(link.link.unregister_node("silo-2"))
+        with pytest.raises(LostError):
+            link.fleet(number + 2).connect(None, registers_itself=False)

@@ -402,9 +402,9 @@ def follow_run(
                     raise RunError(f"Flower ended the run without a result{details_note}{link.log_tail()}")
                 if not (status.is_over or status.state.startswith("running")):
                     progress.report_waiting(f"the SuperLink to start the run, which is {status.state}", start_time)
-                    start_wait = time.time() - start_time
-                    start_fault = f"the SuperLink has not started the run in {start_wait:.0f} s; its log says why"
-                    refuse({start_fault + link.log_tail(): start_wait > _MAX_START_SECONDS}, RunError)
+                    seconds = time.time() - start_time
+                    start_fault = f"the SuperLink has not started the run in {seconds:.0f} s; its log says why"
+                    refuse({start_fault + link.log_tail(): seconds > _MAX_START_SECONDS}, RunError)
             if (wait := reader.read_waiting()) is not None:
                 silos, wait_start = wait
                 progress.report_waiting(

@@ -298,7 +298,7 @@ class RunHistory:
         lines = [
             (run not in self._reports, "started", f"is to write to {sanitize_line(data['folder'])}"),
             (report.silos != last_report.silos and not status.is_over, "waiting", waiting),
-            (is_round_due, "round", f"has done {report.rounds} rounds"),
+            (is_round_due, "round", f"has done round {report.rounds}"),
             (status.is_over, "ended", f"{status.state}{reason}"),
         ]
         for is_due, event, message in lines:
