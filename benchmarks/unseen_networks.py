@@ -26,6 +26,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,7 @@ def _bundled(
     """Return a function that shuffles and standardizes a data set of scikit-learn, or `count` of its records."""
 
     def load(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
-        from sklearn import datasets
-
-        bunch = getattr(datasets, f"load_{name}")()
+        bunch = getattr(import_module("sklearn.datasets"), f"load_{name}")()
         order = draw.permutation(len(bunch.target))[:count]
         records = bunch.data[order].astype("float32")
         records = records / 16.0 if name == "digits" else (records - records.mean(0)) / records.std(0)
@@ -129,9 +128,10 @@ def _bundled(
 
 def _classification(count: int, test: int, **settings: Any) -> Callable[..., tuple[Arrays, Arrays]]:
     def load(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
-        from sklearn.datasets import make_classification
-
-        seed = int(draw.integers(2**31))
+        make_classification, seed = (
+            import_module("sklearn.datasets").make_classification,
+            int(draw.integers(2**31)),
+        )
         records, labels = make_classification(count + test, random_state=seed, **settings)
         return _split(records.astype("float32"), labels.astype("int64"), test)
 
