@@ -26,6 +26,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,7 @@ def _bundled(
     """Return a function that shuffles and standardizes a data set of scikit-learn, or `count` of its records."""
 
     def load(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
-        from sklearn import datasets
-
-        bunch = getattr(datasets, f"load_{name}")()
+        bunch = getattr(import_module("sklearn.datasets"), f"load_{name}")()
         order = draw.permutation(len(bunch.target))[:count]
         records = bunch.data[order].astype("float32")
         records = records / 16.0 if name == "digits" else (records - records.mean(0)) / records.std(0)
@@ -129,9 +128,10 @@ def _bundled(
 
 def _classification(count: int, test: int, **settings: Any) -> Callable[..., tuple[Arrays, Arrays]]:
     def load(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
-        from sklearn.datasets import make_classification
-
-        seed = int(draw.integers(2**31))
+        make_classification, seed = (
+            import_module("sklearn.datasets").make_classification,
+            int(draw.integers(2**31)),
+        )
         records, labels = make_classification(count + test, random_state=seed, **settings)
         return _split(records.astype("float32"), labels.astype("int64"), test)
 
@@ -261,7 +261,8 @@ class Mixer(nn.Module):
         for n in range(2):
             x = x + self.tokens[n](self.norms[2 * n](x).mT).mT
             x = x + self.channels[n](self.norms[2 * n + 1](x))
-        return self.head(x.mean(1))
+        outputs: Tensor = self.head(x.mean(1))
+        return outputs
 
 
 class VisionTransformer(nn.Module):
@@ -276,7 +277,8 @@ class VisionTransformer(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         patches = pictures.view(-1, 4, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(-1, 16, 4)
-        return self.head(self.body(self.embed(patches) + self.places).mean(1))
+        outputs: Tensor = self.head(self.body(self.embed(patches) + self.places).mean(1))
+        return outputs
 
 
 class TokenEncoder(nn.Module):
@@ -290,7 +292,8 @@ class TokenEncoder(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.body(self.words(tokens)).mean(1))
+        outputs: Tensor = self.head(self.body(self.words(tokens)).mean(1))
+        return outputs
 
 
 class FullTransformer(nn.Module):
@@ -304,20 +307,22 @@ class FullTransformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens)
-        return self.head(self.body(x, self.query.expand(len(x), -1, -1))[:, 0])
+        outputs: Tensor = self.head(self.body(x, self.query.expand(len(x), -1, -1))[:, 0])
+        return outputs
 
 
 class Recurrent(nn.Module):
     """Recurrent layer over a signal (channels, length) or tokens, with the mean of its states."""
 
-    def __init__(self, layer: nn.Module, outputs: int, classes: int, words: int | None = None) -> None:
+    def __init__(self, layer: nn.RNNBase, outputs: int, classes: int, words: int | None = None) -> None:
         super().__init__()
         self.words = None if words is None else nn.Embedding(words, layer.input_size)
         self.layer, self.head = layer, nn.Linear(outputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.mT if self.words is None else self.words(x)
-        return self.head(self.layer(x)[0].mean(1))
+        outputs: Tensor = self.head(self.layer(x)[0].mean(1))
+        return outputs
 
 
 class Residual1d(nn.Module):
@@ -341,7 +346,8 @@ class Residual1d(nn.Module):
         x = self.first(signal)
         for block in self.blocks:
             x = functional.max_pool1d(x + block(x), 2)
-        return self.head(x.mean(-1))
+        outputs: Tensor = self.head(x.mean(-1))
+        return outputs
 
 
 class GraphNetwork(nn.Module):
@@ -356,7 +362,8 @@ class GraphNetwork(nn.Module):
         x = features
         for layer in self.layers:
             x = torch.relu(layer(torch.cat([x, links @ x], -1)))
-        return self.head(x.mean(1))
+        outputs: Tensor = self.head(x.mean(1))
+        return outputs
 
 
 class Nested(nn.Module):
@@ -372,7 +379,8 @@ class Nested(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(x @ self.weights[0])
         x = torch.tanh(x @ self.weights[1]) + torch.tanh(x @ self.weights[1].T)
-        return self.parts["head"](self.parts["norm"](x))
+        outputs: Tensor = self.parts["head"](self.parts["norm"](x))
+        return outputs
 
 
 class Words(nn.Module):
@@ -384,7 +392,8 @@ class Words(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(torch.relu(self.hidden(self.bag(tokens))))
+        outputs: Tensor = self.head(torch.relu(self.hidden(self.bag(tokens))))
+        return outputs
 
 
 def layers(*widths: int, norm: bool = False, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:

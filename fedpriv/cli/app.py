@@ -5,7 +5,7 @@ A command imports the modules that do its work when it is called, so that help i
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -350,6 +350,7 @@ _PANELS: Mapping[str, Sequence[str]] = {
 }
 """Commands of `fedpriv` by the panel of the help that lists them."""
 _PANEL_OF_COMMAND = {name: panel for panel, names in _PANELS.items() for name in names}
-for entry in (*app.registered_commands, *app.registered_groups):
+_entries: list[Any] = [*app.registered_commands, *app.registered_groups]
+for entry in _entries:
     command_name = entry.name or getattr(entry.callback, "__name__", "")
     entry.rich_help_panel = _PANEL_OF_COMMAND.get(command_name, "Others")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.cli import explore
+from fedpriv.addons.statistics import command as explore
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.loss.ridge import Coefficient, MeanStatistics, RidgeStatistics
 from fedpriv.plan.plan import make_plan
