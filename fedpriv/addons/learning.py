@@ -119,7 +119,6 @@ def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
         output: Outputs of one record, (1, …), of which only the shape counts.
         labels: Labels of all test records, (n, …).
     """
-    labels = labels.clone()  # those of an inference are no inputs of a gradient
 
     def value_and_gradient(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         constant = torch.from_numpy(values).to(output.dtype).view(output.shape).requires_grad_()
@@ -128,6 +127,7 @@ def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
         return float(mean.detach()), gradient.double().flatten().numpy()
 
     with torch.inference_mode(False), torch.enable_grad():
+        labels = labels.clone()  # those of an inference are no inputs of a gradient
         found = minimize(value_and_gradient, np.zeros(output.numel()), jac=True, method="L-BFGS-B")
     return float(found.fun) if math.isfinite(found.fun) else None
 

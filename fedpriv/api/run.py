@@ -125,9 +125,8 @@ def insert_own_data(
         model_name = f"{OF_MODULE}{_digest_arrays(*constants, shape, text=text).hex()[:16]}"
         add_module_instance(model_name, model, record, regression=real, choice=make_loss_choice(loss, real=real))
         completed["model"] = {"name": model_name}
-    if overrides is not None:
-        for apply_advice in load_add_on_parts("own data").values():
-            completed = apply_advice(completed, dataset, overrides, model)
+    for complete in load_add_on_parts("own data").values():
+        completed = complete(completed, dataset, overrides, model)
     return completed
 
 

@@ -79,8 +79,8 @@ def test_memory_that_torch_does_not_get_is_one_line(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_run_that_could_not_start_does_not_block_the_corrected_one(run: Path) -> None:
-    assert errors_of(*QUICKSTART, "--set", "run.device=nowhere", "--out", "next")[0] == 1
-    assert errors_of(*QUICKSTART, "--out", "next") == (0, "")
+    assert errors_of(*QUICKSTART, "--set", "run.device=nowhere", "--out", "next")[0] == 2
+    assert errors_of(*QUICKSTART, "--out", "next")[0] == 0
     assert errors_of(*QUICKSTART, "--out", "next")[0] == 2
 
 

@@ -572,7 +572,7 @@ _SECTIONS = ("federation.", "algorithm.", "privacy.")
 
 
 def as_advised(
-    tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any], module: nn.Module | None = None
+    tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any] | None, module: nn.Module | None = None
 ) -> dict[str, Any]:
     """Return a scenario with advised algorithm, rounds, clip and step, in which every round reads all records.
 
@@ -590,9 +590,11 @@ def as_advised(
     Args:
         tree: Scenario as nested dictionaries.
         data: Records that a program gives.
-        settings: Values that the program sets, by dotted key.
+        settings: Values that the program sets, by dotted key, or None for another scenario than own-data.
         module: Module that a program gives, or None for the scenario's model.
     """
+    if settings is None:
+        return dict(tree)
     # Other settings, such as another algorithm or unit, are outside of the advice.
     advised_name = "dp-sgd" if module is None else "dp-adam"
     other_keys = (

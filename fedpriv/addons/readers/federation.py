@@ -9,20 +9,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.own import Dataset
 
 
 def complete_federation(
-    tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any] | None
+    tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any] | None, _module: nn.Module | None = None
 ) -> dict[str, Any]:
     """Return a scenario whose [federation] follows the records, their sites, and the program's settings.
 
     Args:
         tree: Scenario as nested dictionaries, with all training records as `federation.samples` unless the
-            scenario
-            says otherwise.
+            scenario says otherwise.
         data: Records that a program gives.
         settings: Values that the program sets for the scenario own-data, or None for another scenario.
 
