@@ -80,8 +80,9 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
     policy to which this section is added later has one ledger to create.
 
     Raises:
-        InputError: If every ledger, or its rollback mark, exists already, or if an existing ledger is for other
-            records or another key.
+        InputError: If every ledger, or its rollback mark, exists already, if an existing ledger is for other
+            records or another key, or if records, key or a ledger cannot be used.
+        LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
     pairs = policies_with_shards(policy)
     missing = [
@@ -234,7 +235,7 @@ def _format_guard_prices(guard: Guard) -> list[str]:
     """Format the runs that were charged too little, and a summary of all runs.
 
     A run is charged too little if the least μ of its scenario by today's accounting is above the charged μ.  A
-    least μ of 0 stands for a scenario that cannot be planned now.
+    least μ of 0 is unknown (`Admission.min_mu`).
     """
     prices = guard.charged_prices()
     undercharged = [(name, mu, min_mu) for name, mu, min_mu in prices if min_mu > mu * ROUND_UP]
