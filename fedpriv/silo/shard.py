@@ -260,6 +260,7 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
     Raises:
         InputError: If there is no such file, it cannot be read, an array is missing or has a wrong shape or type,
             or images (or features) and labels have values that no record can have (`data.own.check_records`).
+        TypeError: If the file is a single array (.npy).
     """
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -129,8 +129,8 @@ class FleetClient:
         Raises:
             httpx.HTTPStatusError: The SuperLink refused this request, or answered with status 502 or above until
                 the end of `patience`.
-            LostError: No answer came within `patience` seconds, or the SuperLink does not know the key or refuses
-                this machine's clock.
+            LostError: No answer came until the end of `patience`, or the SuperLink does not know the key or
+                refuses this machine's clock.
         """
         request = route.request_type(**fields)
         deadline, pause = time.monotonic() + patience, 0.1
@@ -251,7 +251,8 @@ class SiloNode:
             tree: Tree of Flower's object ids, whose root is the query.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: The objects do not come, or are no query.
+            ValueError, TypeError, KeyError, AttributeError: The objects do not come, or are no query.  Errors of
+                `FleetClient.ask` pass.
         """
         start_time = time.monotonic()
         contents = {name: self._fetch_object(run, name) for name in dict.fromkeys(_object_ids(tree))}
@@ -266,7 +267,8 @@ class SiloNode:
         """Return an object of a query, after waiting for its arrival at the SuperLink.
 
         Raises:
-            ValueError: The SuperLink does not know the object, or it does not arrive in three minutes.
+            ValueError: The SuperLink does not know the object, or it does not arrive in three minutes.  Errors of
+                `FleetClient.ask` pass.
         """
         deadline, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
         while True:
@@ -362,6 +364,9 @@ def read_configuration(bundle: bytes) -> dict[str, Any] | None:
     """Return the run configuration in a bundle by dotted keys, or None for another app or a broken bundle.
 
     A bundle whose pyproject.toml has more than 1 MiB counts as broken, and is not unpacked.
+
+    Raises:
+        zlib.error: The compressed data are damaged.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
