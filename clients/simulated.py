@@ -98,7 +98,7 @@ class _LiveState(ConfigRecord):
 
 
 class ContextStore:
-    """Store of a silo's state in Flower's Context, for simulations, which cannot be resumed."""
+    """Store of a silo's state in Flower's Context, for simulations, whose cells cannot be resumed."""
 
     def __init__(self, records: RecordDict, name: str = _STATE_RECORD) -> None:
         """Open the store, in which `name` distinguishes the states of several runs of one silo."""
@@ -136,7 +136,7 @@ RunConfig = tuple[tuple[str, str | int | float | bool], ...]
 
 
 def _in_inference_mode(handler: MessageHandler) -> MessageHandler:
-    """Wrap a handler in inference mode, unless its caller is in this mode already, which saves 10 µs."""
+    """Wrap a handler in inference mode, unless its caller is in this mode already."""
 
     def run_handler(message: Message, context: Context) -> Message:
         if torch.is_inference_mode_enabled():
