@@ -182,8 +182,8 @@ def serve_guard(
 def _listen(policy: Policy) -> Iterator[socket.socket]:
     """Open the silo's socket, which only the guard's user and, if it is set, `policy.group` can use.
 
-    The socket of a guard that has ended is replaced, and any other file stays as it is.  The socket is removed at
-    the end of the block.
+    A socket on which this user reaches no guard is replaced, and any other file stays as it is.  The socket is
+    removed at the end of the block.
 
     Raises:
         InputError: If another guard answers on the socket, if there is a file that is no socket, or if the socket

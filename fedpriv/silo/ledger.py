@@ -482,9 +482,10 @@ class SiloLedger:
         self._version = version
 
     def _check_file(self) -> None:
-        """Check the whole file in one read transaction, again if another process wrote meanwhile.
+        """Check all rows and the file's digest, again if that fails and another process wrote meanwhile.
 
-        After 20 such interruptions, each followed by a wait of 0.05 s, the check gives up.
+        The rows are read in one transaction.  After 20 such interruptions, each followed by a wait of 0.05 s, the
+        check gives up.
 
         Raises:
             InputError: If the file is damaged or an older copy, or other processes write all the time.
@@ -563,7 +564,8 @@ class SiloLedger:
         while the ledger or the mark is written, such as a full disk, ends the call without an exception, and a
         later call does the rest.
 
-        Guarantee: all commits stay as they are, and dropped replies are overwritten.
+        Guarantee: all commits stay as they are, and dropped replies are overwritten, after an error by a later
+        call.
 
         Raises:
             InputError: The mark cannot be read, or contradicts the ledger.

@@ -121,7 +121,7 @@ def watch_socket(path: Path) -> Callable[[], str | None]:
 
 
 def why_unwritable(*files: Path) -> str | None:
-    """Return a fault if a folder of the files takes none of them now, since it is read-only or full, or None."""
+    """Return a fault if a folder of the files cannot be written now, or its disk is full, or None."""
     faults = (
         f"{folder}: cannot be written, or its disk is full"
         for folder in (file.parent for file in files)

@@ -14,7 +14,8 @@ itself (trusted).  In floating point s_t is a running sum over the rounds, and y
   first.
 * C is the matrix of a noise mechanism, which correlates the noise of rounds.
 * A release is the vector that a silo computes for a round, and a message is the form in which it is sent.
-* The state is what a silo keeps from one round to the next.  Its query chain is a digest of all queries so far.
+* The state is what a silo keeps from one round to the next.  Its query chain is a digest of all queries and missed
+  rounds so far, or b"" in floating point.
 * A batch is the records that a round reads.  A record that does not count has weight 0.
 
 A silo with a guard computes in integers if its run has noise.  A simulation sums in float64 with the seed's noise,

@@ -418,7 +418,7 @@ class KeyMonitor:
         self._stamps: list[tuple[int, int]] | None = None
 
     def poll(self) -> tuple[list[str], dict[str, bytes]]:
-        """Return the silos whose keys were revoked since the last call, each once, and the new keys (PEM) by silo.
+        """Return the silos whose keys were revoked since the last call, and the new keys (PEM) by silo.
 
         A key that this SuperLink has known before is not new.  Files are read by the first call, and later only if
         one of them or their folder has changed.

@@ -76,7 +76,7 @@ def write_heartbeat(part: str, error: str = "") -> None:
 def read_heartbeat(folder: Path, part: str) -> Heartbeat | None:
     """Return the last heartbeat of `part`, or None without a readable one.
 
-    The error is sanitized to one line of at most 200 characters.
+    The error is sanitized to one line of at most 200 of its characters.
     """
     try:
         times, _, error = (folder / part).read_text(encoding="utf-8").partition("\n")

@@ -148,7 +148,7 @@ def run_supernode(
 
 @contextmanager
 def _lock_key(keys: Path | None) -> Iterator[None]:
-    """Check certificate and key of a SuperNode, and lock the key against another SuperNode of this machine.
+    """Check certificate and key of a SuperNode, and lock the key against other SuperNodes of this machine.
 
     Without `keys` nothing is checked.  On a file system without locks nothing is locked.
 
