@@ -517,7 +517,7 @@ def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
     The event is by rounds where that is possible, and else the one that the guarantee gives for the whole run.
 
     Guarantee: `event` under `neighboring_relation` dominates the cell's releases about one unit of training
-    records under the cell's own relation.
+    records under the cell's own relation, up to the slack of exact releases and a relative 1e-9 in μ.
 
     Raises:
         InputError: The cell has no guarantee, or dp-accounting has no event for the guarantee.
