@@ -124,7 +124,7 @@ def forward_admission_query(message: Message, context: Context, socket: Path) ->
 def find_protocol_mismatch(context: Context) -> Refusal | None:
     """Return a refusal if the coordinator has another protocol, or None if its protocol is this one.
 
-    Callers check the protocol before the guard gets anything of the run.  The coordinator is the server of the
+    The coordinator is the server of the
     run.  Its protocol, a number, and its version of fedpriv are in the run configuration, and a coordinator whose
     protocol is missing there is refused, too.
     """

@@ -4,7 +4,7 @@ A silo's state is stored in Flower's Context.  `make_client_app` makes a ClientA
 answer like guards, without SuperNodes and sockets.
 
 A query is the vector that the server sends in round t, and a release is the silo's answer.  The state is what a
-silo keeps from one round to the next, with a digest of all queries so far (`query_chain`).
+silo keeps from one round to the next, in integers with a digest of all queries so far (`query_chain`).
 """
 
 from collections.abc import Callable, Sequence
@@ -98,7 +98,7 @@ class _LiveState(ConfigRecord):
 
 
 class ContextStore:
-    """Store of a silo's state in Flower's Context, for simulations, which cannot be resumed."""
+    """Store of a silo's state in Flower's Context, for simulations, whose cells cannot be resumed."""
 
     def __init__(self, records: RecordDict, name: str = _STATE_RECORD) -> None:
         """Open the store, in which `name` distinguishes the states of several runs of one silo."""
@@ -136,7 +136,7 @@ RunConfig = tuple[tuple[str, str | int | float | bool], ...]
 
 
 def _in_inference_mode(handler: MessageHandler) -> MessageHandler:
-    """Wrap a handler in inference mode, unless its caller is in this mode already, which saves 10 µs."""
+    """Wrap a handler in inference mode, unless its caller is in this mode already."""
 
     def run_handler(message: Message, context: Context) -> Message:
         if torch.is_inference_mode_enabled():

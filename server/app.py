@@ -253,7 +253,7 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
         try:
             cell, is_deployment = cell_from_run_config(context.run_config), bool(context.run_config["run-token"])
             if is_deployment:
-                # The folder is RUN_DIR/deployment/DIGEST.  Checkpoints lie beside RUN_DIR, for later runs as well.
+                # An engine's folder is RUN_DIR/deployment/DIGEST: checkpoints lie beside RUN_DIR, for later runs.
                 folder = output_folder(context.run_config)
                 deploy_cell(grid, cell, observer, folder / "journal", folder.resolve().parents[2] / ".commits")
             else:
@@ -414,10 +414,10 @@ def _run_strategy(
     evaluated_rounds = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))
     timeout = cell.deployment.patience
     metrics: dict[str, float] = {}
-    reported_rounds, last_report = 0, -math.inf  # A server that continues a run starts after its stored rounds.
+    reported_rounds, last_report = 0, -math.inf  # rounds and time of the last report of progress
 
     def evaluate(t: int, arrays: ArrayRecord) -> None:
-        """Report progress after round t, and evaluate the model (d,) if t is an evaluated round."""
+        """Report progress if it is time, and evaluate the model (d,) if t is an evaluated round."""
         nonlocal reported_rounds, last_report
         if (now := time.perf_counter()) - last_report > _PROGRESS_SECONDS or t == plan.schedule.rounds:
             observer.advanced(t - reported_rounds)

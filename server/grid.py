@@ -4,7 +4,7 @@ Three properties of Flower 1.41 were measured.  Flower's own `send_and_receive` 
 SuperNode that was killed keeps its messages until a heartbeat is missed (up to 60 s).  Such a SuperNode returns
 under another node id, unless it has a key.  `PatientGrid` therefore polls more often, repeats queries, and sends
 them to a silo's new node.  Repeating a query is safe, because a silo's guard answers a repeated round with the
-same bytes.
+same bytes, or refuses it.
 
 In a simulation all nodes exist from the start to the end, and `learn_roster` asks them once for their silos'
 numbers.

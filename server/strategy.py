@@ -10,10 +10,10 @@ In round t, from 1, the query x_t, (d,), goes to all silos, silo i answers with 
 | both of these | q~_t = unit / (Σ_i b_i) · (B y)_t |
 | all others | q~_t = Σ_i p_i · release_i in the run's type, plus the noise of a trusted server in a simulation |
 
-Real releases of these two settings are in integers, and a simulation's are if its scenario says so.  Here s_i are
-the integer sums of silo i, in multiples of the round's unit, and b_i is its batch size.  p_i is the weight of silo
-i in the mean, and release_i its message in floating point.  The run's type is `run.dtype`.  The matrices C and B
-are those of the noise mechanism: noise is added to C s, and B turns y into the releases.
+With noise, real releases of these two settings are in integers, and a simulation's are if its scenario says so.
+Here s_i are the integer sums of silo i, in multiples of the round's unit, and b_i is its batch size.  p_i is the
+weight of silo i in the mean, and release_i its message in floating point.  The run's type is `run.dtype`.  The
+matrices C and B are those of the noise mechanism: noise is added to C s, and B turns y into the releases.
 
 A query chain is a digest of the queries so far.  The optimizer is the algorithm's rule from releases to the next
 query and to the model that is published; its state follows from the releases.  The journal is the server's store
@@ -22,7 +22,7 @@ of releases, from which a run continues after a crash.  A node is a SuperNode of
 `ReleaseStrategy` hands q~_t to the optimizer, which returns x_{t+1}.  The weights p_i of the mean are fixed.  A
 missing, failed, malformed or non-finite reply ends the run with the silo's number and the round; the mean is never
 formed over fewer silos.  A scenario may let a silo that does not reply count with an increment of 0 instead, as
-long as another silo replies.  The silo's weight then stays, and the absence is recorded.
+long as enough other silos reply.  The silo's weight then stays, and the absence is recorded.
 
 `CheckpointStore` remembers the latest checkpoint (a position in a ledger) of each of a silo's ledgers from the
 silo's replies, and sends these checkpoints with the next query, in this run and in later ones.  A checkpoint

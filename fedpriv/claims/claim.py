@@ -1,14 +1,13 @@
 """Privacy claim of a run: guarantee, neighbouring relation and unit, computed from its releases.
 
-A number without its neighbouring relation and its unit says nothing.  A `PrivacyClaim` holds all three.  The claim
-is computed when a run is written and again whenever it is shown.  Tables, pages, charts and the terminal take its
-numbers from `claim_figures`, and its sentences from `PrivacyClaim.format_sentence` for one claim, from
-`describe_cells` for several cells that differ in their figures only, and from `format_figures`
-for a cell of results.json.
+A number without its neighbouring relation and its unit says nothing.  A `PrivacyClaim` holds all three.  Its
+numbers are those of `claim_figures`.  Its sentences are those of `PrivacyClaim.format_sentence` for one claim, of
+`describe_cells` for several cells that differ in their figures only, and of `format_figures` for a cell of
+results.json.
 
 * A stream is the sequence of releases of one party (a silo, several silos alike, or the server) over the rounds of
   one step of a run.  Its guarantee is a μ of Gaussian differential privacy, or a curve of (ε, δ) if records take
-  part in secret rounds.
+  part in secret rounds, and None without noise.
 * A step is the rounds of a run, or its first step: a release before the rounds, about the same records, by whose
   result columns of numbers are scaled.
 * A unit is what neighbouring data sets differ in, such as a record or a person.  The relation says how they differ
@@ -382,7 +381,7 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
     claim = PrivacyClaim(weakest_guarantee, relations.pop(), unit, exact)
     if exact or (mu := weakest_guarantee.mu) is None:
         return claim
-    # Only for floating point and a μ: the μ by counting of the weakest stream, and whether the charged μ is exact.
+    # Only for floating point and a μ: the largest μ by counting, and whether the charged μ is exact.
     counted_mu = max(stream.mu_by_counting for stream in streams)
     return replace(
         claim,

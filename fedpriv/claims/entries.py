@@ -13,12 +13,13 @@ docs/python.md makes the objects.
   have less.
 * The participation says which data records take part in which rounds: in a public order, or in secret.
 
-A stream in a public order is a Gaussian mechanism.  With A s the running sums of the increments s, and A = B C
-(`noise.mechanism`), A s + B z is post-processing of C s + z, and one record moves C s by at most the sensitivity,
-whatever queries were sent in between.  The noise multiplier of a Gaussian event is the noise over the distance by
-which one neighbour moves the sums, and this distance contains the factor of the relation.  So every accountant
-gives the run's ε under the accountant's own default relation.  With "REPLACE_ONE" dp-accounting's two accountants
-disagree about a factor of 2 (google/differential-privacy, issue 378).
+In real arithmetic, a stream in a public order is a Gaussian mechanism.  With A s the running sums of the
+increments s, and A = B C (`noise.mechanism`), A s + B z is post-processing of C s + z, and one record moves C s by
+at most the sensitivity, whatever queries were sent in between.  The noise multiplier of a Gaussian event is the
+noise over the distance by which one neighbour moves the sums, and this distance contains the factor of the
+relation.  So an accountant bounds such a stream's ε under the accountant's own default relation.  With
+"REPLACE_ONE" dp-accounting's two accountants disagree about a factor of 2 (google/differential-privacy, issue
+378).
 """
 
 import itertools
@@ -285,7 +286,7 @@ class LedgerEntry:
         """Describe evaluations that differ from the scenario's in presence, silos, number, relation or noise.
 
         Relation and silos of evaluations without noise are not compared.  Increments closer than two clips are
-        accepted for a single evaluation with curves only.
+        accepted for evaluations of curves only.
         """
         tests, section = self.test_streams, self.record["scenario"].get("evaluation")
         if bool(section) != bool(tests):
@@ -516,7 +517,7 @@ def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
     The event is by rounds where that is possible, and else the one that the guarantee gives for the whole run.
 
     Guarantee: `event` under `neighboring_relation` dominates the cell's releases about one unit of training
-    records under the cell's own relation.
+    records under the cell's own relation, up to the slack of exact releases and a relative 1e-9 in μ.
 
     Raises:
         InputError: The cell has no guarantee, or dp-accounting has no event for the guarantee.
@@ -544,7 +545,7 @@ def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
-    """Return the event of a guarantee round by round, or None if no stream allows it.
+    """Return the event of a guarantee round by round, or None without a μ, or if no stream allows it.
 
     A stream allows an event by rounds if the μ of the worst record's rounds, as `_mus_of_worst_record` finds them
     for a fixed order, compose to the guarantee's μ.  Equal rounds in a row become one repeated event.

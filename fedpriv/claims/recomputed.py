@@ -1,7 +1,7 @@
 """Releases of a run, recomputed from its scenario.
 
 The record of a run is its entry in results.json, which lists its releases, too.  That list is compared with the
-recomputed releases, and never trusted.
+recomputed releases.
 
 A silo recomputes with the shapes of its own records, as its guard did.  A reader has no records, and recomputes
 with the shapes that silos signed.
@@ -144,7 +144,7 @@ def describe_difference(
         record_streams: Streams of the record, as they are in its file.
 
     Returns:
-        A clause for an error message, or None if all fields are equal, numbers up to a relative 1e-9.
+        A clause for an error message, or None if all fields are equal, floats up to a relative 1e-9.
     """
     # Tuples become lists, as in the record's file.
     plan_streams = json.loads(json.dumps(plan_streams))
@@ -164,7 +164,7 @@ def describe_difference(
 def _describe_value_difference(name: str, record_value: Any, plan_value: Any, owner: str) -> str | None:
     """Describe how two values of a field of an owner's stream differ, or None if they are equal.
 
-    Dictionaries are compared key by key, and the first difference is described.  Numbers may differ by a relative
+    Dictionaries are compared key by key, and the first difference is described.  Floats may differ by a relative
     1e-9.
 
     Args:
@@ -220,8 +220,9 @@ def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
             They can come from a file of anybody, so that at most 64 sizes of at most 2^31 are accepted.
 
     Raises:
-        InputError: If the model runs code outside fedpriv or does not take these records, or `shapes` are not
-            shapes of records.
+        InputError: If the model runs code outside fedpriv or does not take these records, or sizes of `shapes` are
+            not those of records.
+        KeyError, TypeError or ValueError: If `shapes` have another form.
     """
     if cell.model.import_paths:
         raise InputError(f"the scenario's model runs {cell.model.import_paths[0]!r}, which no certificate may run")

@@ -1,6 +1,6 @@
 """Commands `fedpriv list`, `show` and `compare`.
 
-Tables and sentences are at most as wide as the terminal, and no number is cut.
+On a terminal, tables and sentences are at most as wide as it, and no number is cut.
 """
 
 import json

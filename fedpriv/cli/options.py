@@ -395,8 +395,8 @@ GROUP_SUFFIX = "_together"
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     """Print facts as one JSON object, or as a table with an attacker's best guess and caveats.
 
-    The best guess is that at the facts' μ.  The caveats are sentences on an ε and δ that protect little.  An ε by
-    another formula, or of several units, has none, and JSON has none.
+    The best guess is that at the facts' μ, if they have a μ and a unit.  The caveats are sentences on an ε and δ
+    that protect little.  An ε by another formula, or of several units, has none, and JSON has none.
 
     Args:
         facts: Values by name, with numbers unrounded.  The caveats read names that begin with "epsilon", and

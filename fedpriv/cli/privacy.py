@@ -1,7 +1,7 @@
 """Commands `fedpriv privacy …`: accounting without a run, and the claim of a run's releases.
 
 The module imports no torch, and a command imports the modules that do its work when it is called.  `compare`,
-which tabulates every mechanism at one guarantee, imports torch only for an algorithm, a measured time or a plot,
+which tabulates mechanisms at one guarantee, imports torch only for an algorithm, a measured time or a plot,
 and `ledger` always.
 
 * A mechanism is independent noise or a way to correlate the noise of rounds, such as a tree.  Its sensitivity is
@@ -10,8 +10,8 @@ and `ledger` always.
   clipped contribution to a round.
 * A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither
   a mechanism nor a target.
-* A stream is the releases of one party (a silo, several silos alike, or the server) in one step of a run.  A step
-  is the rounds, or a first step before them, about the same records.
+* A stream is the releases of one party (a silo, several silos alike, or the server) in one step of a run, or in
+  its evaluations.  A step is the rounds, or a first step before them, about the same records.
 * A cell is one run of a scenario, and its claim is the guarantee that its entry in results.json states.
 * A fact is a named number or text that a command prints.
 """

@@ -1,8 +1,8 @@
 """Observers that display a run: for people, log files and programs.
 
-`Progress` shows a live panel on a terminal, and plain lines elsewhere.  The panel has a progress bar, and a line
-on the current cell: its swept values and seed, its ε, and its loss and accuracy so far.  `JsonLines` writes JSON
-lines.
+`Progress` shows a live panel on a terminal, and plain lines elsewhere.  The panel has a progress bar, and after an
+evaluation a line on its cell: swept values and seed, ε, and the loss, with the accuracy if there is one.
+`JsonLines` writes JSON lines.
 
 A cell is one run of a scenario: a sweep point (a value of each swept key) and a seed.  A place is the number of a
 cell, its index in the scenario's points.
@@ -134,7 +134,7 @@ class Progress(RunObserver):
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         """Begin to count cells and rounds, and print how many samples are never read, if there are any.
 
-        The printed number is the largest of all cells.
+        The printed number is the largest of the cells in `places`.
 
         Args:
             scenario: Scenario of the run.
@@ -162,7 +162,7 @@ class Progress(RunObserver):
         self._current.add_evaluation(t, metrics)
 
     def finished(self, place: int, finished: CellOutcome) -> None:
-        """Count a finished cell, report missed rounds, and print a line if no panel is live.
+        """Count a finished cell, report missed rounds of a deployment, and print a line without a panel.
 
         Args:
             place: Number of the cell.

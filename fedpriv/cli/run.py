@@ -130,7 +130,8 @@ def serve_page(live_page: LivePage) -> Iterator[str]:
     After a block without an exception the page is served for 3 more seconds, so that a browser gets the last
     state.
 
-    Guarantee: the server listens on 127.0.0.1 only, answers GET / and /version, and refuses other host names.
+    Guarantee: the server listens on 127.0.0.1 only, answers GET / and /version, and refuses host names other than
+    127.0.0.1 and localhost.
     """
     server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(live_page))
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -198,7 +198,7 @@ class PrivateClient:
         Round 0 makes the run's memory in the Context, with digests of scenario and records and the key of the
         silo's noise.  Later rounds restore the silo from the memory, compute its release at the query, the
         message's arrays, and store the new state.  The last round forgets key and state.  A run with a seed also
-        sends the numbers of records and of clipped records.
+        sends the number of records and, if it is counted, that of clipped records.
 
         Raises:
             InputError: The arrays are not the module's trainable parameters, or the scenario cannot be planned.

@@ -125,7 +125,7 @@ class PrivateStrategy(FedAvg):
     server is as the trust setting says, the clients answer with `PrivateClient`, and no `seed` is given.
     Metrics that clients send with `fraction_evaluate` above 0 are no part of the claim.  The claim is that of
     one run, and a strategy has one run.  A round with fewer answers than planned ends the run, unless the
-    scenario says `deployment.missing = "continue"` and at least one silo answers: then a silo that does not answer
+    scenario says `deployment.missing = "continue"` and enough silos answer: then a silo that does not answer
     counts as one whose increment is zero.  The weights of silos never change, and nothing is averaged over fewer
     answers.
     """

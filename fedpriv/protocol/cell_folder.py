@@ -4,7 +4,7 @@
 |---|---|
 | `progress` | number of finished rounds, written at most every 0.5 s, and not always after the last round |
 | `history.jsonl` | one line for each evaluated round |
-| `waiting.json` | silos for which the server waits, and since when; present only while it waits |
+| `waiting.json` | silos for which the server waits, and since when; removed when it no longer waits |
 | `model.npy`, then `outcome.json` | result of a run that succeeded |
 | `failure.json` | error of a run that failed |
 

@@ -4,8 +4,8 @@
 |---|---|---|
 | query.roster | nothing | metrics: `silo` |
 | query.agreement | nothing | nothing, or a refusal |
-| query.key | nothing | `key`: `public`, the silo's public key for the masks of this run |
-| train | `query` (x_t), config `t` | `release` (q_t with the silo's noise), metrics: record counts if simulated |
+| query.key | nothing | `key`: `public`, the silo's public key for the masks of this run, or its card |
+| train | `query` (x_t), config `t` | `release`: the silo's message, metrics: record counts if simulated |
 | train, masked | the same, config `keys`: public keys of all silos, concatenated | `release`: masked integers |
 | evaluate | `query` (a model), config `t`: the number of the evaluation | `release`: sums over test records |
 | all but query.roster, refused | the same | `refusal`: `reason`, and whether it is `final` |
@@ -14,10 +14,12 @@
 The record counts are `drawn` and, if clipped records are counted, `clipped` (`RecordCounts`).  A silo with a guard
 sends `seal` in `config`, the seed of a pad with which the bytes of its `release` are XORed.
 
-**Vectors.**  A vector is .npy bytes, equal to those of Flower's own `Array(ndarray)`.  Making an `Array` here
-costs 6 µs instead of 37, and reading one 2 µs instead of 57 (d = 7,850).  Flower sends a message as a tree of
-objects with one request for each of them in each direction, and an array record is three objects.  So a vector of
-at most `_MAX_CONFIG_BYTES` is a value of the config record, which is one object, and a longer one an array record.
+A card is the public key with a signature (fedpriv/silo/masks.py).
+
+**Vectors.**  A vector is .npy bytes, equal to those of Flower's own `Array(ndarray)`.  Flower sends a message as a
+tree of objects with one request for each of them in each direction, and an array record is three objects.  So a
+vector of at most `_MAX_CONFIG_BYTES` is a value of the config record, which is one object, and a longer one an
+array record.
 
 **Seals.**  A SuperLink names an object by the SHA-256 of its bytes, and gives the object to every SuperNode that
 requests the name.  A silo that guesses the message of another silo could thus learn whether it was sent.  So
@@ -28,8 +30,8 @@ coordinator keeps the last position in each ledger of a silo, for at most `MAX_C
 with its next query.  A guard whose ledger and rollback mark were both restored from an older copy does not have
 that position, and refuses.
 
-**Private names of Flower.**  A container's constructor takes 2 to 40 µs for type checks that mypy has done, and a
-silo's arithmetic takes 30 µs.  So most containers are filled and read through private names of Flower 1.41, and
+**Private names of Flower.**  A container's constructor spends time on type checks that mypy has done.  So most
+containers are filled and read through private names of Flower 1.41, and
 tests/protocol/test_unchecked.py compares them with those that the constructor makes.  Values that
 another process sent are checked where they are read.  A silo's proxy has to start fast, so that torch is imported
 only for the first tensor.

@@ -27,8 +27,8 @@ class ScaleSection(Section):
     """Section [data.scale], whose first step releases noisy moments of a table's numbers for the rounds.
 
     `means` and `deviations` are computed from this release.  `fedpriv run` takes the first step and fills them in.
-    Guards answer only runs that have them.  A run whose scenario gives them is charged for its rounds and for the
-    first step, which was taken elsewhere.
+    Guards answer only runs that have them.  The claim of a run whose scenario gives them is composed of its rounds
+    and of the first step, which was taken elsewhere.
     """
 
     share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
@@ -213,6 +213,7 @@ class DataSection(Section):
           columns.
         * The partition "site" needs a column of sites, with as many sites as silos.
         * Metrics for each site need a column of sites.
+        * Sites of records in memory that have no schema are not checked here.
 
         Guarantee: ranges and vocabularies that are declared to come from the records enter no run with noise.
 

@@ -341,11 +341,11 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
         assign_key(base, key, value)
     # Published values and theory are shown only for the setting that they belong to.
     if published is not None and not {published.tables.rows, published.tables.columns} <= axes.keys():
-        published = None  # an override of the privacy target removed an axis of the tables
+        published = None  # an override removed an axis of the tables
     if published is not None or growth is not None:
         new_axes = {key: values for key, values in axes.items() if key != "seeds" and key not in file_axes}
         new_values = {key: values[0] if len(values) == 1 else values for key, values in new_axes.items()}
-        # A list of several values equals no setting of the file, so that such a key counts as changed.
+        # A key with several values counts as changed, unless the file has the same list as its value.
         changed = find_changed_keys(file_tree, {**override_parts.fixed_values, **new_values})
         changed += [] if tuning is None else ["what `fedpriv tune` chose"]
         if published is not None:
@@ -376,7 +376,7 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
         source: Name of the file in messages.
 
     Raises:
-        InputError: The cell cannot be run.  The message has one line.
+        InputError: The cell cannot be run.
     """
     cell = validate_section(Cell, tree, source)
     row = cell.algorithm.row

@@ -65,7 +65,7 @@ def validate_section(
         other_model: Model of keys of the same section that are read elsewhere, for suggestions.
 
     Raises:
-        InputError: The section is malformed.  The message has one line.
+        InputError: The section is malformed.
     """
     try:
         return model.model_validate(values)
@@ -146,8 +146,8 @@ def _format_findings(
 def _format_expectation(finding: ErrorDetails) -> str:
     """Describe the values that a finding would accept, as in "a number above 0".
 
-    Bounds, choices and patterns come from the finding's context.  A wrong type or a number that is not finite has
-    a text of `_EXPECTED_TYPES`, and any other finding pydantic's own message.
+    Bounds, choices and patterns come from the finding's context.  A type of finding in `_EXPECTED_TYPES` has its
+    text there, and any other finding has pydantic's own message.
     """
     context: Mapping[str, Any] = finding.get("ctx", {})
     bounds = {

@@ -297,7 +297,8 @@ class PrivacySection(Section):
         """Replace a list of targets, one for each silo, by the largest target and the silos' shares of it.
 
         A share is rounded down if its product with the target would exceed the silo's number.  Values without a
-        list of positive numbers, or with two lists, are returned unchanged.
+        list of positive numbers, or with two lists, are returned unchanged.  An empty list becomes a target of 0,
+        which validation refuses.
 
         Args:
             values: Section as it was parsed, before validation.

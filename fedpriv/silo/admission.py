@@ -1,7 +1,7 @@
-"""Admission of a server's scenario by a silo's policy, and its price, without access to a record.
+"""Admission of a server's scenario by a silo's policy, and its price, without the values of a record.
 
 A scenario is untrusted text.  Its length is bounded before it is parsed, and its numbers before they are used.
-Planning it is bounded in memory and, where the process can measure it, in time.
+The time of planning it is bounded if the guard sets a limit.
 
 * A cell is the scenario of one run as an object, with a value for each key.
 * A plan has what is known of a run before round 1, such as batch sizes, clips and noise.
@@ -85,7 +85,7 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
     neighbours under replace-one, and neighbours in a `unit` that is a part of the charged unit, are two of its
     steps apart, which doubles an exact μ.  For a run with slack nothing is implied by two steps.  Nothing is
     implied either for a run whose unit is a part of `unit`, for a run without noise, and for a stored scenario
-    without a known relation and unit.
+    whose relation or unit is unknown.  A stored scenario without a unit has records as its unit.
 
     Args:
         charges: Charges of the runs.
@@ -324,7 +324,8 @@ class Admission:
     def check_missed(self, plan: Plan, t: int, absences: int) -> None:
         """Refuse a round before which too many values of noise of missed rounds have to be drawn.
 
-        The noise of a missed round is drawn later and not sent, because the noise of later rounds depends on it.
+        The noise of a missed round is drawn later and not sent, because the noise of later rounds may depend on
+        it.
 
         The check counts values instead of measuring time.  A time limit would refuse or allow the same round
         depending on the load of the machine.
@@ -349,11 +350,12 @@ class Admission:
         """Return why a scenario names code that the policy does not permit, or None if it names none.
 
         Only the text is read, whose values may have any type.  Values that are no text pass here and are left to
-        validation.  A name that is no import path has to be one of fedpriv's or of the policy.  Import paths of
-        models (package.module:Name) are checked later, by `_check_code`.
+        validation.  A mechanism has to be one of fedpriv's, and any other name one of fedpriv's or of the policy.
+        Import paths of models (package.module:Name) are checked later, by `_check_code`.
 
         Guarantee: if the result is None, resolving a scenario that is not recalled imports nothing.  Every row
-        that the scenario names is in its table, and every add-on was imported when the guard started.
+        that the scenario names is in its table, but for an import path, and every add-on was imported when the
+        guard started.
 
         Args:
             tree: Scenario as parsed JSON.
@@ -586,9 +588,10 @@ def why_unguarded(policy: Policy, cell: Cell) -> str | None:
 
 @dataclass(frozen=True)
 class _RefusalContext:
-    """Context that turns errors of an untrusted scenario into a refusal, a `RunError` of one line.
+    """Context that turns errors of an untrusted scenario into a refusal, a `RunError`.
 
-    A `RunError` passes unchanged.  The details of errors in code go to the silo's log and not into the refusal.
+    Other errors of fedpriv pass unchanged, as does a `RunError`.  The details of errors in code go to the silo's
+    log and not into the refusal.
     """
 
     silo: int
@@ -599,7 +602,7 @@ class _RefusalContext:
         self.time_limit.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        """End the time limit, and turn the error into a refusal of one line.
+        """End the time limit, and turn the error into a refusal.
 
         The arguments are those of a context manager: class, error and traceback, all None without an error.
         """

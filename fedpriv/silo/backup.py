@@ -10,16 +10,18 @@ that were under way are over.  In addition to what `fedpriv silo status` shows, 
 every run, digests of the queries, and the fingerprint of the records.
 
 Guarantee: a thief of a backup, of the ledger after a run, or of both, cannot test guesses at a record on them, if
-HMAC-SHA256 is a pseudorandom function.  All values that depend on the records are under keys that were wiped, or,
-like the fingerprint of the records, under a key that lies beside the records alone (fedpriv/silo/shard.py).
-Replies that a ledger keeps have their noise, except sums that were sent to a trusted server and replies of runs
-without noise.  Backups that fedpriv 0.3.0 made have a digest of the records under no key.
+HMAC-SHA256 is a pseudorandom function.  Replies that a ledger keeps, beside the keys of their digests, have their
+noise, except sums that were sent to a trusted server and replies of runs without noise.  All other values that
+depend on the records are under keys that were wiped, or, like the fingerprint of the records, under a key that
+lies beside the records alone (fedpriv/silo/shard.py).  Backups that fedpriv 0.3.0 made have a digest of the
+records under no key.
 
-Guarantee: no budget is spent twice by a restore.  If the mark, which lies elsewhere, says that the backup's last
-commit was the ledger's last one, nothing was released since.  If the mark does not say so, or is gone, or the key
-of the fingerprint does not lie beside the records, the whole budget of the policy is charged to the restored
-ledger, since as much may have been released; and the ledger gets another name, so that nobody takes it for the
-lost one.  The checkpoints of a server are no evidence, because the server would gain from a wrong one.
+Guarantee: no budget is spent twice by a restore, unless the mark itself was replaced by an older copy.  If the
+mark, which no backup contains, says that the backup's last commit was the ledger's last one, nothing was released
+since.  If the mark does not say so, or is gone, or the key of the fingerprint does not lie beside the records, the
+whole budget of the policy is charged to the restored ledger, since as much may have been released; and the ledger
+gets another name, so that nobody takes it for the lost one.  The checkpoints of a server are no evidence, because
+the server would gain from a wrong one.
 """
 
 import os
@@ -81,9 +83,9 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
     ledger continues with these records, and the whole budget is charged.
 
     Raises:
-        InputError: If no ledger is lost, or a copy is missing or damaged.  The ledger of such a copy is not
-            restored, but ledgers whose lines were yielded before stay restored.
-        LedgerError: If the disk refuses.
+        InputError: If no ledger is lost, a copy is missing or damaged, policy, records or key cannot be used, or
+            the disk refuses a file.  Ledgers whose lines were yielded before stay restored.
+        LedgerError: If the disk refuses a change of the draft.
     """
     if not (
         lost_policies := [
@@ -111,7 +113,7 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
         copy: File of the backup, or of a ledger.
 
     Raises:
-        InputError: If the copy is missing or damaged, or the disk refuses a file.
+        InputError: If the copy is missing or damaged, records or key cannot be used, or the disk refuses a file.
         LedgerError: If the disk refuses a change of the draft.
     """
     draft, mark = policy.ledger.with_name(policy.ledger.name + ".restored"), RollbackMark(policy.mark_path)

@@ -5,13 +5,14 @@ commit n is the digest of the previous head, of n and of the commit's entries.  
 commits, so that all heads can be computed again from the rows.
 
 Guarantee: heads leave the silo and reveal nothing about its records, if HMAC-SHA256 is a pseudorandom function.
-Replies and states enter by digests under keys that follow from the run's own key, which is wiped with the run. So
-neither a server nor a thief of the disk, after the run, can test whether a guess at exact sums has this digest.
+Replies and states enter by digests under keys that follow from the run's own key, which is wiped with the run.  A
+reply that the ledger keeps (fedpriv/silo/rows.py) has the key of its digest beside it.  So a server cannot test a
+guess at exact sums on these digests, nor can a thief of the disk after the run, except on digests of kept replies.
 
 The rollback mark of a ledger is a separate file with the ledger's name and two commits, each by its number and
 head: the last commit that is certainly on the disk, and the commit in progress, which is the same one if there is
-none.  From the tidying after the last run has ended until the next run is opened, the mark also has a digest of
-the ledger's whole file (`SiloLedger.tidy`).  The mark is written before and after each commit, and a reply leaves
+none.  While no run is under way, the mark can also have a digest of the ledger's whole file (`SiloLedger.tidy`),
+until the next commit.  The mark is written before and after each commit, and a reply leaves
 after that.
 """
 
@@ -141,7 +142,7 @@ class MarkContent(NamedTuple):
     pending_commit: Commit
     """Commit in progress, or the last commit again if none is in progress."""
     file_digest: str = ""
-    """SHA-256 of the ledger's file in hexadecimal digits, or "" if a run is under way or was just ended."""
+    """SHA-256 of the ledger's file in hexadecimal digits, or "" if the mark has none."""
 
     @property
     def file_bytes(self) -> bytes:
@@ -161,7 +162,7 @@ class RollbackMark:
         """Read the mark.
 
         Raises:
-            InputError: If the file is missing, cannot be read, is no mark, or differs from what was written.
+            InputError: If the file is missing, cannot be read, is no mark, or does not have its checksum.
         """
         try:
             content = self.path.read_bytes()

@@ -7,7 +7,7 @@ thread that reads and writes.  Only the main thread calls the guard, and it answ
 is a time that the policy sets, of which answers take a multiple, or 0.
 
 Requests that the guard refuses are logged, the first 100 and then every 1,000th, and malformed requests are not.
-The time for which an unknown server's scenario can keep a guard busy is limited.
+The time of planning an unknown server's scenario is limited.
 """
 
 import json
@@ -66,9 +66,9 @@ _POLL_SECONDS = 0.1
 def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
     """Limit the time of the block in the main thread.
 
-    Time that other programs and other threads take counts for `clock_seconds` only, so that a busy machine refuses
-    nothing that an idle one accepts, up to that much elapsed time.  The limits are checked ten times a second.
-    Code that catches the error gets it again at the next check.
+    Time that other programs and other threads take counts for `clock_seconds` only.  The limits are checked about
+    ten times a second, but not during a call of compiled code.  Code that catches the error gets it again at the
+    next check.
 
     Args:
         cpu_seconds: Limit of processor time of the thread, in seconds.
@@ -80,7 +80,7 @@ def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
     cpu_start, clock_start, is_over = time.thread_time(), time.monotonic(), False
 
     def check_time(*_: object) -> None:
-        """Raise TimeoutError at the first check after a limit, in the main thread."""
+        """Raise TimeoutError after a limit, in the main thread."""
         # A last signal can arrive after the block.
         if is_over:
             return
@@ -182,8 +182,8 @@ def serve_guard(
 def _listen(policy: Policy) -> Iterator[socket.socket]:
     """Open the silo's socket, which only the guard's user and, if it is set, `policy.group` can use.
 
-    The socket of a guard that has ended is replaced, and any other file stays as it is.  The socket is removed at
-    the end of the block.
+    A socket on which this user reaches no guard is replaced, and any other file stays as it is.  The socket is
+    removed at the end of the block.
 
     Raises:
         InputError: If another guard answers on the socket, if there is a file that is no socket, or if the socket
@@ -217,7 +217,7 @@ class RequestQueue:
         *,
         collects_metrics: bool = False,
     ) -> None:
-        """Set the limits on requests, which follow from the policy.
+        """Set the limits on requests, which follow from the policy and the number of peers.
 
         Args:
             policy: Policy of the silo.
@@ -389,7 +389,7 @@ class RequestQueue:
             The reply, or a refusal of a malformed request.
 
         Raises:
-            FedprivError: If the guard refuses the request, or the SuperNode runs another version.
+            FedprivError: If the guard refuses the request, or the SuperNode has another version of the protocol.
         """
         malformed = _refusal_reply("the request is malformed", is_final=True)
         if (protocol := header.get("protocol", PROTOCOL_VERSION)) != PROTOCOL_VERSION:

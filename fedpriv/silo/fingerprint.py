@@ -109,8 +109,8 @@ def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     fingerprint unnoticed.
 
     Raises:
-        InputError: If the ledger is for other records, or the key of the records is missing, cannot be used or is
-            another one.  The ledger is not changed then.
+        InputError: If the ledger is damaged or for other records, or the key of the records is missing, cannot be
+            used or is another one.
         LedgerError: If the ledger has to be converted, and another process holds its lock or the disk refuses.
     """
     if not ledger.is_keyed():

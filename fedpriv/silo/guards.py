@@ -84,8 +84,10 @@ def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> 
         earlier_charge: Budget of the training records that was spent before, or None.
 
     Raises:
-        InputError: If every ledger, or its rollback mark, exists already, or if an existing ledger is for other
-            records or another key, or `earlier_charge` is no budget, names nobody, or comes after the ledger.
+        InputError: If every ledger, or its rollback mark, exists already, if an existing ledger is for other
+            records or another key, if records, key or a ledger cannot be used, or if `earlier_charge` is no
+            budget, names nobody, or comes after the ledger.
+        LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
     if earlier_charge is not None:
         mu, slack, said_by = earlier_charge
@@ -249,7 +251,7 @@ def _format_guard_prices(guard: Guard) -> list[str]:
     """Format the runs that were charged too little, and a summary of all runs.
 
     A run is charged too little if the least μ of its scenario by today's accounting is above the charged μ.  A
-    least μ of 0 stands for a scenario that cannot be planned now.
+    least μ of 0 is unknown (`Admission.min_mu`).
     """
     prices = guard.charged_prices()
     undercharged = [(name, mu, min_mu) for name, mu, min_mu in prices if min_mu > mu * ROUND_UP]

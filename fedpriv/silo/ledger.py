@@ -17,13 +17,13 @@ queries in one round nor draws other noise for an old query.  Wiped values are o
 (secure_delete) and in SQLite's journal.  The journal stays one file for good: if it were unlinked, its blocks
 would keep keys and sums on the disk.
 
-Guarantee: nothing is charged or answered on rows that differ from those that were written.  All rows reproduce the
+Guarantee: rows that differ from those that were written are refused by these checks.  All rows reproduce the
 chain of commits, whose head is in the mark.  The chain is checked when a ledger or a run is opened.  Between these
 checks, key, state and charge of the run that is asked, and a stored reply, are checked when they are read.
-Charges of other runs are not.  After the last run has ended and `tidy` has succeeded, and until the next run is
-opened, the file has the bytes whose digest is in the mark.  An older copy of the file, or another file, is refused
-by the mark.  If the mark is put back too, the copy is refused with the help of a server that remembers a later
-commit (`check_checkpoints`).
+Digests of queries and charges of other runs are not.  After the last run has ended and `tidy` has succeeded, and
+until the next commit, the file has the bytes whose digest is in the mark.  An older copy of the file, or another
+file, is refused by the mark.  If the mark is put back too, the copy is refused with the help of a server that
+remembers a later commit (`check_checkpoints`).
 """
 
 import errno
@@ -108,7 +108,7 @@ class SiloLedger:
 
         Raises:
             InputError: If there is no ledger or no mark, if other users may read or write the file (it holds
-                keys), if the file is of another version, or if it is damaged or an older copy.
+                keys), if the file is of another version, damaged or an older copy, or if it cannot be opened.
         """
         # The last commit is unknown until the mark is checked.
         self._path, self._mark = path, RollbackMark(mark or path.with_name(path.name + ".mark"))
@@ -162,8 +162,9 @@ class SiloLedger:
         The caller holds `lock`.
 
         Raises:
-            LedgerError: If the disk refuses.  If only a write after the commit failed, that of the mark or the
-                wiping of the journal, the changes are in the ledger all the same, and the mark agrees with them.
+            LedgerError: If the disk or SQLite refuses.  If only a write after the commit failed, that of the mark
+                or the wiping of the journal, the changes are in the ledger all the same, and the mark agrees with
+                them.
             InputError: If the ledger is damaged, or the mark contradicts it.
         """
         try:
@@ -481,9 +482,10 @@ class SiloLedger:
         self._version = version
 
     def _check_file(self) -> None:
-        """Check the whole file in one read transaction, again if another process wrote meanwhile.
+        """Check all rows and the file's digest, again if that fails and another process wrote meanwhile.
 
-        After 20 such interruptions, each followed by a wait of 0.05 s, the check gives up.
+        The rows are read in one transaction.  After 20 such interruptions, each followed by a wait of 0.05 s, the
+        check gives up.
 
         Raises:
             InputError: If the file is damaged or an older copy, or other processes write all the time.
@@ -562,7 +564,8 @@ class SiloLedger:
         while the ledger or the mark is written, such as a full disk, ends the call without an exception, and a
         later call does the rest.
 
-        Guarantee: all commits stay as they are, and dropped replies are overwritten.
+        Guarantee: all commits stay as they are, and dropped replies are overwritten, after an error by a later
+        call.
 
         Raises:
             InputError: The mark cannot be read, or contradicts the ledger.

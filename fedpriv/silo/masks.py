@@ -83,7 +83,7 @@ class Masker:
 
         Raises:
             RunError: Unless there are `silos` different keys, with this silo's own key at its number, and every
-                other one is a public key of X25519.
+                other one is a usable public key of X25519.
         """
         if self._cached_keys is None or self._cached_keys[0] != public_keys:
             self._cached_keys = (public_keys, self._derive_shared_keys(public_keys, silos))
@@ -103,7 +103,7 @@ class Masker:
 
         Raises:
             RunError: Unless there are `silos` different keys, with this silo's own key at its number, and every
-                other one is a public key of X25519.
+                other one is a usable public key of X25519.
         """
         # Encrypted zeros are the key stream, 8 bytes for each integer.  Sums of uint64 are modulo 2^64.
         total, zeros = np.zeros(length, np.uint64), bytes(8 * length)
@@ -124,7 +124,7 @@ class Masker:
 
         Raises:
             RunError: Unless there are `silos` different keys, with this silo's own key at its number, and every
-                other one is a public key of X25519.
+                other one is a usable public key of X25519.
         """
         key_list = [public_keys[start : start + KEY_BYTES] for start in range(0, len(public_keys), KEY_BYTES)]
         if len(public_keys) != silos * KEY_BYTES or len(set(key_list)) != silos:
@@ -149,7 +149,7 @@ class Masker:
             if int.from_bytes(peer_key, "little") >= _PRIME:
                 raise ValueError
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(peer_key))
-        except ValueError:  # The point has low order.
+        except ValueError:  # The number is too large, or the point has low order.
             raise RunError(f"silo {self._number}: a relayed public key is no usable X25519 key") from None
         pair = b"".join(sorted((self.public_key, peer_key)))
         return HKDF(

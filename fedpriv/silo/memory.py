@@ -1,8 +1,8 @@
 """Memory limits of a guard's runs, computed before a run and enforced by the system, on Linux.
 
 The memory of a run is computed from public numbers: the scenario, and the number and shape of the silo's records.
-If an answer takes more than was computed, that answer fails instead of the process, whose end would end all runs
-of the silo.
+The system's limit is for all runs together.  An answer that exceeds the limit is to fail, and not the process,
+whose end would interrupt all runs of the silo.
 
 An increment is a record's clipped contribution to a round.  The state is what a silo keeps from one round to the
 next, with the vectors of the noise mechanism, which correlates noise over rounds.
@@ -111,9 +111,9 @@ def _values_per_record(plan: Plan) -> int:
 
 
 def limit_memory(max_bytes: int) -> None:
-    """Limit this process for good to its current data memory plus `max_bytes` and `_REQUEST_BYTES`.
+    """Limit this process to its current data memory plus `max_bytes` and `_REQUEST_BYTES`.
 
-    Nothing is limited on systems other than Linux.
+    A hard limit that is lower stays.  Nothing is limited on systems other than Linux.
 
     Raises:
         InputError: If the machine, the container or a limit allows less, which would end the process during a run.

@@ -64,7 +64,7 @@ def _format_number(value: float) -> str:
 
 
 def is_listening(path: Path) -> bool:
-    """Whether a service listens on the Unix socket `path`, which a killed service may have left."""
+    """Whether this user reaches a service on the Unix socket `path`, which a killed service may have left."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1.0)
         # EAGAIN: the service is busy, and others wait for it.
@@ -74,8 +74,8 @@ def is_listening(path: Path) -> bool:
 def open_private_socket(path: Path, option: str) -> socket.socket:
     """Open a Unix socket at `path`, of mode 0600 from the start, on which connections wait to be accepted.
 
-    Guarantee: an existing file stays as it is, unless it is the socket of a service that has ended; of two
-    services that start at once, one is refused.
+    Guarantee: an existing file stays as it is, unless it is a socket on which this user reaches no service.  Of
+    two services of one user that start at once, one is refused.
 
     Args:
         path: Path of the socket.

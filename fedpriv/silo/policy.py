@@ -1,17 +1,18 @@
 """Policy of a silo: file that bounds every run, which no server and no scenario can widen.
 
-`write_template` writes a policy file to start from, which has every key with its description, made from the fields
-of the models here.  Files that a guard relies on (policy, records, keys and ledger) are refused if users other
-than their owner may write them.
+`write_template` writes a policy file to start from, which has the keys of the models here with their descriptions.
+Files that a guard relies on (policy, records, keys and ledger) are refused if users other than their owner may
+write them.
 
 `charged_stream`, `price_curve` and `possible_prices` compute the price of one silo's part in a plan: the stream
 that is charged, and its cost to a lifetime budget.
 
 * A stream is the sequence of a party's releases over the rounds of a run.  Its guarantee is a μ of Gaussian
-  differential privacy, or a curve of (ε, δ) if records take part in secret rounds.
+  differential privacy, a curve of (ε, δ) if records take part in secret rounds, or None without noise.
 * A price is (μ, δ₀): μ holds except with probability δ₀, the slack.
-* An add-on is a part of fedpriv whose runs a policy allows by a key of its own, and an extension is a module of
-  the site's own, which can add rows to the tables of models and algorithms.
+* An add-on is a part of fedpriv outside its core.  A policy allows runs of an add-on's model by a key with the
+  model's name.
+* An extension is a module of the site's own, which can add rows to tables such as those of models and algorithms.
 * A link is a symbolic link on the way to a file.
 """
 
@@ -146,8 +147,8 @@ def check_writers(files: Iterable[Path]) -> None:
 
     The folders are those of the file and of every link on the way to it.  Folders further up must not be writable
     by others, but may be by their group.  Files that do not exist pass.  A folder with the sticky bit, such as
-    /tmp, passes: there a user can neither rename nor remove files of other users.  Modes are checked whoever the
-    owner is, root too.
+    /tmp, passes: there only root and the folder's owner can rename or remove files of other users.  Modes are
+    checked whoever the owner is, root too.
 
     Guarantee: at the time of the check nobody but root and the owners of the files, and of all folders above them,
     can replace the files from which a guard starts; with one exception, a group that may write a folder further
@@ -472,7 +473,8 @@ class Policy(BaseModel):
         Budget and number of runs are those of the section [evaluation], and the slack is 0, because no record
         takes part in secret.  Ledger and mark lie beside those of training, with "-tests" in their names.
 
-        Guarantee: training and evaluation share no budget, no ledger, no rollback mark and no record.
+        Guarantee: training and evaluation share no budget, no ledger and no rollback mark, and no record unless
+        the silo's file has it twice.
         """
         if (limits := self.evaluation) is None:
             return None
@@ -501,13 +503,13 @@ def read_policy(path: Path) -> Policy:
 
     Guarantee: the policy is refused if others than the owner of a file may write the policy, the records with
     their key, the ledger with its mark, the identity or the peers, or a folder of these files, or a folder of a
-    link that leads to them (`check_writers`); and if others may read the records.
+    link that leads to them, with the exceptions of `check_writers`; and if others may read the records.
 
     Returns:
         The policy, in which relative paths are completed by the folder of the file.
 
     Raises:
-        InputError: If the file cannot be used or the policy is refused, with a message of one line.
+        InputError: If the file cannot be used or the policy is refused.
     """
     check_writers([path])
     try:

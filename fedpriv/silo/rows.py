@@ -4,21 +4,22 @@
   lies beside the records; the number of commits and the head of their chain.
 * `runs` has one row a run: its scenario; its price, μ and the probability with which it may fail; the commits that
   opened and ended the run; its key and its state, both wiped when the run is over.
-* `answers` has one row a round: a digest of the query, the bytes of the reply, and the commits that stored them
-  (`asked`, `answered`).  Round 0 has the silo's public key as its reply.
+* `answers` has a row for each round of which a query was stored: a digest of the query, the
+  bytes of the reply, and the commits that stored them (`asked`, `answered`).  Round 0 has no query, and the silo's
+  signed public key as its reply.
 
 A commit is a transaction that adds entries (a run opened or ended, a query or a reply recorded).  The head after a
 commit is a digest of the head before it, of the commit's number and of its entries, and the chain is the sequence
 of heads.  A backup is a copy of a ledger without keys, states and replies.
 
-A row without the commit of a reply is a round whose records may have been read, and which can be answered for that
-query only.  For a run that is over, all digests are kept.  For the `MAX_RUNS_WITH_REPLY` runs that ended last, the
+A row without the commit of a reply is a round whose records may have been read, and which is answered for no other
+query.  For a run that is over, all digests are kept.  For the `MAX_RUNS_WITH_REPLY` runs that ended last, the
 replies to round 0 and to the last answered round are kept, too, since a server that was killed may ask for them
 again.
 
 `seal`, `entry`, `replied` and `after` are digests of the chain (fedpriv/silo/chain.py): digests of the
-key, of the opened run with its charge, of the reply under `blind`, and of the state after the reply.  `head` is
-the head of a chain whose last commit has this answer as its only entry.
+key, of the opened run with its charge, of the reply under `blind`, and of the state after the reply, if any.
+`head` is the head of a chain whose last commit has this answer as its only entry.
 """
 
 import hashlib
@@ -158,7 +159,8 @@ def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
         keyless: Whether keys, states and replies are missing, as in a backup.
 
     Raises:
-        ValueError: If the rows do not reproduce the chain.  Damaged rows can cause other exceptions.
+        ValueError: If a digest or a head does not follow from the rows.  Rows that are damaged or missing can
+            cause other exceptions.
     """
     require(database.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
     statements = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
@@ -182,7 +184,7 @@ def bind_rows(
 ) -> bytes:
     """Chain the commits of checked rows again, from a fingerprint under a new key.
 
-    Seals, entries, heads, the fingerprint and the ledger's name are replaced in the rows.
+    Seals, entries, heads, the fingerprint, the ledger's name and the μ in `new_mus` are replaced in the rows.
 
     Guarantee: nothing that remains was made from the former fingerprint, and the rows that remain once the runs
     are over do not reproduce the former heads, because the former seal of the first run was part of all of them
@@ -225,14 +227,14 @@ def _collect_entries(
 
     Args:
         database: Database of a ledger or of a backup.
-        keyless: Whether keys and states are not checked, because they are missing or about to be sealed anew.
+        keyless: Whether keys and states of open runs are not checked.  They are missing, or get another seal.
 
     Returns:
         Entries of each commit by its number, and for each commit with a reply the reply's entry and the stored
         head after this entry alone.
 
     Raises:
-        ValueError: If a row contradicts its digests.
+        ValueError: If a row contradicts its digests.  Damaged rows can cause other exceptions.
     """
     entries = defaultdict[int, list[chain.ChainEntry]](list)
     for run_id, cell, mu, slack, opening_commit, ending_commit, seal, entry_digest, key, state in database.execute(
@@ -292,7 +294,7 @@ UPDATE answers SET reply = NULL, blind = NULL WHERE rowid IN (
 
 
 def copy_without_secrets(database: sqlite3.Connection) -> bytes:
-    """Return the bytes of a copy's file, without keys, states and replies, which are not even read."""
+    """Return the bytes of a copy's file, without keys, states, blinds and replies."""
     database.execute("ATTACH ':memory:' AS copy")
     try:
         create_tables(database, "copy", LEDGER_VERSION + BACKUP_OFFSET)
@@ -312,7 +314,7 @@ def copy_without_secrets(database: sqlite3.Connection) -> bytes:
 def wipe_journal(ledger: Path) -> bool:
     """Overwrite the journal with zeros, and return False if SQLite still needs it.
 
-    The journal has pages from before the last commit.  Without a journal the result is True.
+    The journal can have pages from before the last commit.  Without a journal the result is True.
 
     Guarantee: a journal that SQLite still needs is left as it is, and the result is False.
     """

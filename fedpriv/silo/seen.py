@@ -6,10 +6,10 @@ metrics do not contain them.
 A budget is a μ of Gaussian differential privacy over the lifetime of the records, and a slack, a probability with
 which μ may fail.  A run is charged when it is opened.
 
-Guarantee: no line and no metric from here depends on the records except through their number, and metrics change
-at the end of a tick, like replies: the time of a change reveals no more than the time of a reply.  The time of the
-last answer is in whole seconds.  The metric of health, which fedpriv/silo/daemon.py adds, changes while an answer
-takes very long.
+Guarantee: no line and no metric from here depends on the records except through their number, and through a
+failure of the guard's code.  Metrics change at the end of a tick, like replies: the time of a change reveals no
+more than the time of a reply.  The time of the last answer is in whole seconds.  The metric of health, which
+fedpriv/silo/daemon.py adds, changes while an answer takes very long.
 """
 
 import json

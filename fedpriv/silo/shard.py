@@ -69,7 +69,7 @@ def read_key(path: Path) -> bytes:
     """Read a key.
 
     Raises:
-        InputError: If there is no key, or none that can be used, with the remedy in a message of one line.
+        InputError: If there is no key, or none that can be used.
     """
     try:
         # Opening a named pipe would wait for a writer without O_NONBLOCK; it is refused below.
@@ -116,7 +116,7 @@ A shard is accepted if it has at most `_MAX_VALUES` values after padding, or if 
 
 @dataclass(frozen=True)
 class Shard:
-    """Records of a silo in the order in which they are read."""
+    """Records of a silo in a fixed order."""
 
     images: NDArray[Any]
     """(n, ...), images as bytes, features as floats, or tokens, or (n,) of several inputs (`data.layout`)."""
@@ -158,7 +158,7 @@ class Shard:
 
     @cached_property
     def content_digest(self) -> bytes:
-        """SHA-256 of images, labels and persons of the training records, which must not be stored in any file.
+        """SHA-256 of images, labels and persons, without `test`, which must not be stored in any file.
 
         A reader who knows all records but one could test guesses at the last record with the digest.
         Type and shape of the arrays are digested, too, and the names of fields if records have several inputs.
@@ -266,7 +266,7 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
             arrays = dict(file)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; it is to hold the silo's records") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: expected an .npz file of arrays, without objects ({error})") from None
     held_out = _parse_split(arrays, test, classes, path) if f"{test}labels" in arrays else None
     return _parse_split(arrays, "", classes, path, held_out)
@@ -285,7 +285,7 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
 
     Raises:
         InputError: If the table cannot be read, does not keep to `schema`, has records of another site, or has no
-            training records, with a message of one line.
+            training records.
     """
     encoded = load_silo_table(path, schema, silo)
     train, test = encoded.split.train, encoded.split.test

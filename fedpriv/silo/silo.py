@@ -9,11 +9,13 @@ The message depends on the trust setting: the noisy running sum (untrusted), y_t
 itself (trusted).  In floating point s_t is a running sum over the rounds, and y_t adds correlated noise to it
 (fedpriv/rounds/round.py).
 
-* An increment is a record's clipped contribution to a round: a combination of its gradients at the query of the
-  round and at queries of rounds before, with coefficients of the plan, the one of the round's own query first.
+* An increment is a record's clipped contribution to a round, such as a combination of its gradients at the query
+  of the round and at queries of rounds before, with coefficients of the plan, the one of the round's own query
+  first.
 * C is the matrix of a noise mechanism, which correlates the noise of rounds.
 * A release is the vector that a silo computes for a round, and a message is the form in which it is sent.
-* The state is what a silo keeps from one round to the next.  Its query chain is a digest of all queries so far.
+* The state is what a silo keeps from one round to the next.  Its query chain is a digest of all queries and missed
+  rounds so far, or b"" in floating point.
 * A batch is the records that a round reads.  A record that does not count has weight 0.
 
 A silo with a guard computes in integers if its run has noise.  A simulation sums in float64 with the seed's noise,
@@ -22,8 +24,9 @@ unless its scenario says integers.
 A silo that computes in integers may be put back to an earlier state, for example by a restored disk.  If it then
 gets another query, it draws other noise in that round and in all later rounds.  If it gets the same query, it
 returns the same bytes.
-Masks depend on the chain of queries in the same way, so that no two messages share a mask.  Silos that get the
-same queries agree on their masks, and a server that sends different queries to silos gets a sum of masks.
+Masks depend on the round and on the chain of queries, so that messages after different queries have different
+masks.  Silos that get the same queries agree on their masks.  If a server sends different queries to silos, masks
+remain in the sum.
 """
 
 import dataclasses
@@ -216,8 +219,7 @@ class Silo:
             query: Query of the round, (d,).
 
         Raises:
-            RunError: If `check_query` refuses the round or the query.  The noise was not calibrated for
-                replies to such queries.
+            RunError: If `check_query` refuses the round or the query.
         """
         self.check_query(state, t, query)
         state, planned_round = self._skip_missed_rounds(state, t)
@@ -289,9 +291,9 @@ class Silo:
     def _skip_missed_rounds(self, state: RoundState, t: int) -> tuple[RoundState, PlannedRound]:
         """Return the state at the start of round t, and the plan of round t after missed rounds.
 
-        The noise of each missed round is drawn for an increment of zero.  The returned plan has the coefficients
-        of past queries of the first missed round, because the state has the queries that the first missed round
-        would have combined.
+        The noise of each missed round, if this silo adds any, is drawn for a sum of increments of zero.  The
+        returned plan has the coefficients of past queries of the first missed round, because the state has the
+        queries that the first missed round would have combined.
         """
         planned_round = self.plan.rounds[t - 1]
         if t == state.last_round + 1:
@@ -306,11 +308,13 @@ class Silo:
         return state, planned_round._replace(step=step)
 
     def _read_batch(self, planned_round: PlannedRound) -> RoundBatch:
-        """Return the records of a round with their weights in the silo's mean, float64, 0 for absent records.
+        """Return the records of a round with their weights in the silo's mean, float64.
+
+        A dummy record has weight 0 if a unit has at most one record (`_records_and_mask`).
 
         In a public order the records are a range of positions of the silo's reading order, `size` for each batch.
         In a secret one the positions are drawn, and their number may vary from round to round.  `unit_order` gives
-        the record at each position, and None stands for the order in which the records lie.
+        the unit at each position, and None stands for the order in which the records lie.
         """
         plan, t, size = self.plan, planned_round.step.t, self.plan.batch_sizes[self.number]
         positions: slice | NDArray[np.int64]
@@ -378,7 +382,7 @@ def pack_state(state: RoundState) -> bytes:
 
 
 def unpack_state(packed: bytes, silo: Silo) -> RoundState:
-    """Unpack a state without copying its vectors, which no code writes into.
+    """Unpack a state without copying its vectors, which must not be written into.
 
     The layout is a header, the query chain and a byte for the type of every vector, together padded to 8 bytes,
     then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.

@@ -39,7 +39,18 @@ def zipped(clientapp: str = "fedpriv.clients.app:app", nested: str = "", name: s
     return file.getvalue()
 
 
+def damaged() -> bytes:
+    """A bundle whose compressed file has bytes that no compression gives."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as files:
+        files.writestr("pyproject.toml", "x" * 1000)
+    content, start = bytearray(file.getvalue()), 30 + len("pyproject.toml")
+    content[start : start + 3] = b"\xff\xff\xff"
+    return bytes(content)
+
+
 BUNDLES = {
+    "damaged": damaged(),
     "empty": b"",
     "none": b"no archive",
     "without": zipped(name="setup.py"),

@@ -193,7 +193,14 @@ def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
         SiloLedger(ledger)
     (tmp_path / "bad.npz").write_bytes(b"nothing")
     np.savez(tmp_path / "labels.npz", images=np.zeros((2, 4), np.uint8), labels=np.array([0, 10]))
-    for name, line in (("bad", r"expected an \.npz file"), ("labels", "labels are whole numbers from 0 to 9")):
+    with (tmp_path / "array.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    not_archive = r"expected an \.npz file"
+    for name, line in (
+        ("bad", not_archive),
+        ("array", not_archive),
+        ("labels", "labels are whole numbers from 0 to 9"),
+    ):
         with pytest.raises(InputError, match=line):
             load_shard(tmp_path / f"{name}.npz", 10)
 

@@ -4,9 +4,9 @@ This module makes, reads and checks certificates, warns before they end, and ren
 An authority is a key and its certificate (ca.key, ca.crt), with which the SuperLink's certificate (server.pem) is
 signed.  PEM is the text form of certificates and keys.
 
-A SuperLink registers the public keys of SuperNodes in the files keys/nodes/silo-N.pub, each as long as its file
-holds it.  Revocation removes that file.  A SuperLink notices renewals, revocations and new keys without a restart.
-Silos' sites trust the authority, so that a renewal needs no action there.
+A SuperLink registers the public keys of SuperNodes in the files keys/nodes/silo-N.pub, each until its file is
+removed or has another key.  Revocation removes that file.  A SuperLink notices renewals, revocations and new keys
+without a restart.  Silos' sites trust the authority, so that a renewal needs no action there.
 """
 
 import datetime
@@ -46,7 +46,7 @@ _SILO_FILE = re.compile(r"silo-(0|[1-9][0-9]*)\.pub")
 def make_server_keys(folder: Path) -> None:
     """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 and localhost into `folder`.
 
-    The certificate has no end, because only the service that makes it uses it, and a wrong clock must not matter.
+    The certificate is valid from 1970 to 9999, since a wrong clock must not matter.
 
     Guarantee: ca.crt vouches for server.pem and for nothing else: it is the same certificate, and no authority's.
     A process that takes over a port of a process that ended cannot answer in its place.
@@ -407,8 +407,8 @@ class KeyMonitor:
     """Monitor that detects new registered keys, and the revocation of others.
 
     Guarantee: a key whose file is absent, or has another key, in a call of `poll` is revoked for as long as this
-    SuperLink runs, whatever becomes of the file.  A file that cannot be read, or a folder that is absent, revokes
-    nothing: a disk that fails is no revocation.
+    SuperLink runs, whatever becomes of the file.  A file that cannot be read as a key, or a folder that is absent,
+    revokes nothing: a disk that fails is no revocation.
     """
 
     def __init__(self, keys: Path, nodes: Mapping[str, bytes]) -> None:
@@ -444,7 +444,7 @@ class KeyMonitor:
 def _is_revoked(path: Path, key: bytes) -> bool:
     """Whether a key's file has another key than `key` (PEM), or is missing in an existing folder.
 
-    A file that cannot be read revokes nothing.
+    A file that cannot be read as a key revokes nothing.
     """
     try:
         path.stat()

@@ -5,8 +5,8 @@ started as processes of this machine.  With an address, the app is submitted to 
 people run.  A token in the run's folder identifies a run, because Flower gives a resubmitted run another number.
 Silos and server resume from ledgers and journal under the same token.
 
-The silos of this machine share no files, as on separate machines.  Shard, ledger with keys, and policy of a silo
-lie in folders of mode 0700, and only the SuperNode talks to the SuperLink.
+Each silo of this machine has its own shard, ledger with keys, and policy.  They lie in folders that are made with
+mode 0700, and of a silo's processes only the SuperNode talks to the SuperLink.
 
 Flower's simulation runs the same apps, and passes each client message through a Ray actor.  Both engines read the
 progress and the outcome of a run from its folder, and an end without an outcome from Flower.
@@ -188,7 +188,7 @@ def start_superlink(home: Path, options: Sequence[str], port: int | None = None,
         variables: Environment variables of the process.
 
     Raises:
-        RunError: If the SuperLink ends, or does not answer within a minute.
+        RunError: If the SuperLink ends, does not answer within about a minute, or is not installed.
     """
     socket = home / "control.sock"
     command = [script_path("fedpriv"), "superlink", "--control", str(socket), *options]
@@ -228,7 +228,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
         Paths of the policies, one a silo.
 
     Raises:
-        InputError: If no policy allows the run.
+        InputError: If no policy allows the run, or data, policy or ledger cannot be used.
     """
     limits, evaluation, test_indices = (
         run_allowance(cell, load_task(cell)),
@@ -329,9 +329,10 @@ class RunProgress:
             self.rounds = rounds
 
     def report_waiting(self, reason: str, start_time: float) -> None:
-        """Report a wait since `start_time`, in seconds since 1970, at most once a minute.
+        """Report a wait since `start_time`, in seconds since 1970.
 
-        A reason that differs from the last reported one is reported at once.
+        A reason that differs from the last reported one is reported at once, and the same one at most once a
+        minute.
 
         Args:
             reason: Awaited event or party, for the line.
@@ -350,8 +351,8 @@ def follow_run(
 ) -> CellOutcome:
     """Relay a run's progress until it has an outcome, and return the outcome.
 
-    Progress, evaluations and the outcome are read from the run's folder every 0.2 s.  Every 5 s waits are read
-    from the folder, and the SuperLink is asked for the run's status.
+    Progress, evaluations and the outcome are read from the run's folder several times a second.  About every 5 s
+    waits are read from the folder, and the SuperLink is asked for the run's status.
 
     Args:
         link: SuperLink of the run.
@@ -364,7 +365,8 @@ def follow_run(
         InputError: If the server refuses the run as it was written.
         RunError: If the run fails, ends without an outcome or is not started within ten minutes, or a necessary
             process has ended.
-        LostRunError: If a restart of the SuperLink ended the run, which can be submitted again.
+        LostRunError: If the SuperLink does not know the run, or its restart ended the run.  The run can be
+            submitted again.
         UnreachableError: If the SuperLink does not answer for two minutes.
     """
     last_query_time, last_answer_time, start_time = time.monotonic(), time.monotonic(), time.time()
@@ -418,7 +420,7 @@ def follow_run(
 def run_deployment(
     cells: Sequence[Cell], observer: RunObserver, *, folder: Path, connection: Connection
 ) -> Iterator[IndexedOutcome]:
-    """Run cells one after another, each as one run at a SuperLink.
+    """Run cells one after another at a SuperLink.
 
     Each cell has a folder with its token, which an interrupted run leaves behind.  A second call takes a finished
     outcome from that folder, and submits an unfinished run again under the same token, so that the run continues.
@@ -436,7 +438,8 @@ def run_deployment(
 
     Raises:
         InputError: A cell has settings that a deployment does not have, no silo's policy can allow the run, the
-            root certificates cannot be used, or the user is root and processes are to be started.
+            root certificates cannot be used, a server refuses its run, or the user is root and processes are to be
+            started.
         RunError: A run failed.
     """
     # Refuse all cells that a deployment cannot run before the first one is started.

@@ -5,8 +5,8 @@ cause.  There is one exception: a SuperNode that lost the other side of the netw
 again, without limit.  On request, by SIGTERM or SIGINT, a SuperLink exits with 0, and a SuperNode with 128 plus
 the number of the signal.
 
-The executor, and the node of a silo, write a heartbeat to a file after each turn of their work.  The service's
-health follows from these heartbeats, and describes this service only.
+The executor, and the node of a silo, write heartbeats to a file while they are at work.  The service's health
+follows from these heartbeats and from its files, and describes this service only.
 """
 
 import json
@@ -76,7 +76,7 @@ def write_heartbeat(part: str, error: str = "") -> None:
 def read_heartbeat(folder: Path, part: str) -> Heartbeat | None:
     """Return the last heartbeat of `part`, or None without a readable one.
 
-    The error is sanitized to one line of at most 200 characters.
+    The error is sanitized to one line of at most 200 of its characters.
     """
     try:
         times, _, error = (folder / part).read_text(encoding="utf-8").partition("\n")
@@ -190,7 +190,7 @@ def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
 
 
 def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
-    """Answer each connection to the socket with the health of the service, one after another.
+    """Answer requests to the socket with the health of the service, one after another.
 
     A request is one frame of JSON, of at most 1,000 bytes within 2 s, whose content is not looked at.  The loop
     ends when the socket is closed.

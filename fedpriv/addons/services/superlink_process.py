@@ -1,4 +1,4 @@
-"""`fedpriv superlink`: Flower's SuperLink, each of whose APIs is open only to programs that need it.
+"""`fedpriv superlink`: Flower's SuperLink, with a separate socket for each of its APIs.
 
 | API | user | address |
 |---|---|---|
@@ -6,10 +6,11 @@
 | Fleet: a SuperNode's messages | SuperNodes whose keys are registered | host:port, TLS |
 | Runtime: a task's messages | tasks of its executor | a port of 127.0.0.1, TLS, tokens on no command line |
 
-The parts of the service are the servers of these APIs, which are one process, and an executor.  /health of each
-API describes the service: 200 while the executor asks for tasks and gets answers, and 503 with a reason after a
-minute without an answer.  A renewed certificate is served from the next connection on, and a SuperNode whose key
-is revoked is refused, both within seconds and without a restart.  A simulation has no Fleet API.
+With --insecure any SuperNode may connect.  The parts of the service are the servers of these APIs, which are one
+process, and an executor.  /health of each API describes the service: 200, or 503 with the reason of a fault, such
+as a minute in which the executor gets no answer.  A renewed certificate is served from the next connection on, and
+a SuperNode whose key is revoked is refused, both within seconds and without a restart.  A simulation has no Fleet
+API.
 
 A task is the server or the simulation of a run, a process that the executor starts.  An app here is an ASGI app, a
 function that answers the requests of a web server.
@@ -82,7 +83,7 @@ class PathFilter:
     Other paths get 404.  `STATUS_PATH` is served only if there is a status function.
 
     Guarantee: no request that comes through this app reaches another of the inner app's routes: paths are compared
-    as the inner app compares them, and no other kind of connection is let through.
+    as the inner app compares them, and of the kinds of connections only HTTP is let through.
     """
 
     def __init__(
@@ -133,15 +134,15 @@ def serve_superlink(
         host: Address for SuperNodes.
         port: Port for SuperNodes.
         simulation: Whether there are no SuperNodes.
-        insecure: Whether SuperNodes connect without TLS and keys.
+        insecure: Whether any SuperNode may connect, without TLS if `keys` is None.
         runs_path: File with the list of runs, which is kept over restarts, or None for a list in memory.
         metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
 
     Raises:
         InputError: Keys or certificates, an address, the file of runs or the installed Flower cannot be used.
-        RunError: A part ends without a signal, or Flower refuses to register or to revoke a key.
+        RunError: A part ends without a signal, or Flower refuses to register a key at the start or to revoke one.
     """
-    # Read keys and certificates, and refuse bad ones, before anything is made.
+    # Read keys and certificates, and refuse bad ones, before sockets are made.
     configure_service_logging()
     raise_file_limit("fedpriv superlink")
     runs = RunHistory(runs_path)
@@ -153,7 +154,7 @@ def serve_superlink(
     refuse(
         {"fedpriv superlink: give --keys FOLDER (see deploy/make-keys.sh)": not (keys or simulation or insecure)}
     )
-    with ExitStack() as stack:  # sockets first, so that a second start is refused before it changes anything
+    with ExitStack() as stack:  # sockets first, so that a second start is refused before it replaces files
         sockets = [stack.enter_context(open_private_socket(control, "--control"))]
         stack.callback(control.unlink, missing_ok=True)
         addresses = [("127.0.0.1", 0)] if simulation else [("127.0.0.1", 0), (host, port)]
@@ -196,7 +197,7 @@ def serve_superlink(
         certificate_reloader = _CertificateReloader(servers[2].config, keys or folder)
 
         async def poll() -> None:
-            """Update the list of runs, unregister revoked keys, and load a renewed certificate."""
+            """Update the list of runs and the registered keys, and check certificates."""
             if runs.is_due():
                 runs.update(await superlink_app.list_runs())
             revoked_names, new_keys = key_monitor.poll()
@@ -298,7 +299,7 @@ async def _serve_until_signal(
     executor: "subprocess.Popen[bytes]",
     poll: AsyncCallback,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and call `poll` twice a second.
+    """Serve until SIGTERM or SIGINT, and call `poll` about twice a second.
 
     Args:
         servers: Servers of this process, each with its listening socket.
@@ -306,7 +307,7 @@ async def _serve_until_signal(
         poll: Function that is awaited between two checks of servers and executor.
 
     Raises:
-        RunError: A server or the executor ended before a signal.
+        RunError: A server or the executor ended before a signal.  Errors of `poll` pass.
     """
     stop_event = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -148,7 +148,9 @@ def run_supernode(
 
 @contextmanager
 def _lock_key(keys: Path | None) -> Iterator[None]:
-    """Check the files of a SuperNode, and lock its key against another SuperNode of this machine.
+    """Check certificate and key of a SuperNode, and lock the key against other SuperNodes of this machine.
+
+    Without `keys` nothing is checked.  On a file system without locks nothing is locked.
 
     Raises:
         InputError: A file cannot be used, or another SuperNode has the key.
@@ -180,8 +182,8 @@ class SupernodeMonitor:
     def why_unhealthy(self) -> str | None:
         """Return the fault of the service itself, or None.
 
-        The parts have to be at work, and certificate and key to be readable and valid.  A SuperLink that is away
-        is no fault.
+        The part with heartbeats has to be at work, and certificate and key, if any, to be readable and valid.  A
+        SuperLink that is away is no fault.
         """
         try:
             if self._keys is not None:

@@ -191,7 +191,7 @@ def _signed_headers(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mappi
 
 
 def main(address: str, folder: str, parent: str, *types: str) -> NoReturn:
-    """Start tasks and watch over them until the parent process ends, and then end them.
+    """Start tasks and watch over them until the parent process ends or a signal comes, and then end them.
 
     Args:
         address: Address of the Runtime API.

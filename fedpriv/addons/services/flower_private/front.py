@@ -181,7 +181,7 @@ class Front:
     async def _hold(self, exchange: Exchange, node: int, seconds: float, body: Callable[[], bytes]) -> Response:
         """Forward the request until the answer is not empty, time is up, or the sender has disconnected.
 
-        The request is forwarded again when a message for the node is complete.
+        A refusal is returned at once.  The request is forwarded again when a message for the node is complete.
 
         Args:
             exchange: The request.
@@ -369,7 +369,7 @@ class SuperLinkApp:
         )
 
     async def check_access(self, *, has_registered_keys: bool, has_fleet: bool) -> None:
-        """Check before anyone can connect that routes exist, and that protected ones refuse strangers.
+        """Check before anyone is answered that routes exist, and that protected ones refuse strangers.
 
         Guarantee: nobody without the executor's secret gets a task, and no SuperNode without a registered key gets
         a message, if `has_registered_keys`; or the service does not start.

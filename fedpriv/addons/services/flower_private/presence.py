@@ -4,8 +4,7 @@ SuperNodes appear by their registered keys, and their requests contain the time 
 version.  Commands that follow a run appear by its id, which is in their requests.  None of these facts is in a
 message of a run, and none is written to a file, except the reason for which a silo's clock keeps it out.
 
-The list of runs survives a restart in one file, without a message, a token or an array.  Messages are in memory
-only.
+The list of runs survives a restart in one file, if it has one, without a message, a token or an array.
 
 A silo is named silo-N by the key that is registered for it.  The Control API serves commands, and the Fleet API
 serves SuperNodes.  A follower of a run is a command that asks for the run's status until it ends.

@@ -22,6 +22,7 @@ import threading
 import time
 import tomllib
 import zipfile
+import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -129,8 +130,8 @@ class FleetClient:
         Raises:
             httpx.HTTPStatusError: The SuperLink refused this request, or answered with status 502 or above until
                 the end of `patience`.
-            LostError: No answer came within `patience` seconds, or the SuperLink does not know the key or refuses
-                this machine's clock.
+            LostError: No answer came until the end of `patience`, or the SuperLink does not know the key or
+                refuses this machine's clock.
         """
         request = route.request_type(**fields)
         deadline, pause = time.monotonic() + patience, 0.1
@@ -251,7 +252,8 @@ class SiloNode:
             tree: Tree of Flower's object ids, whose root is the query.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: The objects do not come, or are no query.
+            ValueError, TypeError, KeyError, AttributeError: The objects do not come, or are no query.  Errors of
+                `FleetClient.ask` pass.
         """
         start_time = time.monotonic()
         contents = {name: self._fetch_object(run, name) for name in dict.fromkeys(_object_ids(tree))}
@@ -266,7 +268,8 @@ class SiloNode:
         """Return an object of a query, after waiting for its arrival at the SuperLink.
 
         Raises:
-            ValueError: The SuperLink does not know the object, or it does not arrive in three minutes.
+            ValueError: The SuperLink does not know the object, or it does not arrive in three minutes.  Errors of
+                `FleetClient.ask` pass.
         """
         deadline, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
         while True:
@@ -374,7 +377,7 @@ def read_configuration(bundle: bytes) -> dict[str, Any] | None:
             if settings["components"]["clientapp"] == APP_PATH
             else None
         )
-    except (zipfile.BadZipFile, KeyError, TypeError, AttributeError, ValueError, RuntimeError):
+    except (zipfile.BadZipFile, zlib.error, KeyError, TypeError, AttributeError, ValueError, RuntimeError):
         return None
 
 
