@@ -2,15 +2,17 @@
 
 **zCDP and the papers' formula.**  ρ-zCDP gives ε = ρ + 2√(ρ ln(1/δ)).  μ-GDP is exactly (μ²/2)-zCDP for Gaussian
 compositions, so that the formula reads ε = μ²/2 + μ√(2 ln(1/δ)), as in Reshef & Levy 2024, whose ρ is μ here.  It
-is a valid bound and never below `gaussian.epsilon_of`.  Source: Bun & Steinke 2016, Propositions 1.3 and 1.6.
+is a valid bound and, but for rounding, never below `gaussian.epsilon_of`.  Source: Bun & Steinke 2016,
+Propositions 1.3 and 1.6.
 
 **Rényi DP**, with a closer conversion to (ε, δ):
 
     ε = min over α > 1 of  αρ + ln((α - 1)/α) - (ln δ + ln α)/(α - 1),   ρ = μ²/2
 
-It is never above the papers' formula and never below the exact conversion in `gaussian`.  Orders are continuous,
-and every order gives a valid bound, so that a search that misses the minimum by a little stays on the safe side.
-Sources: Mironov 2017 for the curve; Canonne, Kamath & Steinke 2020, Proposition 12, for the conversion.
+But for rounding, it is never above the papers' formula and never below the exact conversion in `gaussian`.  Orders
+are continuous, and every order gives a valid bound, so that a search that misses the minimum by a little stays on
+the safe side.  Sources: Mironov 2017 for the curve; Canonne, Kamath & Steinke 2020, Proposition 12, for the
+conversion.
 """
 
 import math
