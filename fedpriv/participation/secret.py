@@ -287,8 +287,7 @@ class BalancedSubsampling(RandomAllocation):
     jointly convex, so that the guarantee for every partition holds for their mixture, under both relations
     (docs/proofs/allocation.md).
 
-    In samples the charged ε was at most 6 % above the true one with independent noise.  It was 11 to 66 % above
-    with noise that fades from round to round, whose overlaps are charged here without a bound by chains.
+    The overlaps of noise that fades from round to round are charged here without a bound by chains.
 
     Source: Dong et al. 2026 for the scheme.
 
