@@ -147,6 +147,9 @@ class NegativeBinomialRunCount:
 
         The function is inverted at one uniform number of `generator`.  K is 1 if the mean is 1.  The search ends
         at a k whose probability underflows.
+
+        Raises:
+            OverflowError: γ^-η is no float, as for a mean of a million and η = 100.
         """
         gamma, remainder, k = self.gamma, float(generator.random()), 1
         if self.mean == 1.0:

@@ -317,7 +317,7 @@ class KeyedNormal:
     def _chunks(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
         """Return the number of pairs of normals in a vector, and the pieces they are drawn in, (first, count).
 
-        There is one piece if `count` vectors have at most `MAX_VALUES_PER_DRAW` values together.
+        There is at most one piece if `count` vectors have at most `MAX_VALUES_PER_DRAW` values together.
 
         Args:
             count: Number of vectors that are drawn together.

@@ -370,7 +370,7 @@ class PoissonSampling(SecretOrder):
         return 1.0 / self.bins
 
     def truncate(self, rounds: int) -> Self:
-        """Return the first `rounds` rounds of the participation, at least 1."""
+        """Return the first `rounds` ≥ 1 rounds of the participation."""
         return type(self)(rounds, self.rounds_per_epoch, self.groups)
 
     def select_rows(
