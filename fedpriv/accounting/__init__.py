@@ -1,6 +1,6 @@
 """Privacy accounting of Gaussian and sampled releases, without torch.
 
-`GaussianDP` is the exact guarantee of a fixed order.  `PoissonGaussian` and `AllocatedGaussian` are the guarantees
+`GaussianDP` is the guarantee of a fixed order.  `PoissonGaussian` and `AllocatedGaussian` are the guarantees
 of secret participation.
 
 Imports: `core`.

@@ -36,7 +36,7 @@ the Gaussian mechanism, which gives another bound.  Proof, for increments that d
 too: docs/proofs/allocation.md.
 
 Under replace-one both increments are in one pair (`symmetric`).  The chain of both directions through the run
-without the unit is a bound, too, and nearly always a looser one.
+without the unit is a bound, too.
 
 Sources: Feldman & Shenfeld 2025 ("Privacy amplification by random allocation"); Chua et al. 2024 (balls and bins).
 The numerics are an own construction, after the convex order of ratios.
@@ -185,7 +185,7 @@ def _convolve(first: Floats, second: Floats) -> Floats:
     The transforms are long enough that no mass wraps around.
     """
     size = len(first)
-    from scipy import fft  # its import takes a twentieth of the start of a command
+    from scipy import fft  # slow to import
 
     length = fft.next_fast_len(2 * size, real=True)
     return as_floats(np.maximum(fft.irfft(fft.rfft(first, length) * fft.rfft(second, length), length)[:size], 0.0))
@@ -225,13 +225,13 @@ class _Resolution:
     composed_size: int
     """Points of the grid of Σ Y if epochs are composed."""
     max_step: float
-    """Largest step of the grid on which losses of epochs are composed."""
+    """Largest step of the grid on which losses of epochs are composed, unless the grid gets too long."""
     steps_per_std: float
-    """Smallest number of these steps per standard deviation of an epoch's loss."""
+    """Smallest number of these steps per standard deviation of an epoch's loss, with the same exception."""
     replacement_size: int
     """Points of the grid of a round under replace-one."""
     knot_count: int
-    """Number of ε at which the curve of an epoch under replace-one is computed."""
+    """Number of intervals between the ε at which an epoch's curve under replace-one is computed."""
     chain_resolution: fading.ChainResolution
 
 

@@ -27,7 +27,7 @@ the one with the smallest sum of all covariances is taken.
 
 **Common overlap.**  A part κ² of every overlap can count as known, as in `fading`: with G_t = κ ξ + G'_t for all
 rounds, S is e^(kκξ - k²κ²/2) times the S of G', for k epochs.  The chain then lies above (X - κ²)+ only.  Of
-several κ², the one with the smallest mean overlap is taken.
+several κ², the one with the smallest mean overlap is taken, but κ² = 0 if none is clearly better.
 
 **Independent epochs.**  A run of k epochs becomes k independent chains, which compose
 (`CovarianceChain.split_at`).  At a cut multiples of one independent Gaussian are added to the exponents of the
@@ -48,7 +48,7 @@ convex order, on a grid of exponents and a grid of sums:
   `LOST_MEAN` each.
 * Sums are moved to their two neighbours on the grid of sums with their mean kept.  The mean that sums above the
   grid lose is returned.  Sums below it are moved up to its bottom, which may lower E (1 - γS)+.  So for that
-  function every number of rounds has a grid whose bottom is the least sum.
+  function every number of rounds above 0 has a grid whose bottom is the least sum.
 
 Errors of rounding are less than the relative 1e-9 by which `losses` raises every δ.  Proofs:
 docs/proofs/chain-sums.md.
@@ -425,7 +425,8 @@ class ExponentGrid:
     def scales(self) -> Floats:
         """Factors Π_j m(r_jt) by which rounding raises the mean of e^(G_t), (n,), with m(r) = 1 + (r h)²/8.
 
-        r_jt is the product of the ratios r_(j+1), …, r_t, and r_tt = 1.
+        Terms of higher order are left to `relative_error`.  r_jt is the product of the ratios r_(j+1), …, r_t, and
+        r_tt = 1.
         """
         return as_floats([np.prod(1.0 + (ratios * self.step) ** 2 / 8.0) for ratios in self._cumulative_ratios])
 

@@ -1,11 +1,11 @@
 """Privacy curves, upper bounds of δ as a function of ε, and group privacy.
 
 A `Curve` takes ε of any shape, each 0 or more, and returns for each an upper bound of the smallest δ for which (ε,
-δ)-DP holds.  The smallest δ never rises with ε.  A bound of it may: a little where its values are computed on
-different grids, and much for groups (`group_privacy_curve`).  Where a function is about one direction, the curve
-bounds H_ε(P‖Q) = sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of releases.  A guarantee needs both
-orders.  A unit is what neighbouring data sets differ in, such as a record.  φ and Φ are the density and the
-distribution function of the standard normal distribution.
+δ)-DP holds, but for `lower_gaussian_curve`.  The smallest δ never rises with ε.  A bound of it may: a little where
+its values are computed on different grids, and much for groups (`group_privacy_curve`).  Where a function is about
+one direction, the curve bounds H_ε(P‖Q) = sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of
+releases.  A guarantee needs both orders.  A unit is what neighbouring data sets differ in, such as a record.  φ
+and Φ are the density and the distribution function of the standard normal distribution.
 
 **Group privacy** is the guarantee for k units together, such as the records of one person, derived from that for
 one unit.  Fixed orders are exact: k units in one round and one direction move the release k times as far, k·μ.
@@ -74,6 +74,8 @@ def delta_at(curve: Curve, epsilon: float) -> float:
 
 def epsilon_at(curve: Curve, delta: float) -> float:
     """Return the smallest ε at which `curve` is at most `delta`, up to rounding, or infinity.
+
+    If the curve rises somewhere, the result is one of several such edges.
 
     Guarantee: `curve` was evaluated at a finite returned ε.  The smallest δ never rises with ε, so that (ε',
     `delta`)-DP holds for every larger ε', too.
@@ -242,7 +244,7 @@ def group_privacy_curve(curve: Curve, size: int) -> Curve:
     """Return the bound of a group's δ from the curve of one unit: δ_k(ε) ≤ δ(ε/k) Σ_{i<k} e^{iε/k}.
 
     The bound may rise again where e^{iε/k} outgrows the resolution of the curve.  It is at most 1, rounded up, and
-    an ε above `MAX_EPSILON` counts as `MAX_EPSILON`.
+    an ε above `MAX_EPSILON` counts as `MAX_EPSILON`.  For k = 1 the result is `curve` itself.
 
     Guarantee: neighbours are changed one unit at a time, k times, so that the bound holds for every kind of run.
 
@@ -271,7 +273,7 @@ def group_privacy_curve(curve: Curve, size: int) -> Curve:
 def group_privacy_epsilon(curve: Curve, size: int, delta: float) -> float:
     """Return about the smallest ε at which the bound of a group is at most `delta`.
 
-    A grid from 0 to `MAX_EPSILON` finds the first such ε, and a bisection between its neighbours refines it.
+    A grid from 0 to `MAX_EPSILON` finds the first such ε, and a bisection down to the point before refines it.
 
     Guarantee: the bound was evaluated at a finite returned ε.  The smallest δ never rises with ε, so that (ε',
     `delta`)-DP holds for every larger ε' as well, whether the bound rises again there or not.

@@ -126,7 +126,7 @@ class ChainResolution:
 FINE, COARSE = ChainResolution(0.2, 200, 0.02, 0.15), ChainResolution(0.4, 80, 0.05, 0.4)
 
 
-@lru_cache(maxsize=4)  # a price needs the curves twice, for grids with different tails
+@lru_cache(maxsize=4)
 def removal_and_addition_curves(
     overlaps: FadingOverlaps, multiplier: float, resolution: ChainResolution
 ) -> tuple[Curve, Curve] | None:
@@ -309,11 +309,15 @@ def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the distribution of -ln S under Q, or None without a grid of exponents.
 
-    Mass at S = 0, and mass of walks that leave the grid, count as infinite loss.
+    Mass at S = 0, and mass of walks that leave the grid, count as infinite loss.  S - 1 is summed over the last k
+    = 0, 1, …, T rounds.  Each of these sums has a grid that begins at its least value -k/T, or anywhere below 0
+    for k = 0, so that no sum is moved up to the bottom, which would lower E (1 - γS)+.  Points are dense at the
+    bottom, where S is near 0 and -ln S large.  A walk starts outside of the grid of exponents with probability 1 -
+    Σ `prior`, and leaves it later with probability `LOST_MEAN` at most.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
-    # A round adds w_t/T - 1/T to S - 1, so that k rounds add -k/T at least.
+    # A round adds w_t/T - 1/T, so that k rounds add -k/T at least.  A bottom has to be below 0, hence max(1, k).
     grids = [epoch.sum_grid(-max(1, k) / epoch.bins, 1.0, fine_at_bottom=True) for k in range(epoch.bins + 1)]
     values, masses, _ = _likelihood_ratios(epoch, exponent_grid, grids)
     is_positive = values > 0.0

@@ -32,7 +32,8 @@ _OVERFLOW_MESSAGE = "privacy: what is asked for is too large for floating point"
 def largest_safe(safe: Callable[[float], bool], low: float) -> float:
     """Return the largest float > 0 for which `safe` holds, by bisection.
 
-    The returned value always satisfies `safe`.  If rounding makes `safe` change several times, the result is one
+    The returned value always satisfies `safe`.  Values between the largest finite `low` · 2^k and infinity are not
+    searched.  If rounding makes `safe` change several times, the result is one
     of its edges.
 
     Args:
@@ -124,7 +125,7 @@ def smallest_between(safe: Callable[[float], bool], low: float, high: float, tol
 def _midpoint(low: float, high: float) -> float:
     """Return the arithmetic mean of numbers within a factor of 2, else the geometric mean.
 
-    The geometric mean takes 0 as 1e-300.
+    The geometric mean takes a `low` below 1e-300 as 1e-300.
     """
     if low == 0.0 or high > 2.0 * low:
         return math.sqrt(max(low, _MIN_POSITIVE)) * math.sqrt(high)
@@ -183,7 +184,7 @@ def check_positive(name: str, value: float) -> float:
 
 
 _ROUNDING = 8.0 * np.finfo(np.float64).eps  # a few units in the last place, for erfcx, ndtr and their arguments
-_MU_MARGIN = 1e-11  # two evaluations of δ(ε) may disagree in their last bits: relative 1e-13 in ε, more for tiny ε
+_MU_MARGIN = 1e-11  # two evaluations of δ(ε) may disagree in their last bits
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 _MIN_DELTA = math.ulp(0.0)
 
@@ -320,8 +321,8 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
     With a = ε/μ - μ/2, b = ε/μ + μ/2 and the Mills ratio m = (1 - Φ)/φ, e^ε φ(b) = φ(a) turns the formula into
     φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.  For a < -1, where m(a) may
-    overflow, it is the logarithm of Φ(-a) - φ(a) m(b).  The result is -infinity if a² overflows, where δ is far
-    below the smallest float.
+    overflow, it is the logarithm of Φ(-a) - φ(a) m(b).  The result is -infinity if a > 0 and a² overflows,
+    where δ is far below the smallest float.
     """
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     if a < -1.0:  # then μ > 2 and the two terms do not cancel
@@ -376,8 +377,6 @@ def moved_by(
     relation: Relation, per_record: float, sensitivity: float, increment_diameter: float = APART
 ) -> float:
     """Return the largest l2 distance by which one record moves a stream of releases.
-
-    Calibration and ledger both call this function, so that they compute the same number to the last bit.
 
     Args:
         relation: Neighbouring relation.

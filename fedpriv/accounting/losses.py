@@ -10,8 +10,8 @@ Zhu, Dong & Wang 2022).
 
 Rounding: the losses of equal releases are added by Fourier transforms in float64.  Compared with extended
 precision, no δ lost more than 1e-13 in one epoch of up to 600 rounds, nor the masses of k composed releases more
-than k · 1e-15 (tests/accounting/test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and a composition
-of k releases k · 1e-15, as infinite loss.
+than k · 1e-15 (tests/accounting/test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and `self_compose`
+of k ≥ 2 releases k · 1e-15 or more, as infinite loss.
 
 `min_noise_multiplier` finds the least noise that meets an (ε, δ), from a good bound that takes long and a coarse
 one that is quick.
@@ -180,7 +180,7 @@ class GridLossDistribution:
         infinity_mass = 1.0 if self.infinity_mass >= 1.0 else -math.expm1(times * math.log1p(-self.infinity_mass))
         # Exponents are cut at 100, so that nothing overflows.  The mass is 1 at most in the end.
         composed_finite_mass = math.exp(min(100.0, times * math.log(finite_mass))) if finite_mass > 0.0 else 0.0
-        # (finite + infinite)^k - finite^k is larger than 1 - (1 - infinite)^k if masses add up to more than 1.
+        # (finite + infinite)^k - finite^k is no smaller than 1 - (1 - infinite)^k if masses add up to 1 or more.
         if finite_mass > 0.0:
             infinity_mass = max(
                 infinity_mass,
@@ -230,7 +230,7 @@ def _tail_sums(values: Floats) -> Floats:
 MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 0.1, 1e6
 """Range of the noise multipliers among which a calibration searches."""
 
-_DELTA_TOLERANCE = 2e-3  # a calibration ends at this relative distance from δ, about 2e-4 of the noise
+_DELTA_TOLERANCE = 2e-3  # a calibration ends at this relative distance from δ
 _NOISE_TOLERANCE = 1e-4  # it ends at this relative width of the noise's interval, too
 _SEARCH_TOLERANCE = 1e-3  # relative accuracy of the coarse search, in noise
 _MAX_LOG_STEP = 0.2  # largest step of ln z
@@ -243,8 +243,8 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
 
     The search has two stages.  The first bisects the coarse bound.  In the second, secants in (ln z, ln δ), and
     halvings of the interval, lead to the point where the fine bound meets δ.  It ends where the bound is at most a
-    relative 2e-3 below δ, or the interval is a relative 1e-4 wide.  No multiplier below `MIN_NOISE_MULTIPLIER` is
-    returned.
+    relative 2e-3 below δ, where the interval is a relative 1e-4 wide, or at `MIN_NOISE_MULTIPLIER`.  No multiplier
+    below `MIN_NOISE_MULTIPLIER` is returned.
 
     Guarantee: `fine` was computed at the returned z and is at most `delta`, whatever the search did.
 
@@ -296,7 +296,7 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
 def _slope(lower: float, lower_delta: float, upper: float, upper_delta: float) -> float:
     """Return d ln δ / d ln z between two points (z, δ), clipped to -1000 … -1.
 
-    The result is -1 if δ does not fall from one point to the other.
+    The result is -1 if δ does not fall from one point to the other, or if it falls to 0.
     """
     if not 0.0 < upper_delta < lower_delta:
         return _MAX_SLOPE

@@ -24,8 +24,8 @@ Units in different classes of rounds are no worse than as many in one.  Proof, f
 functions of the past: docs/proofs/poisson.md.  Choquette-Choo et al. 2023, Corollary 4.7, has the case of
 zero-out, and Ganesh 2024 has groups.
 
-Sources: Abadi et al. 2016, Algorithm 1, for the mechanism; dp-accounting for the hockey stick of one round;
-Doroshenko et al. 2022 ("connect the dots") for its loss distribution, which is pessimistic.
+Sources: Abadi et al. 2016, Algorithm 1, for the mechanism; dp-accounting for the hockey stick of one unit in one
+round; Doroshenko et al. 2022 ("connect the dots") for its loss distribution, which is pessimistic.
 """
 
 import math

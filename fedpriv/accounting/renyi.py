@@ -2,15 +2,17 @@
 
 **zCDP and the papers' formula.**  ρ-zCDP gives ε = ρ + 2√(ρ ln(1/δ)).  μ-GDP is exactly (μ²/2)-zCDP for Gaussian
 compositions, so that the formula reads ε = μ²/2 + μ√(2 ln(1/δ)), as in Reshef & Levy 2024, whose ρ is μ here.  It
-is a valid bound and never below `gaussian.epsilon_of`.  Source: Bun & Steinke 2016, Propositions 1.3 and 1.6.
+is a valid bound and, but for rounding, never below `gaussian.epsilon_of`.  Source: Bun & Steinke 2016,
+Propositions 1.3 and 1.6.
 
 **Rényi DP**, with a closer conversion to (ε, δ):
 
     ε = min over α > 1 of  αρ + ln((α - 1)/α) - (ln δ + ln α)/(α - 1),   ρ = μ²/2
 
-It is never above the papers' formula and never below the exact conversion in `gaussian`.  Orders are continuous,
-and every order gives a valid bound, so that a search that misses the minimum by a little stays on the safe side.
-Sources: Mironov 2017 for the curve; Canonne, Kamath & Steinke 2020, Proposition 12, for the conversion.
+But for rounding, it is never above the papers' formula and never below the exact conversion in `gaussian`.  Orders
+are continuous, and every order gives a valid bound, so that a search that misses the minimum by a little stays on
+the safe side.  Sources: Mironov 2017 for the curve; Canonne, Kamath & Steinke 2020, Proposition 12, for the
+conversion.
 """
 
 import math
@@ -18,7 +20,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.accounting.gaussian import check_delta, check_epsilon, check_mu, largest_safe
+from fedpriv.accounting.gaussian import check_delta, check_epsilon, check_mu, check_positive, largest_safe
 from fedpriv.core.errors import InputError
 
 
@@ -28,13 +30,13 @@ def zcdp_of(mu: float) -> float:
     Source: Bun & Steinke 2016, Proposition 1.6.
 
     Raises:
-        InputError: μ is negative or not finite.
+        InputError: μ is negative, or μ² is not finite.
 
     Example:
         >>> zcdp_of(2.0)
         2.0
     """
-    return 0.5 * check_mu(mu) ** 2
+    return 0.5 * check_mu(mu) ** 2 if math.isfinite(mu * mu) else check_positive("mu²", check_mu(mu) * mu)
 
 
 def mu_of_zcdp(zcdp: float) -> float:
@@ -61,7 +63,7 @@ def paper_epsilon(mu: float, delta: float) -> float:
     Source: Bun & Steinke 2016, Proposition 1.3, as in Reshef & Levy 2024.
 
     Args:
-        mu: μ, finite and ≥ 0.
+        mu: μ ≥ 0, with a finite μ².
         delta: δ, strictly between 0 and 1.
 
     Returns:
@@ -108,12 +110,12 @@ def epsilon_of(mu: float, delta: float) -> float:
     """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ, by the formula of the module's docstring.
 
     The minimum over α is searched on three grids of log10(α - 1), each finer and around the minimum of the last.
-    The result is 0 for μ = 0.
+    The result is 0 if μ² is 0 as a float.
 
     Source: Canonne, Kamath & Steinke 2020, Proposition 12.
 
     Args:
-        mu: μ, finite and ≥ 0.
+        mu: μ ≥ 0, with a finite μ².
         delta: δ, strictly between 0 and 1.
 
     Returns:

@@ -19,8 +19,7 @@ c = (1 - γ)/γ, for every ε ≥ ε₂,
                            ε₂ = m max over a of (T(a) - a) = m (2Φ(μ/2) - 1)        Poisson
 
 Releases after the choice are covered if δ is the curve of a run together with them.  The form m δ(ε - ε₂) is
-that of Koskela, Redberg & Wang 2024, "Privacy profiles for private selection", and this ε₂ is smaller than theirs.
-Proof: docs/proofs/selection.md.
+that of Koskela, Redberg & Wang 2024, "Privacy profiles for private selection".  Proof: docs/proofs/selection.md.
 """
 
 import math
@@ -148,6 +147,9 @@ class NegativeBinomialRunCount:
 
         The function is inverted at one uniform number of `generator`.  K is 1 if the mean is 1.  The search ends
         at a k whose probability underflows.
+
+        Raises:
+            OverflowError: γ^-η is no float, as for a mean of a million and η = 100.
         """
         gamma, remainder, k = self.gamma, float(generator.random()), 1
         if self.mean == 1.0:
@@ -194,7 +196,7 @@ class PoissonRunCount:
 class PrivateSelection:
     """Choice of the best of K runs that are `mu`-GDP each.
 
-    Only the settings and the score of the best run are published.
+    Nothing of the other runs is published.
 
     Guarantee: `epsilon_of` holds for everything that is published of the chosen run, if the score that it was
     chosen by is a part of the run's releases, K is drawn independently of the data and stays secret, and the
@@ -236,7 +238,7 @@ class PrivateSelection:
         ) * (1.0 + 1e-15)
 
     def epsilon_by_orders(self, delta: float) -> float:
-        """Return the smallest bound of ε at δ over Rényi orders λ, at least 0.
+        """Return about the smallest bound of ε at δ over Rényi orders λ, at least 0.
 
         The bound at λ is ε'(λ) + ln((λ - 1)/λ) - (ln δ + ln λ)/(λ - 1), for ε' of the module's docstring with
         later releases.  A search over ln(λ - 1) is repeated twice around its minimum.

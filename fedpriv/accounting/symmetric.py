@@ -22,9 +22,9 @@ docs/proofs/symmetric.md.
 mean kept: δ only rises.  By exchangeability H_ε = E D_1 1{D_1 + R > 0}, with R the sum of the other D_i.  Where
 D_1 > 0 an upper bound of P(R > -D_1) is needed, which counts R beyond the grid as infinite and below it as at its
 lowest point.  Where D_1 < 0 a lower bound is needed, which drops both.  H is convex in γ = e^ε, so that the lower
-hull of bounds at some γ is a bound at all γ.  Fourier transforms move a probability of R by less than 4e-15 T +
-1e-12 (tests/accounting/test_symmetric.py, against 80-bit floats).  Each probability is moved by more than that, to
-the safe side.
+hull of bounds at some γ is a bound at all γ.  Fourier transforms move a probability of R by less than 1e-14 T +
+2e-12 (tests/accounting/test_symmetric.py, against 80-bit floats).  Each probability is moved by as much, to the
+safe side.
 """
 
 import math
@@ -55,7 +55,7 @@ MIN_MULTIPLIER = 0.1
 
 @dataclass(frozen=True)
 class SymmetricPairEpoch:
-    """One epoch of the pair, on grids of `size` points.  Every size gives an upper bound."""
+    """One epoch of the pair, on grids of `size` points.  Every size of 2 or more gives an upper bound."""
 
     multiplier: float
     """Noise multiplier z, at least `MIN_MULTIPLIER`."""
@@ -228,7 +228,7 @@ def _self_convolve(masses: Floats, times: int, zero_index: int) -> Floats:
         times: Number of numbers that are added.
         zero_index: Index of the point 0 of the grid.
     """
-    from scipy import fft  # its import takes a twentieth of the start of a command
+    from scipy import fft  # slow to import
 
     size = masses.shape[1]
     length = fft.next_fast_len(2 * size, real=True)
@@ -284,8 +284,8 @@ def symmetric_loss_distribution(epsilons: Floats, bounds: Floats) -> PrivacyLoss
 
     With γ_i = e^(ε_i) and s_i the negative slope of `bounds` over γ from point i - 1 to point i (0 beyond the last
     one), the mass at ε_i > 0 is γ_i (s_i - s_(i+1)).  For a pair that a reflection exchanges, P(loss = -l) = e^-l
-    P(loss = l), which gives the masses below 0.  The mass at 0 is 1 - `bounds`[0] - 2 s_1, and the last bound is
-    the mass at infinity.
+    P(loss = l), which gives the masses below 0.  The mass at 0 is 1 - `bounds`[0] - 2 s_1, or 0 if that is
+    negative, and the last bound is the mass at infinity.
 
     Guarantee: no δ is below `bounds`, nor below their chords, for one release or in a composition.
 

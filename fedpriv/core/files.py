@@ -59,7 +59,7 @@ def create_secret_file(path: Path, size: int) -> None:
     Guarantee: if several processes create the file at once, all of them read the same content, and no file is
     replaced or cut short.
     """
-    # A power cut may leave this draft, which has the suffix of `path` and is as private.
+    # A power cut or a kill may leave this draft, which has the suffix of `path` and is as private.
     draft = path.with_name(f"{path.stem}.{secrets.token_hex(8)}{path.suffix}")
     try:
         write_bytes(draft, secrets.token_bytes(size), PRIVATE_MODE)

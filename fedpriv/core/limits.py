@@ -93,9 +93,9 @@ def report_low_memory(policy: Path) -> Iterator[None]:
 def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _OWN_CGROUPS) -> int | None:
     """Return the smallest memory limit of this process's control groups, in bytes, or None.
 
-    The groups are those that `membership_file` lists and that control memory, all groups above them, and the
-    root.  The root counts because a container may see its own group there, while the list has a path that only its
-    host knows.
+    The groups are those that `membership_file` lists, by paths without "..", and that control memory, all groups
+    above them, and the root.  The root counts because a container may see its own group there, while the list has
+    a path that only its host knows.
 
     Args:
         groups: Folder where the control groups are mounted, of version 1, 2 or both.

@@ -1,6 +1,6 @@
 """Random numbers of fedpriv: keyed noise, sampling randomness, secrets, and public choices.
 
-Random numbers come from these sources:
+Sources of random numbers in this module:
 
 * `KeyedNormal`: normal vectors as pure functions of (key, party, round, node).  The party is a silo's number or
   `SERVER`, and the node numbers the vectors that a party draws in a round.  AES-256 in counter mode (NIST SP
@@ -39,7 +39,7 @@ BLOCK_BYTES = 16
 class Workspace:
     """Reused memory for `pairs` pairs of normals of each of `count` streams.
 
-    New pages would cost more than the draws.  A block is the 16 bytes that AES makes of one counter.  A stream's
+    A block is the 16 bytes that AES makes of one counter.  A stream's
     first blocks are bits for radii, and its later ones bits for angles, so that a draw reads two ranges of blocks.
     The first `skipped` numbers of the second range are left out, because it begins with a whole block.
     """
@@ -286,7 +286,7 @@ class KeyedNormal:
                         _add_scaled(half_values, weight, vectors[0, : len(half_values)])
             return total
         rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
-        # Allocated once, since new pages cost as much as draws.
+        # Allocated once, and used again for every chunk.
         buffer = np.empty((min(rows, len(parties)), size), self.dtype)
         for start in range(0, len(parties), rows):
             chunk = parties[start : start + rows]
@@ -317,7 +317,7 @@ class KeyedNormal:
     def _chunks(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
         """Return the number of pairs of normals in a vector, and the pieces they are drawn in, (first, count).
 
-        There is one piece if `count` vectors have at most `MAX_VALUES_PER_DRAW` values together.
+        There is at most one piece if `count` vectors have at most `MAX_VALUES_PER_DRAW` values together.
 
         Args:
             count: Number of vectors that are drawn together.

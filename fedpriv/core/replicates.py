@@ -63,7 +63,7 @@ def max_values_at_once(values: int, device: "torch.device") -> int:
 def limit_to_one_thread() -> Iterator[None]:
     """Keep torch to one thread within this context.
 
-    Threads of torch wait for each other in a busy loop, which may never end on a busy machine.
+    Threads of torch wait for each other in a busy loop, which takes long on a busy machine.
     """
     import torch
 

@@ -54,7 +54,8 @@ def read_canonical_json(content: bytes, source: object) -> dict[str, Any]:
         source: Its path or another name, for the error message.
 
     Raises:
-        InputError: The bytes are no canonical JSON object, or more than 2^24.  The message is one line.
+        InputError: The bytes are no canonical JSON object, or more than 2^24.  The message is one line if `source`
+        is.
     """
     if len(content) > _MAX_BYTES:
         raise InputError(f"{source}: has {len(content)} bytes, and a signed document at most {_MAX_BYTES}")

@@ -179,7 +179,8 @@ class DifferenceTrees(Mechanism):
             Sensitivity relative to the standard deviation of fresh vectors, in the unit of the clips, as a bound.
 
         Raises:
-            InputError: The trees do not factor the workload, or a released group of nodes has no noise.
+            InputError: The trees do not factor the workload, or a released group of nodes has no noise or an
+                infinite one.
         """
         self.check_workload(workload)
         total = np.zeros(self.rounds_per_epoch)
@@ -204,7 +205,7 @@ class DifferenceTrees(Mechanism):
 
         Raises:
             InputError: The decay, the period or the order is another one, γ is not strictly between 0 and 1, or a
-                bound is not finite or not above 0, as if no smoothness of the loss is known.
+                bound is not finite or not above 0, for instance because no smoothness of the loss is known.
         """
         check_matches(workload, self.decay, None)
         if (

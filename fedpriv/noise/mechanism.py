@@ -2,10 +2,11 @@
 
 One algebra serves all mechanisms.  s_t is the sum of the increments of round t, the clipped contributions of its
 records, and the running sums are A s, where row t of the lower-triangular workload A holds the decays.  A
-mechanism is a factorization A = B C.  It releases A s + B z with independent Gaussian z_t, which is
-post-processing of C s + z.  In a fixed order a record takes part every `rounds_per_epoch` rounds.  Each round
-takes a fresh vector z_t, or several (`Mechanism.draws`), and adds row t of B z.  One file has all of a mechanism:
-its noise (B), its certificate (the distance by which one record can move C s), and C on integers, if there is one.
+mechanism is a factorization A = B C, but for `PhaseEnds`.  It releases A s + B z with independent Gaussian z_t,
+which is post-processing of C s + z.  In a fixed order a record takes part every `rounds_per_epoch` rounds.  Each
+round takes a fresh vector z_t, or several (`Mechanism.draws`), and adds row t of B z.  One file has all of a
+mechanism: its noise (B), its certificate (the distance by which one record can move C s), and C on integers, if
+there is one.
 
 Factors D_1 … D_T lengthen short columns of C.  C diag(D) with the clips S_t is C with the clips S_t · D_t, so one
 D serves two purposes: clips of S_t · D_t at the same noise (`late_clip = "column"`), or the noise of increment t

@@ -57,6 +57,7 @@ def record_squared_norms(
 
     Raises:
         TypeError: The participation is separated, without an order.
+        InputError: The participation is secret, or has fresh permutations.
     """
     if isinstance(workload.public_order, MinSeparation):
         raise TypeError("a separated participation has no order")

@@ -174,8 +174,6 @@ def geometric_sums(ratio: float, counts: Floats) -> Floats:
 def powers(base: float, count: int) -> Floats:
     """Compute base^0 … base^(count-1), with 0^0 = 1, by doubling.
 
-    Doubling is faster than one power an entry.
-
     Args:
         base: Base of the powers.
         count: Number of powers, 0 or more.
@@ -386,7 +384,7 @@ def residues(denominator_roots: Roots, numerator_roots: Roots) -> Floats:
     poles, zeros = np.array(denominator_roots), np.array(numerator_roots)
     differences = np.subtract.outer(poles, poles)
     np.fill_diagonal(differences, 1.0)
-    # Ratios of neighbours are near 1, while products of small numbers alone could underflow.
+    # Ratios are multiplied, since products of small numbers alone could underflow.
     return np.asarray(np.prod(np.subtract.outer(poles, zeros) / differences, axis=1), np.float64)
 
 

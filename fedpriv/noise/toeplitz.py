@@ -17,8 +17,8 @@ A round of "banded" and "bisr" takes O(bands · d): C^-1 z is formed from a few 
 decay.  "bisr" is a baseline for `BufferedToeplitz`.
 
 "anchored" is for sums that restart and records that are read once.  The first round of a period releases the whole
-sum anew, later rounds add differences.  A tree charges a record of an anchor and one of a difference alike.  Here
-anchors and differences have separate noise, each as large as its sensitivity requires.
+sum anew, later rounds add differences.  Here anchors and differences have separate noise, and `anchor` is the
+ratio of the two.
 
 On integers the banded C takes weighted sums of the last increments, which are stored without rounding, so that
 roundings do not add up from round to round.  Its coefficients are multiples of 2^-31, in C, B and the sensitivity

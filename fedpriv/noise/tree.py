@@ -374,7 +374,7 @@ class BinaryTree(Mechanism):
         is a bound, which a search in up to 2,000 rounds may make exact or smaller.
 
         Raises:
-            InputError: The tree does not factor the workload.
+            InputError: The tree does not factor the workload, or participation is secret.
         """
         check_matches(workload, self.decay, self.period)
         if isinstance(workload.schedule, FreshOrder):

@@ -578,7 +578,7 @@ class ScheduledSettings(Settings):
             problem: Public numbers of the run.
 
         Returns:
-            Optimizer with both, or the given one if all factors are 1 and no average is asked for.
+            Optimizer with those of both that change anything, or the given one if neither does.
         """
         factors = self.step_factors(problem.rounds)
         scheduled: Optimizer = optimizer if set(factors) == {1.0} else ScheduledSteps(optimizer, factors)

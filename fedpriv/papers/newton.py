@@ -256,8 +256,7 @@ class GradientAndHessian(View):
             Each of the p weights with the ends of its interval.
 
         Raises:
-            InputError: There were fewer than two rounds.  A single step from 0 is not yet at the minimum, and
-                intervals covered 77 % of the weights in an experiment.
+            InputError: There were fewer than two rounds.  A single step from 0 is not yet at the minimum.
         """
         std, records, counted_share, rounds = published
         if rounds < _MIN_ROUNDS:

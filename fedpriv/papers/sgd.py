@@ -12,8 +12,8 @@ acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.3) takes the sam
 | here | meaning | shape |
 |---|---|---|
 | `iterate` | x_t, the query | (..., d) |
-| `velocity` | v_{t-1} | (..., d) |
-| `average` | mean of x_2 … x_t (x_1 for t = 1), or x_min(t, U) | (..., d) |
+| `velocity` | v_{t-1}, or zeros if γ = 0 | (..., d) |
+| `average` | mean of x_2 … x_t (x_1 for t = 1), x_min(t, U), or x_t for the output x_{T+1} | (..., d) |
 | `released` / `scale` | g~_t, the noisy gradient | (..., d) |
 
 A query is the point at which silos compute gradients.  Π projects on a ball of radius R around 0.  The bound on
@@ -84,7 +84,7 @@ class ProjectedSGD:
     def update(self, state: SgdState, released: Tensor, current: Round) -> SgdState:
         """Step against the velocity, project onto the ball, and update the output, (..., d) each.
 
-        The state has x_t, v_{t-1} and the average, `released` / `scale` is g~_t, and `current` has t and the
+        The state has the vectors of the module's table, `released` / `scale` is g~_t, and `current` has t and the
         scale.  Without averages the output is x_{t+1}, or x_U once round U - 1 is over.
         """
         gradient = released if current.scale == 1.0 else released / current.scale

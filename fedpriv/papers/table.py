@@ -108,7 +108,8 @@ def find_algorithm(name: str) -> Algorithm:
 
     Raises:
         InputError: There is no such row, or an extension cannot be imported.  For a name without a row the message
-            lists the names, and suggests a close one or `--import`.
+            lists the names, and suggests a close one or `--import`, or it says what to take in place of some
+            known algorithms.
     """
     if name not in ALGORITHMS:
         load_extensions()

@@ -70,7 +70,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
             keys: Keys of the scenario for participation.
 
         Raises:
-            InputError: There is more than one group, or a limit is below 1.
+            InputError: There is more than one group, or a limit is below 1 (0 for `min_separation` counts as 1).
         """
         keys.refuse_groups(cls.name)
         passes = -(-order.rounds // order.rounds_per_epoch)
@@ -199,7 +199,7 @@ class ClientAvailability(DrawnOrder):
 
         Args:
             order: Public order.
-            keys: Keys of the scenario for participation.
+            keys: Keys of the scenario for participation, with a `min_separation` of 1 or more.
 
         Raises:
             InputError: `min_separation` is missing or too large, or there is more than one group.

@@ -287,8 +287,7 @@ class BalancedSubsampling(RandomAllocation):
     jointly convex, so that the guarantee for every partition holds for their mixture, under both relations
     (docs/proofs/allocation.md).
 
-    In samples the charged ε was at most 6 % above the true one with independent noise.  It was 11 to 66 % above
-    with noise that fades from round to round, whose overlaps are charged here without a bound by chains.
+    The overlaps of noise that fades from round to round are charged here without a bound by chains.
 
     Source: Dong et al. 2026 for the scheme.
 
@@ -371,7 +370,7 @@ class PoissonSampling(SecretOrder):
         return 1.0 / self.bins
 
     def truncate(self, rounds: int) -> Self:
-        """Return the first `rounds` rounds of the participation, at least 1."""
+        """Return the first `rounds` ≥ 1 rounds of the participation."""
         return type(self)(rounds, self.rounds_per_epoch, self.groups)
 
     def select_rows(

@@ -342,7 +342,7 @@ def rounds_per_draw(dimension: int, silo_count: int) -> int:
 
 
 class PrefetchedNoise:
-    """One party's unit vectors, prefetched in blocks of rounds, which halves the time of single draws.
+    """One party's unit vectors, prefetched in blocks of rounds.
 
     Any round may be requested any number of times.  Round 1 is a block of one, so that a measurement of time that
     starts after round 1 includes the draw of every later block.

@@ -178,7 +178,8 @@ class IntegerSteps:
         with words of w bits.
 
         Raises:
-            RunError: A message is malformed, or an exact sum is out of its bound.
+            RunError: A masked message has another length, or an exact sum another type or a value out of its
+            bound. ValueError: An exact sum has another length.
         """
         integer_round = self._integer_round(t)
         if self.plan.masked:

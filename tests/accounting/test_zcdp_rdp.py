@@ -1,6 +1,7 @@
 """zCDP and the papers' formula; Rényi DP against dp-accounting; the order of the three conversions."""
 
 import math
+from collections.abc import Callable
 
 import dp_accounting
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi as rdp
+from fedpriv.core.errors import InputError
 
 log_uniform_mu = st.floats(-6.0, 3.0).map(lambda power: 10.0**power)
 log_uniform_delta = st.floats(-300.0, -1.0).map(lambda power: 10.0**power)
@@ -81,3 +83,12 @@ def test_the_papers_condition_on_delta_is_the_wrong_way_round() -> None:
     """σ = 2√ln(1/δ)/ε is not (ε, δ)-DP where ε > ln(1/δ): at ε = 20, δ = 0.1 the exact δ is 0.543."""
     sigma = 2 * math.sqrt(math.log(10)) / 20
     assert gdp.delta_of(1 / sigma, 20) == pytest.approx(0.543, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    "figure", [rdp.zcdp_of, lambda mu: rdp.epsilon_of(mu, 1e-5), lambda mu: rdp.paper_epsilon(mu, 1e-5)]
+)
+def test_a_mu_whose_square_is_no_float_is_refused(figure: Callable[[float], float]) -> None:
+    """Before: OverflowError."""
+    with pytest.raises(InputError, match="mu² = inf"):
+        figure(1e155)

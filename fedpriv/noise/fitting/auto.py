@@ -2,9 +2,11 @@
 
 A row is one run to be planned: a workload of running sums, and the weights of its releases in the published
 points.  A fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The
-result is a mechanism with its numbers.  A candidate is a mechanism with the number of vectors in its state and its
-noise √J.  Scaled noise is that of a `column_scale` D: the noise of increment t, a record's clipped contribution to
-round t, is divided by D_t.
+result is a mechanism with its numbers.  A forms running sums of the sums s of records' contributions, a record is
+charged for moving C s, and the noise is A C^-1 z for fresh normal vectors z.  λ-CGD and buffers form C^-1 z with
+one and with several decaying sums of earlier vectors, and a banded C has few diagonals.  A candidate is a
+mechanism with the number of vectors in its state and its noise √J.  Scaled noise is that of a `column_scale` D:
+the noise of increment t, a record's clipped contribution to round t, is divided by D_t.
 
 Mechanisms are compared by the noise that each leaves in the output and in the queries.  J (`fitting/cost.py`) is
 the sum of both variances relative to their lower bounds: 2 at best, or 1 if the output does not count.  Standard
@@ -268,8 +270,9 @@ def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandi
     A candidate dominates another if it has at most as many vectors and at most as much noise.
 
     The order is: independent noise, scheduled noise, a tree if its state fits, banded square roots of 2 to
-    `max_vectors` bands if records take part more than once, λ-CGD and buffers without scaled noise, and with it.
-    With one or two rounds there is independent noise only.  A candidate may have more than `max_vectors` vectors.
+    `max_vectors` bands if records take part more than once, λ-CGD and buffers without scaled noise
+    (`_plain_candidates`), and with it (`_scaled_candidates`), as far as their states fit.  With one or two rounds
+    there is independent noise only.
 
     Args:
         cost: Cost of noise for the row.
@@ -301,8 +304,8 @@ def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCa
 
     A state has at most `max_vectors` vectors, and `cost` is the cost of noise for the row.
 
-    Buffers have two pairs of roots (θ_i, φ_i), with φ_2 = 0 or φ_2 fitted (`last_free`), or three pairs with φ_3
-    fitted.  No candidate is yielded if the state allows no vector.
+    Buffers are fitted with two pairs of roots (θ_i, φ_i), with φ_2 = 0 or φ_2 fitted (`last_free`), or with three
+    pairs and φ_3 fitted.  A fit may leave pairs out.  No candidate is yielded if the state allows no vector.
     """
     if not max_vectors:
         return
@@ -326,9 +329,9 @@ def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismC
     A state has at most `max_vectors` vectors, and `cost` is the cost of noise for the row.
 
     Scaled noise divides the noise of increment t by D_t, so that all columns of C diag(D) have one norm.
-    Candidates have m = 1, 2 or 3 pairs of roots (θ_i, φ_i) as far as the state allows, with the last φ fitted
-    (`last_free`), and for m = 1 also with φ_1 = 0.  No candidate is yielded for other participations or unequal
-    clips.
+    Candidates are fitted with m = 1, 2 or 3 pairs of roots (θ_i, φ_i) as far as the state allows, with the last φ
+    fitted (`last_free`), and for m = 1 also with φ_1 = 0.  A fit may leave pairs out.  No candidate is yielded for
+    other participations or unequal clips.
     """
     workload = cost.workload
     if not workload.schedule.single_pass or not workload.equal_clips:

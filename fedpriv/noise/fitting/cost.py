@@ -250,7 +250,7 @@ def filter_rational(signal: Floats, zeros: Sequence[float], poles: Sequence[floa
         >>> filter_rational(np.array([1.0, 0.0, 0.0]), zeros=(), poles=(0.5,)).tolist()
         [1.0, 0.5, 0.25]
     """
-    from scipy.signal import lfilter  # half a second to import, and needed only for fits
+    from scipy.signal import lfilter  # slow to import, and needed only for fits
 
     for zero, pole in zip_longest(zeros, poles, fillvalue=0.0):
         if zero != pole:

@@ -174,10 +174,7 @@ _LOSS_TOLERANCE = 1e-9
 _ROUGH_TOLERANCE, _FINE_TOLERANCE = 1e-7, 1e-15
 """Relative changes of log J at which a descent ends: from every start, and then from the best result."""
 _MAX_POLISHED = 500_000
-"""Most values of R, rows times rounds, for which a second descent is run.
-
-A fit of 60,000 rounds would take minutes more for no gain.
-"""
+"""Most values of R, rows times rounds, for which a second descent is run, to save time."""
 
 _GRID_POINTS = 12
 """Number of λ at which the search for the best λ starts."""

@@ -171,7 +171,7 @@ def compile_function(function: FunctionT) -> FunctionT | None:
     """Compile a function with numba, or return None if numba is not installed.
 
     The compiled function has the same results.  It is cached on disk in the package's folder or the user's cache,
-    if one of them is writable.  Else every process compiles the function again, which takes some seconds.
+    if one of them is writable.  Else every process compiles the function again.
     Floating point follows IEEE 754: no operation is reordered, and none is contracted with another.
     """
     try:

@@ -12,7 +12,7 @@ below σ = 32).  An attempt reads two AES blocks, four words of 64 bits:
 Floating point only predicts the second comparison.  Where the two sides are within 2^-44, integers decide.  So no
 libm, no instruction set and no platform can change a bit (cf. interval refining in Haney et al. 2022,
 "Precision-based attacks and interval refining").  A first pass goes over all values, and accepts by exp(-x) ≥ 1 -
-x those whose uniform is below 1 - x - 2^-44.  A second pass decides on the few others (2.4 % at large σ).
+x those whose uniform is below 1 - x - 2^-44.  A second pass decides on the few others.
 
 The number of attempts is independent of the accepted value, so retries reveal nothing about the value.  Nothing is
 claimed about a party that shares the processor's caches.  Proof of the total variation:
@@ -91,7 +91,7 @@ class AliasTable:
         return uniform < exp_fixed(exponent, _THRESHOLD_BITS)
 
 
-@lru_cache(maxsize=64)  # a pure function, and a table takes some ten milliseconds
+@lru_cache(maxsize=64)  # a pure function
 def make_alias_table(sigma: float) -> AliasTable:
     """Compute the alias table for σ, which as a float is a rational and is not rounded.
 
@@ -191,10 +191,7 @@ _LITTLE = np.dtype("<u8")
 
 
 class _ChunkWorkspace(threading.local):
-    """Working memory of a thread for a chunk of values.
-
-    Fresh pages would take more time than the computation.
-    """
+    """Working memory of a thread for a chunk of values, which is used again for the next chunk."""
 
     def __init__(self) -> None:
         """Allocate memory for `_CHUNK` values, each from two AES blocks."""
@@ -224,7 +221,7 @@ class _ChunkWorkspace(threading.local):
         out: Ints,
         retries: Ints,
     ) -> int:
-        """Make one attempt at each of n places, in some twenty passes of NumPy.
+        """Make one attempt at each of n places, with NumPy.
 
         This is `fixed_point.attempt_values` without compiled code, with the same results.
 
@@ -309,7 +306,7 @@ class KeyedDiscreteGaussian:
                 for tests, since they give the same values, only slower.
 
         Raises:
-            ValueError: The key has another length, or a number has more than 32 bits.
+            ValueError: The key has another length, or a number is not from 0 to 2^32 - 1.
         """
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
@@ -355,7 +352,7 @@ class KeyedDiscreteGaussian:
             # Ascending, since an attempt takes places whose ends are count - 1 apart for a slice.
             retries = np.sort(np.concatenate([waiting_places[waiting_places >= 0], np.array(refused, np.int64)]))
             attempt += 1
-            # This has probability 0.025^255, unless the key stream is broken.
+            # This has a probability below 0.03^255, unless the key stream is broken.
             if attempt == _TIE_ATTEMPT and len(retries):
                 raise RunError("the noise generator refused 255 draws in a row")
             retries_by_chunk = [
@@ -502,7 +499,7 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
     """
     _check_chain(chain)
     sums_digest = hashlib.sha256(",".join(map(str, sums.shape)).encode() + b"|")
-    # The memory is hashed in place, since a copy costs more than the hash.
+    # Contiguous memory is hashed without a copy.
     sums_digest.update(np.ascontiguousarray(sums, "<i8").data)
     message = (
         b"fedpriv exact noise" + party.to_bytes(8, "big") + t.to_bytes(8, "big") + chain + sums_digest.digest()

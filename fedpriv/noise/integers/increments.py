@@ -8,7 +8,7 @@ neighbours differ in a record whose increments are 0 in one of them, and under r
 
 Truncation towards zero enlarges no coordinate, |trunc x| ≤ |x|, so no norm grows: one record moves a sum by at
 most K under zero-out and 2K under replace-one.  Unlike rounding, truncation needs no √d/2 more in the norm, no
-secret randomness and no redraw.  It moves an increment by less than √d / K of the clip.  Proof:
+secret randomness and no redraw.  It moves an increment by about √d / K of the clip at most.  Proof:
 docs/proofs/truncation.md.
 
 The gradient of a loss of linear scores is residual ⊗ features, and its d values a record need not be formed.  With
