@@ -1,18 +1,19 @@
 """Findings on what a run learnt: models no better than a constant, rising losses, records that nobody reads.
 
 `measure_learning` stores with a cell what a constant prediction reaches on its test records.  `describe_findings`
-compares the cell with it, in sentences that every table, page and terminal shows.
+compares the cell with it, in sentences.
 
-| finding | rule, of the mean over the seeds of a sweep point |
+| finding | rule, mostly of the mean over the seeds of a sweep point |
 |---|---|
 | R² | below 0, that of predicting the mean of the test targets |
-| accuracy | not above the share of the commonest class by two standard errors, or by 2 points |
+| accuracy | not above the share of the commonest class by two standard errors or 2 points, the smaller |
 | balanced accuracy | not above 1 / classes by 2 points |
 | test loss | not below the loss of the best constant outputs |
 | start | test loss not below that before round 1 by half a percent |
 | rising loss | after the last round above that after the first evaluated one, by 1 % |
-| outputs | all in 0 … 1, where the loss takes logits |
+| outputs | all in 0 … 1 and not all equal, where the loss takes logits |
 | records | some of the training records are read in no round |
+| clipping | of 99.9 % of increments or more in each cell, beside another finding |
 
 Without a measurement, as where silos evaluate, accuracies are compared with 1 / classes, and the test loss of a
 softmax regression with ln classes, if a table's public description has classes.
@@ -51,7 +52,7 @@ _MAX_RECORDS = 10_000
 _MARGIN = 0.02
 """Largest distance above chance at which an accuracy counts as chance."""
 _RISE = 1.01
-"""Ratio of the last to the first loss from which a loss rises."""
+"""Ratio of the last to the first loss above which a loss rises."""
 _FALL = 0.995
 """Ratio of the last loss to that before round 1 from which nothing was learnt."""
 _ALL_CLIPPED = 0.999
@@ -60,7 +61,8 @@ _ALL_CLIPPED = 0.999
 def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] | None) -> dict[str, Any]:
     """Measure what constant predictions and the start reach on the test records.
 
-    The result is empty if no server evaluates the model, or if the model is no torch module or linear score.
+    The result is empty if silos evaluate the model, or if there is no test loss, no test record or no way to
+    rebuild the model here.  A key is left out where its figure is not known.
 
     | key | meaning |
     |---|---|
@@ -68,7 +70,8 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     | `tests`, `train` | number of test records, and of training records that a simulation has |
     | `start_and_end` | test loss before round 1, and of the model, on records whose outputs are looked at |
     | `loss` | test loss of the best constant outputs |
-    | `commonest`, `classes`, `balanced` | share of the commonest class, number of classes, balanced accuracy |
+    | `commonest`, `classes` | share of the commonest class, and number of classes, among test records |
+    | `balanced` | balanced accuracy on records whose outputs are looked at |
     | `has_unit_outputs` | whether all outputs lie in 0 … 1 although the loss takes logits |
 
     Args:
@@ -147,7 +150,7 @@ def _are_shares(outputs: Tensor) -> bool:
 def describe_findings(results: Results) -> list[str]:
     """Describe in sentences where a run learnt nothing, or not from all records.
 
-    A sentence names its sweep points, up to three of them.  The list is empty without a finding.
+    A sentence on sweep points names up to three of them.  The list is empty without a finding.
     """
     points_by_sentence = dict[str, list[str]]()
     for point in sweep_points(results):
