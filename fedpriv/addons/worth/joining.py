@@ -212,8 +212,10 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
     has_choice = len(list(itertools.product(*(first.axes[key] for key in settings)))) > 1
     cell = first.points[0].cell
     split_count = request.splits if request.splits is not None else cell.data.splits or 5
-    if split_count > _MAX_SPLITS:
-        raise InputError(f"splits = {split_count}: at most {_MAX_SPLITS:,}, each of which runs the whole grid")
+    if not 0 <= split_count <= _MAX_SPLITS:
+        raise InputError(
+            f"splits = {split_count}: at least 0, and at most {_MAX_SPLITS:,}, each of which runs the whole grid"
+        )
     references = compute_references(cell, report_progress=report_progress)
     splits = []
     for number in range(split_count + 1):
