@@ -1,4 +1,4 @@
-"""Findings on what a run learnt: models no better than a constant, rising losses, records that nobody reads.
+"""Findings on runs: models no better than a constant, rising losses, records without a reader.
 
 `measure_learning` stores with a cell what a constant prediction reaches on its test records.  `describe_findings`
 compares the cell with it, in sentences.
@@ -115,7 +115,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
 
 
 def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
-    """Minimize the mean loss of constant outputs by quasi-Newton steps, or return None if it is not finite.
+    """Minimize the mean loss of constant outputs, or return None if the minimum is not finite.
 
     Args:
         loss: Loss of the model.
@@ -214,7 +214,7 @@ def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 def _compare_with_constant(
     cells: Sequence[Mapping[str, Any]], means: Mapping[str, float], facts: Mapping[str, Any]
 ) -> list[str]:
-    """Return reasons why means are no better than what constant predictions reach on the same test records."""
+    """Return reasons why means are no better than those of constants on the same test records."""
     reasons, losses = (
         list[str](),
         [cell["learning"]["loss"] for cell in cells if "loss" in cell.get("learning", {})],
@@ -241,7 +241,7 @@ def _compare_with_constant(
 
 
 def _compare_with_guessing(cell: Mapping[str, Any], means: Mapping[str, float]) -> list[str]:
-    """Return reasons why means are no better than guessing among the classes of a table's public description."""
+    """Return reasons why means are no better than guessing among a table's public classes."""
     scenario = cell["scenario"]
     classes = _class_count(scenario.get("data", {}))
     if classes == 0:

@@ -177,6 +177,6 @@ def _import_extra(module: str, name: str, extra: str) -> Any:
 
 
 def _run_name(point: SweepPoint) -> str:
-    """Format a cell's swept values and seed as the name of a run or folder, such as "rho=4.0,silos=10,seed=0"."""
+    """Format the name of a cell's run or folder, such as "rho=4.0,silos=10,seed=0"."""
     swept = [f"{key.rpartition('.')[2]}={value}" for key, value in point.swept_values.items()]
     return ",".join([*swept, f"seed={point.cell.seed}"]).replace("/", "-")

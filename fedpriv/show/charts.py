@@ -90,7 +90,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Series that share a pair of axes, with a name of what they have in common, or ""."""
+    """Series that share a pair of axes, with a name for their common settings, or ""."""
 
     name: str
     series: Sequence[Series]

@@ -60,7 +60,7 @@ REAL_TRAVEL, REAL_TURN = 0.7, 2.0
 NETWORK_ROUNDS, NETWORK_CLIP, NETWORK_STEP = 100, 1.0, 0.02
 """Rounds, clip and step of DP-Adam for a network of up to `NETWORK_WIDTH` parameters."""
 NETWORK_WIDTH, WIDTH_POWER = 10_000, 1.0 / 3.0
-"""Parameters above which the step falls as parameters^(-power): wide layers add up more noisy coordinates."""
+"""Parameters above which the step falls, as parameters^(-power)."""
 MIN_Q = {True: 3.5, False: 1.5}
 """Smallest q at which a model is likely to beat a constant, by whether the target is real."""
 
