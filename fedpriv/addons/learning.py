@@ -1,4 +1,4 @@
-"""Findings on runs: models no better than a constant, rising losses, records without a reader.
+"""Findings on runs: models no better than a constant, rising losses, records that no round reads.
 
 `measure_learning` stores with a cell what a constant prediction reaches on its test records.  `describe_findings`
 compares the cell with it, in sentences.
