@@ -1,18 +1,19 @@
-"""Findings on what a run learnt: models no better than a constant, rising losses, records that nobody reads.
+"""Findings on runs: models no better than a constant, rising losses, records that no round reads.
 
 `measure_learning` stores with a cell what a constant prediction reaches on its test records.  `describe_findings`
-compares the cell with it, in sentences that every table, page and terminal shows.
+compares the cell with it, in sentences.
 
-| finding | rule, of the mean over the seeds of a sweep point |
+| finding | rule, mostly of the mean over the seeds of a sweep point |
 |---|---|
 | R² | below 0, that of predicting the mean of the test targets |
-| accuracy | not above the share of the commonest class by two standard errors, or by 2 points |
+| accuracy | not above the share of the commonest class by two standard errors or 2 points, the smaller |
 | balanced accuracy | not above 1 / classes by 2 points |
 | test loss | not below the loss of the best constant outputs |
 | start | test loss not below that before round 1 by half a percent |
 | rising loss | after the last round above that after the first evaluated one, by 1 % |
-| outputs | all in 0 … 1, where the loss takes logits |
+| outputs | all in 0 … 1 and not all equal, where the loss takes logits |
 | records | some of the training records are read in no round |
+| clipping | of 99.9 % of increments or more in each cell, beside another finding |
 
 Without a measurement, as where silos evaluate, accuracies are compared with 1 / classes, and the test loss of a
 softmax regression with ln classes, if a table's public description has classes.
@@ -51,7 +52,7 @@ _MAX_RECORDS = 10_000
 _MARGIN = 0.02
 """Largest distance above chance at which an accuracy counts as chance."""
 _RISE = 1.01
-"""Ratio of the last to the first loss from which a loss rises."""
+"""Ratio of the last to the first loss above which a loss rises."""
 _FALL = 0.995
 """Ratio of the last loss to that before round 1 from which nothing was learnt."""
 _ALL_CLIPPED = 0.999
@@ -60,7 +61,8 @@ _ALL_CLIPPED = 0.999
 def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] | None) -> dict[str, Any]:
     """Measure what constant predictions and the start reach on the test records.
 
-    The result is empty if no server evaluates the model, or if the model is no torch module or linear score.
+    The result is empty if silos evaluate the model, or if there is no test loss, no test record or no way to
+    rebuild the model here.  A key is left out where its figure is not known.
 
     | key | meaning |
     |---|---|
@@ -68,7 +70,8 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     | `tests`, `train` | number of test records, and of training records that a simulation has |
     | `start_and_end` | test loss before round 1, and of the model, on records whose outputs are looked at |
     | `loss` | test loss of the best constant outputs |
-    | `commonest`, `classes`, `balanced` | share of the commonest class, number of classes, balanced accuracy |
+    | `commonest`, `classes` | share of the commonest class, and number of classes, among test records |
+    | `balanced` | balanced accuracy on records whose outputs are looked at |
     | `has_unit_outputs` | whether all outputs lie in 0 … 1 although the loss takes logits |
 
     Args:
@@ -112,7 +115,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
 
 
 def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
-    """Minimize the mean loss of constant outputs by quasi-Newton steps, or return None if it is not finite.
+    """Minimize the mean loss of constant outputs, or return None if the minimum is not finite.
 
     Args:
         loss: Loss of the model.
@@ -147,7 +150,7 @@ def _are_shares(outputs: Tensor) -> bool:
 def describe_findings(results: Results) -> list[str]:
     """Describe in sentences where a run learnt nothing, or not from all records.
 
-    A sentence names its sweep points, up to three of them.  The list is empty without a finding.
+    A sentence on sweep points names up to three of them.  The list is empty without a finding.
     """
     points_by_sentence = dict[str, list[str]]()
     for point in sweep_points(results):
@@ -211,7 +214,7 @@ def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 def _compare_with_constant(
     cells: Sequence[Mapping[str, Any]], means: Mapping[str, float], facts: Mapping[str, Any]
 ) -> list[str]:
-    """Return reasons why means are no better than what constant predictions reach on the same test records."""
+    """Return reasons why means are no better than those of constants on the same test records."""
     reasons, losses = (
         list[str](),
         [cell["learning"]["loss"] for cell in cells if "loss" in cell.get("learning", {})],
@@ -238,7 +241,7 @@ def _compare_with_constant(
 
 
 def _compare_with_guessing(cell: Mapping[str, Any], means: Mapping[str, float]) -> list[str]:
-    """Return reasons why means are no better than guessing among the classes of a table's public description."""
+    """Return reasons why means are no better than guessing among a table's public classes."""
     scenario = cell["scenario"]
     classes = _class_count(scenario.get("data", {}))
     if classes == 0:

@@ -38,8 +38,7 @@ class Tracker(Protocol):
 class TrackerObserver(RunObserver):
     """Observer that stores each cell of a run in a tracker.
 
-    The experiment has the scenario's name.  An error of the tracker is raised as a RunError of one line, which
-    ends the run.  Cells that were finished before stay stored.
+    The experiment has the scenario's name.  An error of `Tracker.errors` is raised as a RunError of one line.
     """
 
     def __init__(self, tracker: Tracker) -> None:

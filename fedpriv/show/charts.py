@@ -1,15 +1,16 @@
 """Chart data of a run: metrics, clipping, noise of mechanisms, trade-off curves.
 
-`make_charts` computes all series of a run.  Two modules draw them: `page.py` as SVG for the HTML report, and
-`plots.py` with matplotlib for files and notebooks.
+`make_charts` makes the charts of a run.  `page.py` draws them as SVG for the HTML report, and `plots.py` with
+matplotlib.
 
-A chart has panels side by side, a panel has series, and a series has marks: points (x, y) with a spread, the
-half-width of an error band or bar.  A chart may have named rows in place of numbers on its y axis.  A look is
-colour, dashes and marker of a series.
+A chart has panels, a panel has series, and a series has marks: points (x, y) with a spread, the half-width of an
+error band or bar.  A chart may have named rows in place of numbers on its y axis.  A look is colour, dashes and
+marker of a series.
 
 An axis of a sweep is a swept key of the scenario with its values, and a sweep point, or setting, has one value for
 each axis.  A cell is one run, a sweep point with a seed, as a dictionary of results.json.  A mechanism says how
-the noise of different rounds is correlated, if it is.  A release stream is all releases of one party in a run.
+the noise of different rounds is correlated, if it is.  A release stream is the releases of one party, or of
+several alike, in the rounds of a run or in a first step before them.
 """
 
 import math
@@ -63,7 +64,7 @@ class Mark:
     y: float
     """Value on the y axis, or the number of a named row, from 0, plus an offset in the row."""
     tooltip: str = ""
-    """Text of the mark in the HTML report, or "" for none."""
+    """Text of the mark behind the name of its series in the HTML report, or "" for none."""
     spread: float = 0.0
     """Half-width of the error band or bar, along y, or along x in a chart with named rows."""
 
@@ -82,14 +83,14 @@ class Series:
     dots: bool = True
     """Whether the marks themselves are drawn."""
     hollow: bool = False
-    """Whether the marks are rings, around the marks of other series."""
+    """Whether the marks are outlines."""
     published: Sequence[Mark] = ()
     """Values that a paper reports for the same settings, drawn as hollow marks of the same look."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Series that share a pair of axes, named by the settings that they have in common."""
+    """Series that share a pair of axes, with a name for their common settings, or ""."""
 
     name: str
     series: Sequence[Series]
@@ -97,10 +98,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Figure of panels side by side that share one y axis."""
+    """Figure of panels that share one y axis."""
 
     key: str
-    """Name of the chart among those of a run, such as "privacy" or the key of a metric."""
+    """Name of the chart, such as "privacy" or the key of a metric."""
     caption: str
     x_label: str
     y_label: str
@@ -114,9 +115,9 @@ class Chart:
     ticks: Sequence[float] = ()
     """Values with a tick on the x axis, or empty for round numbers."""
     rows: Sequence[str] = ()
-    """Row names on the y axis.  The y values are then 0, 1, … from the top."""
+    """Row names on the y axis, numbered 0, 1, … from the top, or empty for numbers on this axis."""
     shown_x: Sequence[float] = ()
-    """Values that the range of the x axis always includes."""
+    """Values that the range of the x axis includes besides those of the marks."""
 
     @property
     def series(self) -> list[Series]:
@@ -125,7 +126,7 @@ class Chart:
 
     @property
     def legend(self) -> list[Series]:
-        """One series for each name, or an empty list if there is only one name."""
+        """One series for each name, or an empty list if there are not several names."""
         series_by_name = {series.name: series for series in self.series}
         return list(series_by_name.values()) if len(series_by_name) > 1 else []
 
@@ -235,7 +236,7 @@ def _make_metric_chart(
 
 
 def privacy_levels(results: Results) -> dict[str, float]:
-    """Return the privacy levels of all cells, by their text of three digits, rounded up.
+    """Return the privacy levels of all cells with noise, by their text of three digits, rounded up.
 
     Levels with one text, such as those that differ only by an accountant's rounding, count as one, the last
     cell's.
@@ -400,7 +401,10 @@ class _UsedMechanism:
     """Mechanism that a run used, with the setting in which the noise charts compare all mechanisms."""
 
     setting: AccountingSetting
-    """Rounds, epochs, decay, silos, trust and relation of the run, with clip norm and batch size 1."""
+    """Setting of the run, but for clip norm and batch size, which are 1.
+
+    Rounds are those of one period if sums restart from 0.
+    """
     mu: float
     """μ of the run's claim."""
     label: str
@@ -414,9 +418,7 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Chart the noise of each mechanism at a run's guarantee, by accounting alone.
 
     The charts describe the first cell that has a μ and that `_find_used_mechanism` can compare with other
-    mechanisms: one with a mechanism that a scenario can select, with running sums, with whole epochs or a single
-    pass, and without a first step or fresh permutations.  There are no charts without such a cell, and the second
-    chart needs several silos.
+    mechanisms.  There are no charts without such a cell, and the second chart needs several silos.
     """
     question = next(filter(None, (_find_used_mechanism(cell) for cell in cells if cell["mu"] is not None)), None)
     if question is None:
@@ -438,13 +440,13 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
 def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it.
 
-    Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), for which all
-    mechanisms add the same noise, fresh permutations, and a run that ends within an epoch.  The first release
-    stream decides, which is that of a first step, with decay 0, in a run that has one.  If sums restart from 0
-    after a period, the setting has the rounds of one period.
+    Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), fresh permutations,
+    and a run of several passes that ends within one.  The first release stream decides, which is that of a first
+    step, with decay 0, in a run that has one.  If sums restart from 0 after a period, the setting has the rounds
+    of one period.
     """
     stream = stream_from_data(cell["releases"][0])
-    # Without running sums, all mechanisms add the same noise.
+    # The charts compare noise in running sums.
     if not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0:
         return None
     single_pass = stream.period is not None or stream.schedule.single_pass
@@ -465,8 +467,8 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
 def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
     """Chart the root mean square over rounds of the noise in a release, against the number of rounds.
 
-    Up to twelve numbers of rounds, from one round for each epoch to the run's, are spaced geometrically.  Each has
-    its own calibration at the run's μ, with one series for each mechanism.
+    Up to twelve numbers of rounds, from one round for each epoch to the run's, are spaced about geometrically.
+    Each has its own calibration at the run's μ, with one series for each mechanism.
 
     Args:
         question: Accounting setting and μ of a run, and the mechanism that it used.

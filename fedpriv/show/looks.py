@@ -1,9 +1,8 @@
 """Looks of a chart: axes and ticks, colours, dashes and markers of series, and panels for many series.
 
-Any two lines of a chart over a sweep differ in at least two of colour, dashes and marker, so that they can be
-told apart on a grey print and by a colour-blind reader.  Hues are close to those of Okabe & Ito.  Values with an
-order take shades of one hue.  An axis is a swept key of the scenario with its values, such as algorithm.name.  A
-sweep point has one value for each axis.
+Lines of a panel differ in at least two of colour, dashes and marker, as far as there are looks, so that they can
+be told apart on a grey print and by a colour-blind reader.  Hues are close to those of Okabe & Ito.  An axis is a
+swept key of the scenario with its values, such as algorithm.name.  A sweep point has one value for each axis.
 """
 
 import math
@@ -81,13 +80,14 @@ def level_look(level: int, levels: int) -> Look:
 class Layout:
     """Swept keys by the way in which a chart shows them.
 
-    Kinds differ in hue and dashes, levels in shade and marker, and the remaining keys by panel.
+    Kinds differ in hue and dashes, and levels in shade and marker, if there are few (`choose_look`).  The
+    remaining keys differ by panel.
     """
 
     kinds: tuple[str, ...]
-    """Keys whose combinations of values get a hue and dashes each."""
+    """Keys whose combinations of values are the kinds."""
     levels: tuple[str, ...]
-    """Keys whose combinations of values get a shade and a marker each."""
+    """Keys whose combinations of values are the levels."""
     panels: tuple[str, ...]
     """Keys, at most two, whose combinations of values get a panel each."""
     axes: Mapping[str, list[Any]]
@@ -98,8 +98,7 @@ class Layout:
 
         Kinds and levels are shown separately, by hue with dashes and by shade with marker, unless there are more
         kinds than dashes or more levels than hues.  Then, and for a single level, the looks are those of series
-        without an order (`nth_look`).  The first five
-        levels of a single kind also differ in dashes.
+        without an order (`nth_look`).  The first five levels of a single kind also differ in dashes.
         """
         (kind, kinds), (level, levels) = self._index_of(self.kinds, point), self._index_of(self.levels, point)
         if kinds > len(DASHES) or levels > len(_HUES):
@@ -183,7 +182,10 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self, max_count: int) -> list[float]:
-        """Return round numbers on the axis, at most about `max_count`, or its ends if there are too few."""
+        """Return round numbers on the axis, at most about `max_count`.
+
+        A logarithmic axis with fewer than two of them has its ends.
+        """
         return (
             _logarithmic_ticks(self.low, self.high, max_count)
             if self.logarithmic
@@ -198,8 +200,9 @@ def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic
     """Make the axis of the finite ones of some values, with a margin at each end.
 
     The margin is about 5 % of the length of the axis.  A logarithmic axis shows values above 0.  Its margin is a
-    factor, at least 1.05.  It becomes linear if no value is above 0.  A linear axis of equal values has a margin
-    of a tenth of their size, and at least 0.1, and without any value an axis goes from 0 to 1 with margins.
+    factor, at least 1.05.  It becomes linear, from 0 to 1, if no value is above 0.  A linear axis of equal values
+    has a margin of a tenth of their size, and at least 0.1, and without any value an axis goes from 0 to 1 with
+    margins.
 
     Args:
         values: Values to show, which may include infinities and NaN.

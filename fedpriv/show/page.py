@@ -7,11 +7,11 @@
 | dp-accounting | releases as events of dp-accounting |
 | ro-crate | metadata of the run's files, their software and privacy claims, as an RO-Crate 1.1 |
 
-A chart has panels side by side, a panel has series, and a series has marks: points (x, y), joined by a line or
-not.  A chart may have named rows in place of numbers on its vertical axis.  Positions and lengths are in units of
-a panel's view box, which is 560 wide, with y downwards.
+A chart has panels, a panel has series, and a series has marks: points (x, y), joined by a line or not.  A chart
+may have named rows in place of numbers on its vertical axis.  Positions in a panel are in units of its view box,
+which is 560 wide, with y downwards.
 
-An RO-Crate changes no file of the run.  Source: https://www.researchobject.org/ro-crate/specification/1.1/ .
+Source of RO-Crate: https://www.researchobject.org/ro-crate/specification/1.1/ .
 """
 
 import math
@@ -112,7 +112,7 @@ def _draw_panel(chart: Chart, panel: Panel) -> Markup:
         panel: Panel to draw.
     """
     left_margin, height = _LEFT_MARGIN, HEIGHT
-    if chart.rows:  # room for the longest name on the left, and for each series in each row
+    if chart.rows:  # room for names on the left, and for each series in each row
         left_margin = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER_WIDTH))
         height = max(190, _TOP_MARGIN + _BOTTOM_MARGIN + (20 + 8 * len(panel.series)) * len(chart.rows))
     horizontal = chart.x_scale(panel, left_margin, WIDTH - _RIGHT_MARGIN)
@@ -187,7 +187,7 @@ def _draw_series(
     """Draw a series' line with its band, or marks with bars, then markers, published marks, and tooltips.
 
     Measured marks whose y is not finite are left out.  A line with more than six marks has markers at three to six
-    of them, which begin at another mark for each rank, so that the markers of close lines rarely coincide.
+    of them, which depend on the rank, so that markers of close lines need not coincide.
 
     Args:
         chart: Chart of the series.
@@ -446,7 +446,7 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
 
 
 def render_page(folder: Path, results: Results, version: str = "", *, live: bool = False) -> str:
-    """Render the report as HTML, equal for equal results.
+    """Render the report as HTML.
 
     Guarantee: every text that comes from a scenario is escaped; only our own drawings, style sheet and scripts
     enter as markup.

@@ -1,8 +1,8 @@
-"""Charts as PNG, SVG and PDF by matplotlib, the same bytes for the same charts.
+"""Charts as PNG, SVG and PDF by matplotlib, without dates.
 
-A chart has panels side by side, a panel has series, and a series has marks: points (x, y), joined by a line or
-not.  Published marks are values that a paper reports.  A chart may have named rows in place of numbers on its
-vertical axis.  A figure of matplotlib has the panels of one chart or several.
+A chart has panels, a panel has series, and a series has marks: points (x, y), joined by a line or not.  Published
+marks are values that a paper reports.  A chart may have named rows in place of numbers on its vertical axis.  A
+figure of matplotlib has the panels of one chart or several.
 """
 
 import io
@@ -60,10 +60,11 @@ def plot_run(
     | figure | when |
     |---|---|
     | curves, or one for each metric if it has several panels | there are evaluations |
-    | privacy | μ, or ε if a cell has no μ, differs in its first three digits |
+    | privacy | the privacy level (`privacy_key`) differs in its first three digits |
     | clipped | there are several settings, and increments are clipped, but not all of them |
     | noise | a cell has a μ, and noise that can be compared (`make_noise_charts`) |
     | tradeoff | there is a μ whose curve can be told from the axes, or an audit |
+    | key of an add-on's chart | the add-on has a chart of the run |
 
     Args:
         folder: Folder of the run.
@@ -108,8 +109,8 @@ def plot_run(
 def render_svgs(folder: Path, results: Results) -> dict[str, str]:
     """Render the figures of `plot_run` as SVG texts by name, without an XML prologue.
 
-    Ids of different figures differ, so that one page can hold all of them.  A run without a finished cell has no
-    figure.
+    References within a figure are to ids of its own, but for glyphs, so that one page can hold all figures.  Names
+    of groups, such as axes_1, repeat in every figure.
 
     Raises:
         InputError: If the folder has no history, or a damaged audit.
@@ -136,7 +137,8 @@ def draw_charts(
         charts: Charts, whose panels share the figure.
         folder: Folder of the files.
         name: Name of the files without a suffix, and seed of the ids in the SVG.
-        title: Title above all panels, of one or several lines, or None for a figure without title and captions.
+        title: Title above all panels, of one or several lines, or None for a figure without title and notes
+            (`make_figure`).
         kinds: Formats, which are the suffixes of the files.
         width: Width in inches, or None for one that fits the panels.
     """
@@ -237,7 +239,7 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
     columns = 2 if len(chart_panels) in (2, 4) else min(len(chart_panels), 3)
     columns = columns if width is None else min(columns, max(1, int(width / _MIN_PANEL_WIDTH)))
     rows = math.ceil(len(chart_panels) / columns)
-    # Sizes are in inches.  A chart with named rows has a height for each row.
+    # Sizes are in inches.  A single panel with named rows has a height for each row.
     row_height = max(
         1.4 + 0.3 * len(chart.rows) if chart.rows and len(chart_panels) == 1 else 3.6 for chart in charts
     )
@@ -365,7 +367,7 @@ def _add_legend(figure: "Figure", charts: Sequence[Chart], *, is_below: bool) ->
 
 
 def _render_bytes(figure: "Figure", kind: str, name: str) -> bytes:
-    """Render the figure as bytes of a file, without a date, and with ids derived from its name."""
+    """Render the figure as bytes of a file, without a date.  The name is the seed of ids in an SVG."""
     from matplotlib import rc_context
 
     buffer, dates = io.BytesIO(), {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -378,7 +380,7 @@ def _render_bytes(figure: "Figure", kind: str, name: str) -> bytes:
 def plot_settings(*, small: bool = False) -> Iterator[None]:
     """Set matplotlib's parameters for a block, independent of the user's matplotlibrc, and restore them.
 
-    `small` is for figures of a given width, whose letters are those of a caption.
+    `small` is for figures of a given width, whose letters are smaller.
     """
     from matplotlib import rc_context, rcdefaults, rcParams
 

@@ -1,9 +1,12 @@
 """Privacy statement of a run for a data-protection officer, and the audit that is stored with the run.
 
 A cell is one run of a sweep: a dictionary of results.json with its settings, releases and figures.  A release
-stream is all releases of one party in a run, with their noise, clip and schedule.  A claim is the guarantee that
-follows from the streams, and its figures are μ, ε at δ, and ρ of zCDP.  The unit is what is protected: a record, a
-person or a client.  An audit tries to refute a claim.
+stream is the releases of one party, or of several alike, in the rounds of a run or in a first step before them,
+with their noise, clip and schedule.  A claim is the guarantee that follows from the streams, and its figures are
+μ, ε at δ, and ρ of zCDP.  A kind of guarantee is a μ, or a curve of (ε, δ), which has no μ.  A μ is attained if it
+is exact and not a bound.  A μ by counting is a smaller bound, where the constants of a paper charge more than the
+noise needs.  The unit is what is protected: a record, a person or a client.  An evaluation is scores of silos on
+their test records, summed with or without noise.  An audit tries to refute a claim.
 """
 
 import itertools
@@ -105,7 +108,7 @@ class Statement:
     mechanisms: Sequence[str]
     """Description of each party's releases, with their noise and clip."""
     attained: bool
-    """Whether μ of every cell is exact.  Otherwise some figures are upper bounds."""
+    """Whether every cell has a claim whose μ is exact, and not an upper bound."""
     levels: Sequence[ProtectionLevel]
     """Distinct figures of the cells, the smallest ε first."""
     caveats: Sequence[str]
@@ -157,7 +160,7 @@ def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> 
     """Describe the composed μ of all runs with secret noise, under one relation, whose claims have a μ.
 
     The composed μ holds for a record that takes part in each of these runs.  Runs without a μ, such as those with
-    secret participation, are not counted.  The text is empty for fewer than two runs with a μ.
+    secret participation, are not counted.  The text is empty for fewer than two such runs.
     """
     claims = [
         compute_claim_from_data(cell["releases"])
@@ -265,7 +268,7 @@ def _noise_note(noise_kind: str, trust: Trust) -> str:
 
 
 def loss_assumption(stream: ReleaseStream) -> str:
-    """Return the sentence on what the sensitivity assumes about the loss beside the clips, if anything."""
+    """Return the sentence on what the sensitivity assumes about the loss, or that it assumes nothing."""
     return stream.mechanism.assumption or _NO_LOSS_ASSUMPTION.format(unit=stream.unit.noun)
 
 
@@ -300,9 +303,8 @@ def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
 def _describe_noise(stream: ReleaseStream, clip_unit: str = "") -> str:
     """Describe a stream: its party, number of releases, noise and clip, followed by their `clip_unit`.
 
-    A stream is all releases of a party in the rounds of a run, or in a first step before them.  Of an external
-    first step, which was taken elsewhere and is charged here, the text has only the charged μ.  Of a stream
-    without noise it has only the number of releases.
+    Of an external first step, which was taken elsewhere and is charged here, the text has only the party and the
+    charged μ.  Of a stream without noise it has only the party and the number of releases.
 
     Args:
         stream: Stream to describe.
@@ -403,7 +405,7 @@ def load_audit(folder: Path) -> StoredAudit | None:
     """Load the stored audit of a run from RUN_DIR/audit.json, or return None if none is stored.
 
     Raises:
-        InputError: If the file is damaged.
+        InputError: If the file is damaged or cannot be read.
     """
     path = folder / _AUDIT_FILE
     if not path.exists():

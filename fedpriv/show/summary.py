@@ -3,8 +3,7 @@
 An axis is a swept key of the scenario with its values, and a sweep point has one value for each axis.  A cell is
 one run: a sweep point with a seed, as a dictionary of results.json.
 
-Tables, charts, pages and the terminal take their metrics, sweep points and names from this module.  They also take
-their lines of text from here: missing cells, the measurement, the privacy claims, and the choice of settings.
+The lines are on missing cells, the measurement, the privacy claims, and the choice of settings.
 """
 
 import itertools
@@ -148,12 +147,12 @@ def _find_metrics(records: Iterable[Mapping[str, Any]]) -> list[Metric]:
 
 
 def run_metrics(results: Results) -> list[Metric]:
-    """Return all metrics of a run's cells, or loss and accuracy if no cell is finished."""
+    """Return all metrics of a run's cells, or loss and accuracy if there are none."""
     return _find_metrics(results.cells) or list(METRICS[:2])
 
 
 def shared_metrics(results: Results) -> list[Metric]:
-    """Return the run's metrics without those of silos, except for silo metrics that the [table] names."""
+    """Return the run's metrics without those of silos, except for `published_metrics`."""
     published = published_metrics(results)
     return [metric for metric in run_metrics(results) if metric.base is None or metric in published]
 
@@ -161,7 +160,8 @@ def shared_metrics(results: Results) -> list[Metric]:
 def silo_metrics(results: Results) -> dict[str, list[Metric]]:
     """Return the metrics on silos' own test records, grouped by the key of the metric on all test records.
 
-    A group has the metric of each silo, its mean over silos, and its worst silo, as far as the cells have them.
+    A group has the metric of each silo, its mean over silos, its worst silo, and the number of silos that have it,
+    as far as the cells have them.
     """
     metrics_by_base: dict[str, list[Metric]] = {}
     for metric in run_metrics(results):
@@ -291,7 +291,7 @@ _MAX_LISTED = 10  # missing points in a warning; tables show all of them
 
 
 def published_metrics(results: Results) -> list[Metric]:
-    """Return the run's metrics that the scenario's [table] names, none without that section."""
+    """Return the run's metrics that the scenario's [paper] or [table] names, none without these."""
     published_keys = results.published.tables.table_metrics if results.published else ()
     return [metric for metric in run_metrics(results) if metric.key in published_keys]
 
@@ -352,7 +352,7 @@ def describe_seeds(results: Results) -> str:
 
 
 def list_findings(results: Results) -> list[str]:
-    """Return sentences on points that learnt nothing and records that nobody reads, of the add-on for findings."""
+    """Return the findings of add-ons, such as points that learnt nothing, a sentence each."""
     return [sentence for describe in load_add_on_parts("findings").values() for sentence in describe(results)]
 
 
@@ -435,15 +435,14 @@ def _unit_count(cell: Mapping[str, Any]) -> int | None:
 def describe_tuning(results: Results) -> list[str]:
     """Describe the privacy cost of settings that `fedpriv tune` chose, in one sentence or two.
 
-    The list is empty without such a choice, and if no cell has noise.  A row is a point of the sweep,
-    with a choice of its own.  A private choice takes the best of a random number of runs of μ-GDP.  The
-    cost of the choice, and of the choice with the run of the row's cell, are ε at the smallest δ of all cells.
-    No cost is given for a choice that read the records without noise, or if some cell with noise has no μ or no
-    known choice.
+    The list is empty without such a choice, and if no cell has noise.  A row is a part of the sweep with a choice
+    of its own.  A private choice takes the best of a random number of runs of μ-GDP.  The cost of the choice, and
+    of the choice with the run of the row's cell, are ε at the smallest δ of all cells with noise.  No cost is
+    given for a choice that read the records without noise, or if some cell with noise has no μ or no known choice.
 
-    Guarantee: every ε is computed here, for the μ that follows from the releases of a cell.  The distribution of
-    the number of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing
-    compares them with the runs of the choice, whose releases are not stored.
+    Guarantee: every ε is computed here, that of a row's run for the μ of its cell.  The distribution of the number
+    of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing compares them
+    with the runs of the choice, whose releases are not stored.
     """
     tuned = results.tuning
     if tuned is None or not (private := [cell for cell in results.cells if cell["epsilon"] is not None]):

@@ -69,7 +69,7 @@ class TextTable:
 
 
 def render_tables(results: Results, style: Style) -> str:
-    """Render all tables of a run in a style, ending with a newline."""
+    """Render a run in a style: its tables, or for "csv" a row for each sweep point and metric."""
     return STYLES[style](results)
 
 
@@ -108,7 +108,8 @@ def make_tables(results: Results) -> list[TextTable]:
 def _silo_tables(results: Results) -> list[TextTable]:
     """Make a table for each metric of silos' own test records, a row a sweep point and a column a silo.
 
-    The mean over silos and the worst silo are further columns, if cells have them.
+    The mean over silos, the worst silo, and the number of silos that have the metric are further columns, if cells
+    have them.
     """
     tables = []
     for metrics in silo_metrics(results).values():
@@ -186,10 +187,10 @@ def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -
 
 
 def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
-    """Make the table with a row for each sweep point, without the columns that repeat a swept key.
+    """Make the table with a row for each sweep point, without the columns named as a swept key.
 
-    Columns are the swept keys, silos, rounds, μ and ε, the metrics of the whole federation, and the effort.  Rows
-    of add-ons have texts in the columns of metrics only.
+    Columns are the swept keys, silos, rounds, μ and ε, the shared metrics, gradients, bytes sent, the clipped
+    share and seconds.  Figures of add-on rows are in the columns of metrics only.
 
     Args:
         results: Results of the run.

@@ -1,8 +1,8 @@
 """Description of a run in a paragraph, and comparison of two runs.
 
 The paragraph names the models and data, the scores at the best setting and at the most private ones, the privacy,
-and whether the noise is secret.  The report also lists the parties with their knowledge, and ε of repeated runs.
-Two runs are compared by the settings that no sweep varies, and by metrics on all test records, seed by seed.
+and whether the noise is secret.  This module also lists the parties with their knowledge, and ε of repeated runs.
+Two runs are compared by the settings that no sweep varies, and by metrics of the whole federation, seed by seed.
 
 An axis is a swept key of the scenario, and a sweep point has one value for each axis.  A cell is one run, a sweep
 point with a seed, as a dictionary of results.json.  Cells without noise have no ε, and cells whose guarantee is a
@@ -324,7 +324,10 @@ class RunComparison:
     """Table with a row for each common sweep point and metric, named by the first `label_count` columns."""
 
     settings: Sequence[tuple[str, str, str]]
-    """Settings that no run sweeps and that differ between the runs' first cells, as (key, first, second)."""
+    """Settings that no run sweeps and that differ between the runs' first cells, as (key, first, second).
+
+    Name, title, label and seed are left out.
+    """
     header: Sequence[str]
     """Names of the columns."""
     body: Sequence[Sequence[str]]
@@ -335,8 +338,8 @@ class RunComparison:
 def compare_folders(first: Path, second: Path) -> RunComparison:
     """Compare the runs of two folders.
 
-    Simulated cells of one seed share records and, scaled, noise.  So differences are taken seed by seed.  A row
-    has the first run's sweep point, the metric, the number of common seeds, the mean in each run, and the mean
+    Simulated cells of one seed may share records and, scaled, noise.  So differences are taken seed by seed.  A
+    row has the first run's sweep point, the metric, the number of common seeds, the mean in each run, and the mean
     difference with its standard error.  The second run's sweep point is the only one that agrees in all keys which
     both runs sweep: without such a point, or with several, there is no row.
 
@@ -363,7 +366,8 @@ def _score_pairs(
 ) -> list[tuple[float, float]]:
     """Return the metric in both runs, in the printed unit, as a pair for each common seed of the point.
 
-    The list is empty unless exactly one point of the second run has the values of the common axes.
+    A cell without the metric has no pair.  The list is empty unless exactly one point of the second run has the
+    values of the common axes.
 
     Args:
         first: Results of the first run.

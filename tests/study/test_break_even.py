@@ -329,8 +329,10 @@ def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.M
             joining(path, (epsilon,), 0)
 
 
-@pytest.mark.parametrize(("splits", "seeds"), [(10**8, 2), (0, 10**8)])
-def test_a_study_of_years_is_refused_at_once(tmp_path: Path, splits: int, seeds: int) -> None:
+@pytest.mark.parametrize(("splits", "seeds"), [(10**8, 2), (-1, 2), (0, 10**8)])
+def test_a_study_of_years_or_of_fewer_than_no_splits_is_refused_at_once(
+    tmp_path: Path, splits: int, seeds: int
+) -> None:
     path = flipped_scenario(tmp_path, "said", 2, 20)
     with pytest.raises(InputError, match="at most 1,000"):
         joining(path, (1.0,), splits, seeds)

@@ -16,16 +16,16 @@ the noise is defective:
   one integer k of w bits, r = √(-2 ln((k + ½) 2^-w)).  So k = 2^w exp(-r²/2) - ½, computed from two noise values
   over their standard deviation, is close to an integer, if k is small enough for the floating-point type to show
   it.
-* Residues: a discrete Gaussian is uniform modulo numbers far below its size.  A sum that is rounded after its
-  noise, or noise of few digits, is not.
+* Residues: a discrete Gaussian is nearly uniform modulo numbers far below its size.  A sum that is rounded after
+  its noise, or noise of few digits, is not.
 * Public seed: the noise of round 1 equals that of a simulation of the scenario.
 
 Mironov attacked Laplace noise ("On significance of the least significant bits for differential privacy", CCS
 2012).
 
-A server may send any finite vector as a query.  A hostile query drives the arithmetic out of range for some
-records only.  Defective code then replies to those records with a vector that is not finite or far too long, or
-does not reply, and one round suffices whatever the noise.
+A server may send any finite vector as a query, up to a limit of the silo's policy.  A hostile query drives the
+arithmetic out of range for some records only.  Defective code then replies to those records with a vector that is
+not finite or far too long, or does not reply, and one round suffices whatever the noise.
 """
 
 import dataclasses

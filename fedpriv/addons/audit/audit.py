@@ -4,8 +4,8 @@ A *cell* is a run with every key of its scenario resolved.  A *canary* is a plan
 fair coin.  A *guard* is the process of a silo that has its records and answers queries.  A *family* is a group of
 tests that share one probability of a false refutation.
 
-Guards with their ledgers, and the server with its journal, run on canaries in the scenario's own floating-point
-type.  In a public order, fixed families of tests try to tell the two worlds of a canary apart:
+Guards with their ledgers, and a server that adds noise with its journal, run on canaries in the scenario's own
+floating-point type.  In a public order, fixed families of tests try to tell the two worlds of a canary apart:
 
 * canaries in the worst case of clip and relation, in the rounds, in a first step, in evaluations, and in all of
   these together (`transcripts`, `statistics`),
@@ -90,7 +90,7 @@ class Audit:
     """
     confidence: float
     trials: int
-    """Number of canaries of the rounds, or of releases of statistics."""
+    """Number of canaries, those of a first step and of evaluations aside, or of releases of statistics."""
     rounds: int
     """Number of rounds of the small run that was audited."""
     silos: int
@@ -135,7 +135,8 @@ def audit(
         claimed_mu: μ of the claim.
         trials: Number of canaries, rounded up to whole runs.  In a public order a run has 1024, a quarter of them
             in the round where they weigh most, or 256 a round if a pass has fewer than four rounds.  In secret
-            rounds a run has 512.  Releases of statistics are a sixteenth of this number, rounded up.
+            rounds a run has 512, or one a row of a smaller silo.  Releases of statistics are a sixteenth of this
+            number, rounded up.
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
         progress: Function that is called with the finished share of the work.
@@ -284,7 +285,7 @@ def _audit_secret_rounds(
     * "company": one planted record in each run, whose other records are known and pull the other way.
 
     Each family has half of the failure probability 1 - confidence.  If evaluations have a claim, they have a
-    fifth, half of which their one test uses, and each family has two fifths.
+    fifth, half of which is used, and each family has two fifths.
 
     The outcome has the bound of the family whose μ exceeds most, or falls short least of, the μ that its curve
     allows.  If only the evaluations exceed their claim, the bound is theirs.

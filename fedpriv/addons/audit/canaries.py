@@ -54,7 +54,7 @@ class RestartableSilo(SiloEndpoint, Protocol):
         """Open the silo again from its stored state, as a new process does, and continue its runs."""
 
     def back_up(self) -> Callable[[], None]:
-        """Copy all stored state, as a backup of the disk does, and return a function that restores the copy."""
+        """Copy the stored state that runs change, and return a function that restores the copy."""
 
     def close(self) -> None: ...
 
@@ -95,10 +95,10 @@ class GuardedSilo:
         self._ledger, self._guard = self._open()
 
     def back_up(self) -> Callable[[], None]:
-        """Copy the ledger, its rollback mark and its key, and return a function that restores the copies.
+        """Copy the ledger and its rollback mark, and return a function that restores the copies.
 
         The ledger is closed for the copy, and also while the copies are restored.  The files are those whose names
-        begin with the ledger's.  A backup of the machine restores them together.
+        begin with the ledger's.
         """
         self._ledger.close()
         contents = {path: path.read_bytes() for path in self._files()}
@@ -156,7 +156,7 @@ def open_guarded_silos(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Sh
 
 
 def _make_limits(cell: Cell, plan: Plan) -> RunLimits:
-    """Make a policy that allows all of the scenario, because the audit tests replies and not refusals."""
+    """Make limits of a policy that allow all of the scenario, because the audit tests replies."""
     rounds = plan.schedule.rounds
     target_mu = cell.target_mu
     assert target_mu is not None  # a cell without noise claims nothing
@@ -321,10 +321,10 @@ class CanaryLayout:
     def make_shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
         """Make a shard whose canaries have `FAR_NORM` in their feature, and whose other records are zero.
 
-        `FAR_NORM` is far above usual clips, so that a missing clip shows.  Canary i has feature i,
-        so that row `row_indices[i]` of the (rows, n) features is `FAR_NORM` in column i, with label 0.  An absent
-        canary has label 1.  It is zero under zero-out, and under replace-one it keeps its feature, so that its
-        increment is the opposite.
+        `FAR_NORM` is far above usual clips, so that a missing clip shows.  Canary i has feature i, so that row
+        `row_indices[i]` of the (rows, n) features is `FAR_NORM` in column i, with label 0.  An absent canary has
+        label 1.  It is zero under zero-out, and under replace-one it keeps its feature, so that its increment is
+        the opposite.
 
         Args:
             present: (n,), whether each canary is present.
@@ -342,9 +342,9 @@ class CanaryLayout:
 def expand_units(shard: Shard, unit: Unit) -> Shard:
     """Return a shard with one unit for each row of `shard`, which is `shard` itself if units are records.
 
-    The person of a canary has three times as many records as count, and any other person has one.  All records of
-    a canary point the same way, far beyond the clip, so that a clip of each record in place of each person would
-    add them up.
+    The person of a canary that is not zero has three times as many records as count, and any other person has
+    one.  All records of a canary point the same way, far beyond the clip, so that a clip of each record in place
+    of each person would add them up.
     """
     if unit.name == RECORD.name:
         return shard

@@ -42,7 +42,7 @@ from fedpriv.silo.shard import Shard
 
 COUNTS = "counts"
 CANARIES_PER_RELEASE = 16
-"""Canaries of another audit that take as long as one release of statistics, which is one trial."""
+"""Canaries of another audit that take about as long as one release of statistics, which is one trial."""
 _ROW_COUNT, _MAX_SILOS, _CANDIDATE_COUNT, _MAX_VALUES = 2, 3, 400, 2**24
 _RELEASES_PER_LEDGER = 32
 """Largest number of releases of a guard, because every charge in a ledger slows down the next one."""

@@ -3,7 +3,7 @@
 Two families of tests are compared with the claimed curve (`statistics.ClaimedCurve`):
 
 * Canaries: one run of the deployed path has many canaries, each in rounds that its guard draws.  The best test is
-  the mean of the likelihood ratios over the rounds that are possible.  Other tests assume a broken schedule, for
+  the mean of the likelihood ratios over the rounds that are possible.  Other tests suit broken schedules, for
   example one whose coins follow from the public seed.
 * Company: a silo has one canary, and all its other records pull the other way as far as they can.  An adversary
   who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.  The

@@ -2,14 +2,14 @@
 
 | trust | code that runs | view |
 |---|---|---|
-| untrusted | guards of silos 0 and 1 with their ledgers | their replies, and those of silo 0 in a second run |
+| untrusted | guards of silo 0, and of silo 1 if it exists | their replies, and those of silo 0 in a second run |
 | secure-aggregation | guards of all silos, each with its ledger | sum of their encoded messages |
 | trusted | deployed server with its journal, and guards | releases of the server |
 | trusted, with clients | the same server, and its pool of clients | releases of the server |
 
 A *canary* is a planted record that a fair coin makes present or absent.  Canaries are in silo 0 and have one
 feature each, so that a vector can be projected on each canary's direction.  A *guard* is the process of a silo
-that has its records and answers queries, and stores them in a ledger.  A *release* is a vector (d,) of a round
+that has its records, answers queries, and stores its replies in a ledger.  A *release* is a vector (d,) of a round
 with its noise, and a *reply* is what a silo sends to the server.  A *pass* is an epoch, or a turn of every client
 in a cohort.
 
@@ -168,7 +168,7 @@ _MEMORY_FOLDER = "/dev/shm"
 class Trials(NamedTuple):
     """View of n canaries, projected on their directions.
 
-    Differences are (n, 0) if no adversary sees both terms, or if a run has queries of its own.
+    Differences are (n, 0) if the adversary does not see both terms, or if a run has queries of its own.
     """
 
     releases: NDArray[np.float64]
@@ -364,8 +364,8 @@ def _run_twice(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return replies of silo 0 in two interleaved runs, and of silo 1, if it exists, in the first run.
 
-    Both runs read the same records, and the second one has another query in all rounds, at which canaries add
-    almost nothing.  Silo 0 is restarted after half of the rounds, unless there is a single round.
+    Both runs read the same records, and the second one has another query in all rounds, at which present canaries
+    add almost nothing.  Silo 0 is restarted after half of the rounds, unless there is a single round.
 
     Args:
         plan: Plan of the run, whose silos add the noise and whose messages are not masked.

@@ -1,7 +1,7 @@
 """Advice on algorithm, batch, clip, step, rounds and trust, from public facts alone.
 
-No record is read, because the advice is a function of `Facts`.  docs/advise.md has the measurement behind every
-constant.  `as_advised` puts the advice into the scenario own-data, and reads the numbers of records, features and
+No record is read, because the advice is a function of `Facts`.  docs/advise.md has the measurements behind the
+constants.  `as_advised` puts the advice into the scenario own-data, and reads the numbers of records, features and
 classes off the arrays of a program.
 
 | here | meaning |
@@ -10,12 +10,12 @@ classes off the arrays of a program.
 | F | bound on the norm of a record's features; √(F² + 1) bounds it with the constant 1 |
 | μ | μ of (ε, δ), by the accountant |
 | m | noise terms in the mean: M for an untrusted server, 1 for noise of one party or of a masked sum |
-| q = n μ / (√m F) | signal-to-noise ratio of the records, on which all rules depend |
+| q = n μ / (√m F) | signal-to-noise ratio of the records |
 | travel = step · clip · rounds | largest norm that the model can reach, apart from noise |
 | turn | largest move of a score (or of a prediction) in one round, travel · √(F² + 1) / rounds |
 
-For a network of d parameters F is not used: its rule is DP-Adam with a step that bounds every coordinate's move in
-a round, whatever the norms of features and gradients are.  There q = n μ / √(m T d) is the ratio of the largest
+For a network of d parameters F is not used: its rule is DP-Adam, whose step decides the move of every coordinate
+in a round, whatever the norms of features and gradients are.  There q = n μ / √(m T d) is the ratio of the largest
 mean of clipped gradients to the norm of its noise in one of T rounds.
 """
 
@@ -47,7 +47,7 @@ from fedpriv.silo.demo import format_toml
 
 DEFAULT_ROUNDS, MAX_ROUNDS = 30, 100
 CLIP = 0.1
-"""Clip as a fraction of the largest feature norm with the constant, less than most gradients have."""
+"""Clip as a fraction of the largest feature norm with the constant."""
 CLASSES_TRAVEL, CLASSES_POWER = 6.0, 2.0 / 3.0
 """Factor c and power p of the travel c q^p for classes."""
 CLASSES_TURN, TURN_POWER = 20.0, 0.75
@@ -60,7 +60,7 @@ REAL_TRAVEL, REAL_TURN = 0.7, 2.0
 NETWORK_ROUNDS, NETWORK_CLIP, NETWORK_STEP = 100, 1.0, 0.02
 """Rounds, clip and step of DP-Adam for a network of up to `NETWORK_WIDTH` parameters."""
 NETWORK_WIDTH, WIDTH_POWER = 10_000, 1.0 / 3.0
-"""Parameters above which the step falls as parameters^(-power): wide layers add up more noisy coordinates."""
+"""Parameters above which the step falls, as parameters^(-power)."""
 MIN_Q = {True: 3.5, False: 1.5}
 """Smallest q at which a model is likely to beat a constant, by whether the target is real."""
 
@@ -188,7 +188,7 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Key and value of a setting, with the reason in a sentence."""
+    """Key and value of a setting, with the reason."""
 
     key: str
     value: Any
@@ -212,7 +212,7 @@ class Forecast:
     q: float
     """Signal-to-noise ratio of the records, as in the table of this module."""
     enough: bool
-    """Whether q is at least `MIN_Q`."""
+    """Whether q is at least `MIN_Q`, or True for a network."""
     classes: int
     """Number of classes, or 0 for a real target."""
     is_network: bool = False
@@ -365,7 +365,8 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
     A limit of the network on rounds comes before both.  The travel is then at most the largest turn · rounds /
     √(F² + 1).  The clip is a tenth of √(F² + 1), rounded to three digits.  The step is travel / (clip · rounds).
 
-    A network has the numbers of `NETWORK_STEP`, and fewer rounds only under a limit, with a longer step.
+    A network has the numbers of `NETWORK_STEP`, with a shorter step above `NETWORK_WIDTH` parameters.  It has
+    fewer rounds only under a limit, with a longer step.
     """
     q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.parameters is not None:
@@ -574,12 +575,13 @@ _SECTIONS = ("federation.", "algorithm.", "privacy.")
 def as_advised(
     tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any] | None, module: nn.Module | None = None
 ) -> dict[str, Any]:
-    """Return a scenario with advised algorithm, rounds, clip and step, in which every round reads all records.
+    """Return a scenario with advised algorithm, rounds, clip and step, whose rounds read whole silos.
 
-    Facts come from the settings, else from the scenario or from the data.  The settings of ε and trust may be
-    lists of swept values: the advice is for the smallest ε and the first trust.  If the settings have more rounds
-    than the advice, the step is shortened so that the travel stays that of the advice, or for a network the
-    random walk of the noise.
+    Unless the scenario has batches, records are divided equally among the silos, and a remainder is left out.
+    Facts come from the settings, the scenario and the data.  The settings of ε and trust may be lists of swept
+    values: the advice is for the smallest ε and the first trust.  If the settings have more rounds than the
+    advice, the step is shortened so that the travel stays that of the advice, or for a network the random walk of
+    the noise.
 
     The scenario is returned unchanged if the program sets another key of [federation], [algorithm] or [privacy]
     than the advice considers, such as another algorithm or unit, or if the facts allow no advice.
@@ -634,7 +636,7 @@ def as_advised(
         )
         advised_tree = advise_on_facts(facts).tree
     except (InputError, TypeError, ValueError, ZeroDivisionError):
-        return dict(tree)  # loading the scenario reports the wrong key
+        return dict(tree)  # there is no advice for these facts
     if trust == TRUSTED.name and known_settings["algorithm.trust"] is None:
         noise_ratio = math.sqrt(silos)
         warnings.warn(

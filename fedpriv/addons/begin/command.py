@@ -1,7 +1,7 @@
 """Commands that write a first scenario: `fedpriv data inspect`, `fedpriv advise` and `fedpriv init`.
 
-`inspect` describes a table, and writes a scenario and policies.  `advise` recommends settings for public facts.
-`init` makes a folder to start from.
+`inspect` describes a table, and with --out writes a scenario and policies.  `advise` recommends settings for
+public facts.  `init` makes a folder to start from.
 
 A *unit* is what a run protects: a record, or a person with all records.  A *policy* is a file in which a silo
 allows runs.  A *schema* describes a table: target, sites, persons and the columns of features with their ranges or

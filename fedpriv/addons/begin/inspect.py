@@ -27,10 +27,7 @@ MAX_CLASS_CODES = 10
 _MIN_OCCURRENCES = 5  # smallest mean number of records of such a code
 _MAX_SHOWN_WORDS = 8
 _MIN_NUMBER_SHARE = 0.9
-"""Smallest share of numbers among the cells of a column of numbers with mistakes.
-
-A column of words with some numeric codes has a smaller share.
-"""
+"""Smallest share of numbers among the cells of a column of numbers with mistakes."""
 _MIN_DISTINCT_NUMBERS = 10
 _MAX_SHOWN_ODD = 3
 _MAX_LISTED_WORDS = 10_000
@@ -73,9 +70,9 @@ class ColumnSummary:
     words: tuple[str, ...]
     """Texts of the distinct values, the most frequent first, or empty if there are more than 10,000."""
     odd_cells: tuple[str, ...] = ()
-    """Location and content of the first three cells that are no numbers, if at least 90 % are numbers."""
+    """Location and content of the first three odd cells, or empty if the column has none."""
     odd_count: int = 0
-    """Number of such cells."""
+    """Number of odd cells."""
 
     @property
     def is_numeric(self) -> bool:
@@ -106,7 +103,7 @@ class ColumnSummary:
 
         A column with odd cells shows the first of them.  A column of numbers shows its range.  A column of words
         shows up to eight of the most frequent ones, and a remedy if at least 90 % of the words are dates, or
-        numbers with decimal commas.  If words are not listed, only their number is shown.
+        numbers with commas.  If words are not listed, only their number is shown.
         """
         gaps = f", {self.missing} missing" if self.missing else ""
         if self.odd_cells:
@@ -312,7 +309,7 @@ def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
 
 
 def find_unused_columns(table: RawTable, schema: TableSchema) -> list[str]:
-    """Return the columns that have no role in `schema`."""
+    """Return the columns that have no role in `schema` and are no features."""
     roles = {schema.target, schema.site, schema.person, schema.split, *schema.columns}
     return [name for name in table.columns if name not in roles]
 

@@ -37,8 +37,8 @@ def describe_format(path: Path, cell_format: CellFormat) -> str:
 def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str | None) -> tuple[RawTable, str]:
     """Return one table of the records of all files, and the name of its column of sites.
 
-    The table has the columns that all files have.  Without a column of sites in them, the site is the name of the
-    file, without its suffixes.
+    The table has the columns that all files have.  If `site` is None, the site is the name of the file, without
+    its suffixes.
 
     Args:
         paths: Files, one for each site.

@@ -8,10 +8,10 @@ The run is planned again from the scenario in the ledger.  Every release stream 
 that plan, and each of the silo's charges for this run with the plan's price.
 
 A *record* is the certificate's entry of the run, and the *body* is the part of the certificate that silos sign.  A
-*release stream* is all releases of one party in a run.  A *price* is what a run costs by its plan, and a *charge*
-is what the ledger has for it.  Both are a μ and a *slack*: the releases are μ-GDP, except that anything may be
-revealed with probability slack.  A run has up to three *parts* with charges: its rounds, a first step that scales
-the table, and evaluations of test records.
+*release stream* is the releases of one party, or of several alike, in the rounds of a run or in a first step.  A
+*price* is what a run costs by its plan, and a *charge* is what the ledger has for it.  Both are a μ and a *slack*:
+the releases are μ-GDP, except that anything may be revealed with probability slack.  A run has up to three *parts*
+with charges: its rounds, a first step that scales the table, and evaluations of test records.
 """
 
 import json

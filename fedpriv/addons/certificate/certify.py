@@ -8,15 +8,16 @@
 | `format` | `FORMAT`, or `OLD_FORMAT` of fedpriv 0.3.1 |
 | `silos` | each silo's signed statement: policy, charges, remaining budget (`attest`) |
 
-Here a record is the entry of one cell, which is one run of a sweep, in results.json.  A release stream is all
-releases of one party in a run, with their noise and participation.  A plan is all that is known of a run before
-its first round, and gives the noise and the price of its releases.  A charge is what a run took from a silo's
-privacy budget, as the silo's ledger has it.  A statement is what a silo signed.  A draft is a deployment's
-certificate that no silo has signed yet.
+Here a record is the entry of one cell, which is one run of a sweep, in results.json.  A release stream is the
+releases of one party, or of several alike, in the rounds of a run or in a first step before them, with their noise
+and participation.  A plan is all that is known of a run before its first round, and gives the noise and the price
+of its releases.  A charge is what a run took from a silo's privacy budget, as the silo's ledger has it.  A
+statement is what a silo signed.  A draft is a deployment's certificate that no silo has signed yet.
 
 The record in the body has no exact score on the silos' own records, and no folder of a machine.  Every privacy
-figure of the record is recomputed from its releases and its scenario.  A certificate does not determine the keys
-that are to be trusted.  A reader has a file of trusted keys from elsewhere (`fedpriv.core.signed.read_signers`).
+figure of the record is recomputed from its releases, and from its scenario if its code is here.  A certificate
+does not determine the keys that are to be trusted.  A reader has a file of trusted keys from elsewhere
+(`fedpriv.core.signed.read_signers`).
 """
 
 import json
@@ -172,7 +173,7 @@ def make_body(
         (None without one), people's answers (None for an open question), and the keys of `extra`.
 
     Raises:
-        InputError: If the cell or its model's file is missing, or an answer has another key.
+        InputError: If the cell is missing or not named, its model's file is missing, or an answer has another key.
         RunError: If the cell's claim is not that of its releases and scenario.
     """
     # Choose the cell, and refuse what cannot be certified.
@@ -267,7 +268,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
     """Read a certificate's JSON document without recomputing a figure or checking a signature.
 
     Raises:
-        InputError: If the file is no certificate of this format.
+        InputError: If the file cannot be read, or is no certificate of a known format.
     """
     tree = read_canonical_json(read_file_bytes(path), path)
     is_known = tree.get("format") in (FORMAT, OLD_FORMAT)

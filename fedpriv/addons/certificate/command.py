@@ -1,9 +1,9 @@
 """Commands `fedpriv certify` and `fedpriv silo sign`, and views of a certificate.
 
 The views are half a page for a board, a page of all questions, and a model card.  All views are made of the
-verified JSON document alone, and name its file.  They are lists of questions and answers.  A question that no
-program can answer has a person's answer, or "to be filled in by …".  Nothing in the views claims compliance with a
-law.
+verified JSON document alone, and name its file.  The page and the card are lists of questions and answers.  A
+question that no program can answer has a person's answer, or "to be filled in by …".  No text of this program
+claims compliance with a law.
 
 The questions follow the subjects of NIST SP 800-226 (2025), of SATRE 3.3.09 (a record of the criteria for each
 released output), and of tier 3 of the OpenDP registry of deployments.
@@ -253,7 +253,7 @@ def _guarantee_answers(certificate: VerifiedCertificate, statement: Statement) -
 
 
 def list_weaknesses(certificate: VerifiedCertificate, statement: Statement) -> list[str]:
-    """List the weaknesses of the figures, in a sentence each, for the page and the card."""
+    """List the weaknesses of the figures for the page and the card."""
     record = certificate.body["record"]
     return [
         *([f"NOT ALL SILOS SIGNED: {certificate.about_line}."] if certificate.unsigned_silos else []),
@@ -398,7 +398,7 @@ def format_page(certificate: VerifiedCertificate) -> str:
 
 
 def format_board_page(certificate: VerifiedCertificate) -> str:
-    """Format half a page for a board as self-contained HTML, without μ and zCDP."""
+    """Format half a page for a board as self-contained HTML, without figures of μ and zCDP."""
     parts = [
         part
         for heading, sentences in _board_sections(certificate, _make_statement(certificate)).items()
@@ -593,9 +593,10 @@ def certify(
 ) -> None:
     """Write a run's certificate into its folder, with its views unless it is an unsigned draft.
 
-    The views are the page and the model card.  A draft is a deployment's certificate without any silo's signature.
-    With the page and the card, the run's RO-Crate, which describes the files of the folder, is written anew.  The
-    outcome is printed, beginning with the coordinator's public key.
+    The views are the half page for a board, the page and the model card.  A draft is a deployment's certificate
+    without any silo's signature.  With the views, the run's RO-Crate, which describes the files of the folder, is
+    written anew.  DSSE envelopes are always written.  The outcome is printed, beginning with the coordinator's
+    public key.
 
     Args:
         folder: Folder of the run.

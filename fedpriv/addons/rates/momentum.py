@@ -2,7 +2,8 @@
 
 Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Theorems 6 and 9.  The
 problem has G = L = 1 and a gap R = 1, the relation is replace-one, and the order of records is fixed.  A round
-reads one record, α = 1/N, η = 1/√(NT) and γ = min(1/2, ηN).  T is the theorems' own, not rounded.
+reads one record, α = 1/N, η = 1/√(NT) and γ = min(1/2, ηN).  T is the theorems' own, and whole epochs where nodes
+are counted.
 
 The momentum m_t is the mean of gradients in which a new one has the weight α, and m^_t is m_t with noise.
 Algorithm 1 sums gradients over prefixes, which are the rounds 1 … t.  Algorithm 2 splits a gradient into that at
@@ -23,8 +24,8 @@ group of nodes decide the noise for a guarantee μ:
 One group needs a variance of A E/μ².  Several groups with the best shares of the guarantee need (Σ √(A E))²/μ².
 Algorithm 2 has four groups, and each is charged for its own worst record.
 
-`count_first` and `count_second` count nodes exactly.  `estimate_first` and `estimate_second` take the mean record
-for the worst, in closed form, for any N.
+`count_first` and `count_second` count nodes for the worst record.  `estimate_first` and `estimate_second` take the
+mean record for the worst, for any N.
 
 `bound_over_orders` bounds the sensitivity over all public orders, for plans before a seed is known.  A run with
 fresh permutations is certified for its own order (`visited_squared_norms` of fedpriv/noise/tree.py).  The fixed
@@ -144,10 +145,7 @@ def count_second(records: int, dimension: int, epsilon: float) -> float:
 
 
 def estimate_first(records: float, dimension: int, epsilon: float) -> float:
-    """Return the noise of Algorithm 1 for the mean record.
-
-    With 1,000 records, 50 dimensions and ε = 4 it is 7 to 14 % below the noise for the worst record.
-    """
+    """Return the noise of Algorithm 1 for the mean record."""
     rounds = first_rounds(records, dimension, epsilon)
     energy = _mean_prefix_energy(records, rounds) * _mean_prefix_amplification(rounds, 1.0 / records)
     return 2.0 / records * math.sqrt(energy * dimension) / mu_of(epsilon, DELTA)
@@ -156,8 +154,7 @@ def estimate_first(records: float, dimension: int, epsilon: float) -> float:
 def estimate_second(records: float, dimension: int, epsilon: float) -> float:
     """Return the noise of Algorithm 2 for the mean record.
 
-    With 1,000 records, 50 dimensions and ε = 4 it is within 5 % of the noise for the worst record.  The four
-    groups are gradients of the first two epochs, gradients of later ones, differences between epochs, and
+    The four groups are gradients of the first two epochs, gradients of later ones, differences between epochs, and
     residuals within one, with the energies and amplifications of the mean record.
 
     Args:
@@ -477,7 +474,7 @@ def _gradient_bound(records: float, rounds: float, noise: float) -> float:
 
 
 def _exact_marks(dimension: int, epsilon: float) -> list[Line]:
-    """Return marks of exact counts at 250 and 1,000 records where the theorems have enough rounds."""
+    """Return marks of counts at 250 and 1,000 records where the theorems have enough rounds."""
     sizes = [n for n in _EXACT_SIZES if second_rounds(n, dimension, epsilon) >= 4.0 * n]
     sizes = [n for n in sizes if first_rounds(n, dimension, epsilon) >= n]
     first = [count_first(int(n), dimension, epsilon) for n in sizes]

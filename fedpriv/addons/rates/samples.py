@@ -116,7 +116,7 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
 
 
 def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
-    """Return the numbers of records that the explicit bounds need, or infinity beyond 2^59.
+    """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
 
     All constants are included, and each number is at most about a hundredth too large.  The bound of a multi-pass
     run at β exceeds β, so the best of 12 values β = 0.7^k · target counts, k = 0 … 11.

@@ -1,7 +1,6 @@
 """Command `fedpriv privacy theorem`: numbers that theorems prescribe.
 
-Leakage is rounded up.  Noise is rounded down if a run has it, and up if a theorem prescribes it.  The module
-imports no torch.
+Leakage is rounded up.  Noise is rounded down if a run has it, and up if a theorem prescribes it.
 
 A sweep point has one value of each key that the scenario sweeps.  The problem is the public numbers from which
 theorems start, such as records and dimension.  A prescription is a theorem's numbers for a run, with the
@@ -140,7 +139,7 @@ def _print_conditions(section: dict[str, Any]) -> None:
 
 
 def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str:
-    """Format a value in six digits, ε and δ rounded up, other numbers but noise to nearest.
+    """Format a value, ε and δ rounded up, other numbers but noise to nearest.
 
     Args:
         name: Name of the value, which says whether the value is an ε ("epsilon…"), a δ or a "noise std".
@@ -164,11 +163,10 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
 
     The result has "point" (swept values), "algorithm", "problem" (public numbers that theorems start from),
     "scenario" (numbers of a run, with the measured excess risk if known), "silos" (μ, ε and noise of each silo, if
-    they have targets of their own), "theorems" (numbers, conditions,
-    assumption and "refusal" of each) and "bound" (of the excess risk at the scenario's numbers, or None without
-    one).  A "refusal" is the reason why the numbers cannot be run, or None if they can.  A scenario that cannot be
-    run has a "refusal" in place of its numbers.  A Lipschitz constant, smoothness or bound that is infinite is
-    None.
+    they have targets of their own), "theorems" (numbers, conditions, assumption and "refusal" of each) and "bound"
+    (of the excess risk at the scenario's numbers, or None without one).  A "refusal" is the reason why the numbers
+    cannot be run, or None if they can.  A scenario that cannot be run has a "refusal" in place of its numbers.  A
+    Lipschitz constant, smoothness or bound that is infinite is None.
 
     Args:
         point: The sweep point.

@@ -3,7 +3,7 @@
 A dry run prints the cost of a plan and its errors.  A run writes the tables as JSON, as CSV and as a page of bars
 and curves with their intervals.  Shares of records below the edges of quantiles are in JSON and on the page only.
 
-`fedpriv coefficients` prints plain tables of a regression's weights, with intervals that include the noise.
+`fedpriv coefficients` prints a regression's weights, with intervals that include the noise.
 """
 
 import csv

@@ -14,10 +14,9 @@ bin i lies above bin j, and 1/2 for i = j.
 
 D_b is the number of records of class 1 in bin b minus the sum of the scores of its records, each taken at the
 centre of its own small bin, and m_b is the number of records in it.  Bins b are merged until each has enough
-records.  Squares are debiased.  An absolute error cannot be debiased: it reads .04 for a calibrated model of
-300 records at μ = 1.
+records.  Squares are debiased, and an absolute error cannot be.
 
-Intervals cover 95 % and include two sources of error:
+Intervals are of 95 % and include two sources of error:
 
 - Sampling: DeLong's variance from the table, but at least that of Hanley & McNeil, for the AUC; binomial
   otherwise.

@@ -65,7 +65,7 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
 
     References are the scores of the silos' local models, for the first point of a scenario.  A run's folder has
     models to compare with them, and a grid in the request runs the scenario anew for each ε.  With `only_local`
-    nothing but local models are fitted, for all points.
+    references alone are computed, for all points.
 
     Args:
         path_or_run: Folder of a run, with results.json, or a scenario by name or file.

@@ -54,7 +54,7 @@ from fedpriv.scenario.schema import Cell
 EPSILON_GRID = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SPARED_SHARE = 0.2
 _MAX_SPLITS = 1000
-"""Most splits, and most seeds of each.  A split is a grid of runs and takes seconds to minutes."""
+"""Most splits, and most seeds of each.  A split is a grid of runs."""
 _MIN_SEEDS = 2
 """Fewest seeds of each split, without which no part of a spread is known to be due to noise."""
 _TRUST_KEY, _EPSILON_KEY = "algorithm.trust", "privacy.epsilon"
@@ -212,8 +212,10 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
     has_choice = len(list(itertools.product(*(first.axes[key] for key in settings)))) > 1
     cell = first.points[0].cell
     split_count = request.splits if request.splits is not None else cell.data.splits or 5
-    if split_count > _MAX_SPLITS:
-        raise InputError(f"splits = {split_count}: at most {_MAX_SPLITS:,}, each of which runs the whole grid")
+    if not 0 <= split_count <= _MAX_SPLITS:
+        raise InputError(
+            f"splits = {split_count}: at least 0, and at most {_MAX_SPLITS:,}, each of which runs the whole grid"
+        )
     references = compute_references(cell, report_progress=report_progress)
     splits = []
     for number in range(split_count + 1):
@@ -302,9 +304,10 @@ def _run_split(
 ) -> SplitGains:
     """Run the grid of one split on all trust settings, or read the result from the cache.
 
-    A cell is one run's settings, named by trust and by a `CellKey`.  Models are trained in four groups: the chosen
-    cells, the same rounds without noise, the personal models if they are requested, and a model of all silos'
-    records together.  An evaluator for each noise seed compares a model with the silos' local models.
+    A cell is one run's settings, named by trust and by a `CellKey`.  Beside the candidates of a choice, models are
+    trained in four groups: the chosen cells, the same rounds without noise, the personal models if they are
+    requested, and a model of all silos' records together.  An evaluator for each noise seed compares a model with
+    the silos' local models.
 
     Args:
         request: Scenario and grid.
@@ -314,7 +317,8 @@ def _run_split(
         report_progress: Receives lines of text.
 
     Raises:
-        InputError: A run fails, or seeds leave different numbers of silos with records.
+        InputError: A run fails, a model cannot be compared, or seeds leave different numbers of silos with
+            records.
     """
     # Make an evaluator for each noise seed, with the local models of the silos' records.
     grids = {trust: _load_grid(request, trust, number, None) for trust in trusts}
@@ -512,8 +516,9 @@ def _personal_gains(
 
     A personal model is a local one that is pulled with weight λ towards the released model of a chosen cell.  Its
     gain is the mean score over silos minus that of the local models.  If the partition is "iid" or "site", the
-    cell is run again without a fifth of the records, and λ is chosen on these (`fit_personal_model`).  Otherwise λ
-    is chosen on folds.  The kind of records is "spared" or "folds", that of the last cell.
+    cell is run again without a fifth of the records, and λ is chosen on these (`fit_personal_model`).  Otherwise,
+    and at a silo with few of these records, λ is chosen on folds.  The kind of records is "spared" or "folds",
+    that of the last cell.
 
     Args:
         request: Scenario and grid.

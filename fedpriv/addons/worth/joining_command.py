@@ -143,7 +143,8 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
 def _better_off_shares(result: JoiningResult, trust: str, index: int) -> tuple[float, float]:
     """Return the fraction of silos that gain, and the fraction that would gain by chance.
 
-    The first one is a mean over splits and seeds.  The second one is a half for losses, which are never equal.
+    The first one is a mean over splits and seeds.  The second one is a half for losses, which are hardly ever
+    equal.
 
     Args:
         result: Results of the splits.

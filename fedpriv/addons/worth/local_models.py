@@ -4,9 +4,9 @@ With parameters x (d,) and a loss f of linear scores, the local model minimises 
 over the silo's n training records.  Intercepts have no penalty, except for records of one class and for hazards
 (`make_penalties`), and κ is chosen on folds (`choose_penalty`).  The personal model adds (λ/2) ‖x - x̂‖² for the
 released x̂, with the same κ.  λ = 0 is the local model bit for bit, since the same solver starts from zero, and
-λ = ∞ is x̂ without a fit.  Folds are parts of the training records, each of which is held out of a fit and judges
-it.  A unit is what is protected: a record, or a person, whose records are in one fold.  A regression of hazards
-predicts the probability of an event in each bin of time.
+λ = ∞ is x̂ without a fit.  Folds are parts of the training records, which are held out of a fit to judge it.  A
+unit is what is protected: a record, or a person, whose records are in one fold.  A regression of hazards predicts
+the probability of an event in each bin of time.
 
 Not private: everything here is a function of the records, and in a deployment none of it leaves a silo.
 """
@@ -82,7 +82,7 @@ The guess decides coordinates of the solver: how many steps a fit takes, and whe
 _FIT_TOLERANCE, ROUGH_TOLERANCE = 1e-6, 1e-4
 """Largest gradient entry, relative to that at x = 0, at which a fit and a rough fit on a fold end."""
 _INTERCEPT_PENALTY = 1e-3
-"""Public penalty of scale and intercepts in a recalibration, finite even for records of one class."""
+"""Public penalty of scale and intercepts in a recalibration, for records of one class, too."""
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,8 @@ def make_penalties(objective: Objective, records: Records, kappa: float) -> Floa
     """Return the penalty of each parameter, (d,): κ for weights, and 0 for intercepts.
 
     Intercepts have κ, too, if all records are of one class, since they would diverge, and for hazards, since a
-    small silo has bins without an event.  If several classes occur, the intercept of a class without records has
-    no penalty, and is finite because the solver stops at its tolerance.
+    small silo may have bins without an event.  If several classes occur, the intercept of a class without records
+    has no penalty, and is finite because the solver stops at its tolerance.
     """
     if isinstance(objective, LinearHazards):
         return np.full(objective.dimension, kappa)
@@ -379,9 +379,9 @@ def fit_personal_model(
     losses and those of the best λ is at most the standard error of this difference.
 
     Held out are the training records that the release has not read, if there are ten or more and the release has
-    read any of the silo's records.  Otherwise each of five folds of the training records is held out in turn,
-    which favours large λ if the release has read them.  A silo with one unit gets its local model, with λ = 0, and
-    counts as judged on folds.
+    read any of the silo's records.  Otherwise each of up to five folds of the training records is held out in
+    turn, which favours large λ if the release has read them.  A silo with one unit gets its local model, with
+    λ = 0, and counts as judged on folds.
 
     Args:
         objective: Loss of linear scores.
@@ -437,8 +437,8 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
     """Return the test score and the name of the learner that is best by folds.
 
     The learners are the local model ("the model"), six settings of kernel ridge regression, and boosted trees.
-    The best one has the largest sum of scores on five held-out folds of the training records.  Its score on the
-    test records is returned after a fit to all training records.  A score is the accuracy, or for a regression
+    The best one has the largest sum of scores on up to five held-out folds of the training records.  Its score on
+    the test records is returned after a fit to all training records.  A score is the accuracy, or for a regression
     minus half the mean squared error, and `score_model` for the local model.  With training records of one class,
     or fewer than 10 of them, the local model is taken without folds.
 

@@ -2,7 +2,7 @@
 
 | field of a file | meaning |
 |---|---|
-| `key` | digest of all that determines a silo's records and its fit: data, partition, seed, split, model, unit |
+| `key` | digest of what determines a silo's records and its fit, such as data, partition, seed and model |
 | `records` | SHA-256 of the records as the model sees them (`digest_silos`) |
 
 A local model is fitted by one silo to its own training records.  References are the scores of local models on test
@@ -44,7 +44,7 @@ ONE_CLASS_SHARE = 0.9
 
 @dataclass(frozen=True)
 class LocalModelScores:
-    """Scores of a silo's local model: the metric on its own test records, where larger is better."""
+    """Scores of a silo's local model: the metric on its test records, where larger is better."""
 
     silo: int
     """Number of the silo."""

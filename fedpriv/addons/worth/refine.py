@@ -90,8 +90,8 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
 
     Raises:
         InputError: The scenario's model is code that is not fedpriv's, is not one of linear scores, or does not
-            fit the labels.  Or a file cannot be read, or other users can read or change it.  Or there are no test
-            records, or fewer than two training records.
+            fit the labels.  Or a file cannot be read, or other users can read or change the held-out file.  Or
+            there are no test records, or fewer than two training records.
     """
     if cell.model.import_paths:
         raise InputError(

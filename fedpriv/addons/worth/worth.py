@@ -2,11 +2,11 @@
 
 | term | meaning |
 |---|---|
-| D_i, T_i | training and test records of silo i; with partition "iid" T_i has the test records of all silos |
+| D_i, T_i | training and test records of silo i; T_i may have all test records (`_select_test_rows`) |
 | local_i | the scenario's model and features, fitted to D_i without noise and without a release |
-| pooled | the same fit to the records of all silos, for simulations and public data only |
+| pooled | a fit to the records of the silos together, for simulations and public data only |
 | released | x̂, the model that a run published |
-| recalibrated | x̂ with its intercepts and its scale fitted to D_i by the silo |
+| recalibrated | x̂ with its intercepts and its scale, if it has intercepts, fitted to D_i by the silo |
 | gain_i | m(x̂, T_i) - m(local_i, T_i) for a metric m of which larger values are better |
 
 References are the scores m(local_i, T_i), for at most 16 silos.  A model of linear scores has a loss f that is a
@@ -117,8 +117,8 @@ def load_silo_records(cell: Cell, max_silos: int = MAX_REFERENCE_SILOS) -> tuple
         The number of all silos, and the records of the chosen ones.
 
     Raises:
-        InputError: Units are clients, whose records are too few to train on.  Or a record has several labels, or
-            no silo has records of both kinds.
+        InputError: Units are clients, whose records are too few to train on.  Or a record has several labels, no
+            silo has records of both kinds, or they cannot be loaded.
     """
     if cell.privacy.protected_unit.name == CLIENT.name:
         raise InputError("privacy.unit = client: a client alone has too few records; worth is for silos")
@@ -160,7 +160,7 @@ def _silo_names(cell: Cell, silos: int) -> Sequence[str]:
 def budget_shares(cell: Cell) -> Mapping[str, float]:
     """Return the share of the target that the records of each silo spend, by the silo's name.
 
-    The mapping is empty if all silos spend the whole target.
+    The mapping is empty if the cell has no shares, so that all silos spend the whole target.
     """
     shares = cell.privacy.shares or ()
     return dict(zip(_silo_names(cell, len(shares)), shares, strict=True)) if shares else {}
@@ -423,7 +423,7 @@ def _evaluate_gains(evaluator: GainEvaluator, cell: Cell, released: Floats, *, w
 def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.bool_] | None]:
     """Return masks of each silo's training records that the release has read, or None if it has read all.
 
-    A run reads all training records of its silos but those that `data.spared` of the cell spares.
+    Records that `data.spared` of the cell spares were not read, and all others count as read.
 
     Args:
         cell: Cell of the run.
@@ -453,7 +453,7 @@ def fit_pooled_model(cell: Cell) -> Floats:
     """Fit the model to the training records of all silos that also have test records, without noise.
 
     The result has shape (d,).  κ is chosen as for a silo's own model.  For more than 20,000 records κ is the
-    smallest candidate, and the fit ends at a relative gradient of 1e-4, because neither matters at that size.
+    smallest candidate, and the fit ends at a relative gradient of 1e-4.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
