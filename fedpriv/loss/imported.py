@@ -191,6 +191,12 @@ def check_outputs(
     probe = torch.zeros(1, values, dtype=next(module.parameters(), torch.zeros(1)).dtype)
     try:
         shape = tuple(run_trial(module, probe).shape)
+        if needed is not None and shape != (1, *needed):
+            raise InputError(
+                f"{_describe_module(name)} maps one record to shape {shape}, but {(1, *needed)} is "
+                f"needed{why_needed}"
+            )
+        check_per_record(module, values, name, inputs)
     except InputError:
         raise
     except Exception as error:  # a module may raise any error
@@ -202,11 +208,6 @@ def check_outputs(
         raise CodeError(
             f"{_describe_module(name)} cannot be given a record of {record_text}", reason_of(error)
         ) from None
-    if needed is not None and shape != (1, *needed):
-        raise InputError(
-            f"{_describe_module(name)} maps one record to shape {shape}, but {(1, *needed)} is needed{why_needed}"
-        )
-    check_per_record(module, values, name, inputs)
     return shape[1:]
 
 
