@@ -41,7 +41,10 @@ AlgorithmName = Literal[
     "noisy-minibatch", "noisy-newton", "fedavg", "dp-fedavg", "dp-fedadam", "dp-fedyogi", "dp-fedadagrad",
     "goldstein-single-pass", "goldstein-erm", "phased-sgd", "dp-adam", "dp-adamw",
 ]  # fmt: skip
-"""Shipped algorithms, for completion in editors; `add_algorithm` adds others."""
+"""Shipped algorithms, for completion in editors.
+
+`add_algorithm` adds others.
+"""
 
 
 OWN_DATA_SCENARIO = "own-data"
@@ -311,7 +314,7 @@ def load(folder: str | Path) -> RunResults:
 
 
 def _merge_settings(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of dotted keys with those that are given as arguments of their own.
+    """Merge values of dotted keys with those of separate arguments.
 
     Raises:
         InputError: A key is given in both forms.

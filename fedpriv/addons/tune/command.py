@@ -187,7 +187,7 @@ def tune_scenario(request: TuneRequest) -> None:
 def choose_by_request(
     scenario: Scenario, text: str, request: TuneRequest, grids: Grids, observers: Sequence[RunObserver]
 ) -> TuningOutcome:
-    """Choose settings for the rows of a scenario, and write the tuned scenario and its table into a folder.
+    """Choose settings for the rows of a scenario, and write the tuned scenario and its table.
 
     Args:
         scenario: Scenario that is tuned.
