@@ -247,7 +247,7 @@ class ImportedSettings(ModuleSettings):
         """Make the choice of the loss, and import it if it is an import path.
 
         Raises:
-            InputError: The path cannot be imported, or is no function.
+            InputError: The path cannot be imported, or is not callable.
         """
         return LossChoice(
             self.loss,
