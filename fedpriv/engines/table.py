@@ -12,7 +12,7 @@ model's size and the records of a round, both computed from public numbers.
 
 `retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round of a large model allocates
 the same vectors as the round before, and getting and clearing their pages can take longer than computing with
-them. Very long vectors are still returned to the system, because a second copy of each costs more than a slower
+them.  Very long vectors are still returned to the system, because a second copy of each costs more than a slower
 round.
 """
 
