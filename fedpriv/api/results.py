@@ -207,7 +207,7 @@ class RunResults:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """Sentences on what was not learnt and not read, for example that a model is no better than a constant.
+        """Sentences on a failure to learn, such as a model no better than a constant, and on unread records.
 
         They are empty if nothing of this kind was found.
         """

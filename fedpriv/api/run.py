@@ -163,8 +163,7 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
 def _describe_loss(loss: LossArgument) -> str:
     """Describe a loss as text, a function by its code, its defaults and the values that it closes over.
 
-    A function without Python code is described by its name and address, and no loss as "squared", whichever loss
-    is then the default.
+    Anything else is described by its `str`, and no loss as "squared", whichever loss is then the default.
     """
     if loss is None:
         return "squared"
@@ -311,7 +310,7 @@ def load(folder: str | Path) -> RunResults:
 
 
 def _merge_settings(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of dotted keys with those that are given as arguments of their own.
+    """Merge values of dotted keys with those of separate arguments.
 
     Raises:
         InputError: A key is given in both forms.

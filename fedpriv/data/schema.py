@@ -180,7 +180,7 @@ class TableSchema(TableSection):
         """Check that the keys fit each other, and that each column has one role.
 
         Raises:
-            ValueError: A key is missing, or contradicts another.
+            ValueError: A key is missing or malformed, or contradicts another.
         """
         if (self.classes is None) == (self.range is None):
             raise ValueError("a target has either classes, or range if it is a real number")

@@ -194,7 +194,7 @@ def make_sentences(train: int, test: int) -> tuple[Tokens, Tokens, Tokens, Token
     A sentence has two parts about two different topics, with the marker at a random position 2 … 7 between them,
     counted from 0.  Each word but the marker is one of its part's topic with probability `_TOPIC_SHARE`, and
     otherwise a common word.  The topic of the second part is the label.  Words without their order do not name
-    their parts.  Since second parts are longer, the most frequent topic is the label in about 78 % of sentences.
+    their parts.  Since second parts are longer, the most frequent topic is the label more often than not.
 
     Args:
         train: Number of training sentences.

@@ -151,7 +151,8 @@ def load_table(
 def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutData:
     """Load the test records, all that a server needs.
 
-    The file need not have other records, or a column for the records' sites.  Rows that do not count are left out.
+    If the schema has a column `split`, the file need not have other records.  It need not have a column for the
+    records' sites.  Rows that do not count are left out.
 
     Args:
         name: Name of the data set.

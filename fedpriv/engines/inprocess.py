@@ -157,8 +157,7 @@ def quiet_flower_logs() -> Iterator[None]:
 def _delay_garbage_collection() -> Iterator[None]:
     """Raise the threshold of garbage collection within this context.
 
-    Messages create many containers and no cycles.  A search for cycles after every 700 containers, the default of
-    Python 3.11, costs a tenth of a run.
+    Messages create many containers, and a frequent search for cycles among them takes time.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, *thresholds[1:])

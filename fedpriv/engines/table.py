@@ -11,8 +11,9 @@ starts.  The need is the memory that this process has already (the program and t
 model's size and the records of a round, both computed from public numbers.
 
 `retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round of a large model allocates
-the same vectors as the round before, and getting and clearing their pages takes longer than computing with them.
-Very long vectors are still returned to the system, because a second copy of each costs more than a slower round.
+the same vectors as the round before, and getting and clearing their pages can take longer than computing with
+them.  Very long vectors are still returned to the system, because a second copy of each costs more than a slower
+round.
 """
 
 import ctypes
@@ -160,8 +161,8 @@ def available_memory(processes: int = 1) -> tuple[int, str]:
 
     The memory is the least of the machine's (used or not), of the control group's limit, and of `processes` times
     each limit of one process.  The setting is a text such as "mem_limit, MemoryMax", or "" if the machine's own
-    memory is the least.  A limit of a process's address space or data also counts mapped libraries, which leave
-    nothing for data, so they are subtracted.
+    memory is the least.  What counts towards a limit beyond the resident memory of this process, such as mapped
+    libraries or other processes of the control group, is subtracted from it.
     """
     usage, resident = memory_usage(), _resident_bytes()
     available = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]

@@ -330,8 +330,8 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
     """Connect to Ray's cluster, or start one on this machine, and yield the module `ray`.
 
     `workers` has the address of a cluster, or the number of processes of the one to start.  A cluster that was
-    started for this block is stopped at the end of the block.  Within the block, lines that Ray prints on stdout
-    are dropped, and SIGTERM keeps this program's handler.
+    started for this block is stopped at the end of the block.  Within the block, lines that a thread of Ray prints
+    on stdout are dropped (`StreamWithoutRay`), and SIGTERM keeps this program's handler.
 
     Raises:
         InputError: Ray is not installed, or a root user would start a cluster.

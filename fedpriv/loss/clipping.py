@@ -180,7 +180,7 @@ def clipping_if_certain(
 
     Returns:
         The clipping, or None if the cheap bound does not decide: the bound is above the clip, above the largest
-        representable norm or NaN, the clip is a tensor, or the output gradients are not on a CPU, have no values,
+        representable norm or NaN, the clip is no float, or the output gradients are not on a CPU, have no values,
         or have more than 1,024 values in all.
     """
     if (
@@ -245,6 +245,6 @@ def never_above(values: Tensor, bound: Scalar) -> bool:
     """
     if not values.numel():
         return True
-    if isinstance(bound, float):  # takes a third of the time of a tensor of booleans
+    if isinstance(bound, float):
         return values.is_cpu and (values.max() if values.numel() > 1 else values).item() <= bound
     return is_known_true((values <= bound).all())

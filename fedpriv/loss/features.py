@@ -399,8 +399,7 @@ class AugmentedView(View):
         Args:
             batch: Records (..., B, …) in the order of the batch layout, and weights, (B,) or (..., B).
 
-        Raises:
-            ValueError: The batch layout has another number of rows than the batch.
+        Raises: ValueError: There is no batch layout, or it has another number of rows than the batch.
         """
         records, weights = batch
         axis, count = records.record_axis, records.features.shape[records.record_axis]

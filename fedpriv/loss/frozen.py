@@ -1,4 +1,4 @@
-"""Trainable and frozen parameters of a module, and a forward pass that changes neither.
+"""Trainable and frozen parameters of a module, and a forward pass as a function of parameters.
 
 The flat point holds the trainable parameters (`trainable_parameters`).  Other parameters, and buffers, are
 constants of the model.
@@ -120,7 +120,8 @@ def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
         probe: A record, as a batch of one, (1, …).
 
     Raises:
-        InputError: A layer, which the message names, changes a buffer or a parameter, or gets a packed sequence.
+        InputError: A layer, which the message names, changes a buffer or a parameter, or is a recurrent one that
+            gets a packed sequence.  Other errors of the module are passed on.
     """
     module_copy = copy.deepcopy(module)
     for name, layer in module_copy.named_modules():

@@ -15,8 +15,8 @@ bias, and for an embedding a_t is a token: the index of a row of the table.
 
 An increment of a record is Σ_k c_k times its gradient at point x_k, with the coefficients c_k of a query.
 `make_weight_terms` represents the sum of several gradients: over calls, and over the points of an increment.
-Outer products are stored as gradients if these have at most half as many values as their factors, and gradients of
-an embedding as the rows of the record's tokens.
+Outer products are stored as gradients or as their factors, and gradients of an embedding as the rows of the
+record's tokens.
 """
 
 from collections.abc import Callable, Sequence

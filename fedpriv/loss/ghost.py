@@ -5,9 +5,10 @@ clipped as a whole.  If a parameter goes into functions of functions.py only, it
 records is represented by `LayerTerms`, from which each record's norm and the clipped sum are computed.  For linear
 functions these terms may be factors of the gradients in place of the gradients ("ghost norms").  Gradients of all
 other parameters are materialized record by record, (B, size), in the same backward pass.  A plan (`_GhostPlan`)
-says which parameters those are.  The plan follows from passes of a record of zeros, and from no data.
+says which parameters those are.  The plan follows from passes of a record of zeros at a point of the first query,
+and from no record.
 
-Each record passes through the module alone, under vmap, so that code of the module computes with one record's
+The records of a batch pass through the module under vmap, so that code of the module computes with one record's
 values.  `TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is
 called with a parameter, and with settings that have a closed form, the function is computed for all records at
 once, as vmap would do, and the call is stored as a `TracedCall`.  One backward pass of autograd then gives the
@@ -126,7 +127,8 @@ class Trace:
             the leaf.
 
         Raises:
-            RuntimeError: A tensor that was the input of a call has been changed in place since.
+            RuntimeError: A tensor that was the input of a call has been changed in place since, or the loss
+                depends on no tensor that requires gradients.
         """
         if any(call.inputs._version != call.input_version for call in self.calls):
             raise RuntimeError("a change in place of what a function of parameters saw")
@@ -350,8 +352,9 @@ class GhostObjective(ModuleObjective):
 
     Without such parameters, and where a pass fails, increments are computed as by `ModuleObjective`.
 
-    Guarantee: each record passes through the module alone, under vmap, whatever the module's code does with a
-    batch; functions of all records at once are torch's own, and known to compute each record on its own.
+    Guarantee: each record passes through the module alone, under vmap or in a batch of one, whatever the module's
+    code does with a batch; functions of all records at once are torch's own, and known to compute each record on
+    its own.
     """
 
     @cached_property
@@ -483,10 +486,11 @@ class GhostObjective(ModuleObjective):
         Returns:
             Calls whose terms are not made yet, with their output gradients, in the order of the calls.  Then the
             terms by parameter, the gradients (B, size) of the materialized parameters that the losses depend on,
-            and the names of the traced parameters whose gradients are not all in the calls.
+            and the names of the traced parameters whose gradients are not all in the calls, or that are a weight
+            in one call and a bias in another.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            # Forward pass.  A materialized parameter has a copy (a leaf) for every record, so that autograd's
+            # Forward pass.  A materialized parameter has a row of its own for every record, so that autograd's
             # gradient by it is one gradient for each record.
             parameters = {
                 name: aligned_copy(value).requires_grad_()

@@ -20,8 +20,7 @@ Directions are drawn in chunks, which bounds the memory: a chunk has all or some
 `GoldsteinView` adds a metric to evaluations.  x is (r, β)-stationary for F if some convex combination of gradients
 of F at points within distance r of x has norm at most β (Goldstein 1977; Kornowski, Liu & Talwar, section 2).  The
 metric samples the points, so it is an upper bound on the least such norm.  The metric does not grow, but for
-rounding, when points are added, and converges slowly in their number.  Models can be compared at the same number
-of points and the same seed only.
+rounding, when points are added.  Models can be compared at the same number of points and the same seed only.
 
 `find_min_norm_point` finds the least-norm point x of a convex hull by Wolfe's algorithm (Wolfe 1976), with a
 certificate: no convex combination of points g_i has a norm below min_i ⟨g_i, x⟩/‖x‖.
@@ -218,9 +217,8 @@ class RandomSmoothing(View):
         """Sum the weighted clipped increments of a batch that has the rows of the batch layout.
 
         At most `_CHUNK_VALUES` numbers of directions around a point exist at a time in a replicate, or those of
-        one direction.  They are all directions of a few records, or some directions of one record.  Sizes of
-        chunks follow from the numbers of records, points and directions and from d, not from the number of
-        replicates.
+        one direction.  They are all directions of some records, or some directions of one record.  Sizes of chunks
+        follow from the numbers of records, points and directions and from d, not from the number of replicates.
 
         Args:
             query: Combination of gradients, at points (..., d).

@@ -2,8 +2,8 @@
 
 A module is imported when its model is built, and not when the scenario that names it is read.  Its requirements
 are tested by running it (`check_outputs`): it maps one record to as many outputs as needed, and no record's
-outputs depend on other records.  `make_trained_model` returns a trained model as a torch module.  The initial
-model of a run is called x_1.  A view is an objective that wraps another one, its `base`.
+outputs depend on other records.  `make_trained_model` makes a torch module with the parameters of a trained
+model.  The initial model of a run is called x_1.  A view is an objective that wraps another one, its `base`.
 
 A scenario names a file of weights by its digest and not by a path, so all parties have the same values.  The file
 is looked for in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt.
@@ -51,17 +51,17 @@ def is_import_path(name: str) -> bool:
 
 
 def import_callable(path: str, key: str) -> Callable[..., Any]:
-    """Import the class or function at `path`.
+    """Import the class, function or other callable at `path`.
 
     Args:
         path: Import path, "package.module:Name".
         key: Key of the scenario, for error messages.
 
     Returns:
-        The class or function.
+        The class, function or callable object.
 
     Raises:
-        InputError: The path cannot be imported, or is neither a class nor a function.
+        InputError: The path cannot be imported, or is not callable.
     """
     module, _, name = path.partition(":")
     try:
@@ -191,6 +191,12 @@ def check_outputs(
     probe = torch.zeros(1, values, dtype=next(module.parameters(), torch.zeros(1)).dtype)
     try:
         shape = tuple(run_trial(module, probe).shape)
+        if needed is not None and shape != (1, *needed):
+            raise InputError(
+                f"{_describe_module(name)} maps one record to shape {shape}, but {(1, *needed)} is "
+                f"needed{why_needed}"
+            )
+        check_per_record(module, values, name, inputs)
     except InputError:
         raise
     except Exception as error:  # a module may raise any error
@@ -202,11 +208,6 @@ def check_outputs(
         raise CodeError(
             f"{_describe_module(name)} cannot be given a record of {record_text}", reason_of(error)
         ) from None
-    if needed is not None and shape != (1, *needed):
-        raise InputError(
-            f"{_describe_module(name)} maps one record to shape {shape}, but {(1, *needed)} is needed{why_needed}"
-        )
-    check_per_record(module, values, name, inputs)
     return shape[1:]
 
 
@@ -259,8 +260,8 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
     equal before and after, at the module's own parameters and at these plus standard normal numbers (unless values
     are not finite there).  A batch of one has to give the same outputs up to 1e-3, relative and absolute.
 
-    Increments are computed of each record alone, so that a dependence would not break their guarantee.  But the
-    model that is evaluated would differ from the model that is trained.
+    Increments are computed of each record alone, so that a dependence would not break their guarantee.  But a
+    batch of records would have other outputs than in training.
 
     Args:
         module: Module to check.
@@ -270,7 +271,7 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
 
     Raises:
         InputError: Outputs or gradients depend on other records, or are not finite at the module's own parameters;
-            or the module changes its buffers or parameters.
+            or the module changes its buffers or parameters.  Other errors of the module are passed on.
     """
     generator = torch.Generator().manual_seed(0)
     parameters = trainable_parameters(module)
@@ -309,7 +310,8 @@ def _first_outputs_and_gradients(
 ) -> tuple[Tensor, list[Tensor]]:
     """Outputs of record 0 of a batch (B, f), and the gradients of the sum of their squares by parameters.
 
-    A gradient is 0, of shape (), if the outputs do not depend on the parameter.
+    A gradient is 0, of shape (), if the outputs do not depend on the parameter.  If they depend on no parameter,
+    autograd raises a RuntimeError.
     """
     with torch.enable_grad():
         outputs = FunctionalModule(module)(parameters, batch)
@@ -346,11 +348,10 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
 
     Args:
         objective: Objective that was trained, possibly behind views.
-        vector: Flat parameters, (d,).  For a linear score, numbers behind the d weights are not used.
+        vector: Flat parameters, (d,).  For a single linear score, numbers behind the d weights are not used.
 
     Returns:
-        The module in evaluation mode, with its loss, and the number of leading features that it takes (None for
-        all).
+        The module in evaluation mode, with its loss and the number of leading features that it takes.
 
     Raises:
         InputError: The objective is neither that of a torch module nor a linear score.
@@ -531,8 +532,8 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
         The names of the trainable parameters without values in the file: all of them without a digest.
 
     Raises:
-        InputError: There is no digest and a parameter is frozen, there is no such file, or the file lacks a frozen
-            value, has others than the module, or values of another shape.
+        InputError: There is no digest and a parameter is frozen, the file cannot be used (`read_state_dict`), or
+            it lacks a frozen value, has others than the module, or values of another shape.
     """
     frozen = frozen_names(module)
     if weights is None:

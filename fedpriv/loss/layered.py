@@ -8,8 +8,8 @@ a_k.  This part is represented as
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 
 whose terms are about as small as the increment itself if the points are close.  A norm from the inner products of
-the terms c_k δ_k ⊗ a_k would lose all digits to cancellation in float32, with c = (t, -(t-1)) in round t for
-instance.  A norm that is too small would break the clip.
+the terms c_k δ_k ⊗ a_k could lose all digits to cancellation in float32, with c = (t, -(t-1)) in round t for
+instance.  A norm that is too small breaks the clip.
 
 A block is a layer with parameters, and the layers without parameters that follow it.  Layers without parameters
 before the first block come first.
@@ -110,7 +110,7 @@ class LayeredObjective(BaseModuleObjective):
             layers.
 
         Raises:
-            InputError: The module cannot be trained (`check_module`).
+            InputError: The module cannot be trained (`check_module`).  Errors of a layer on zeros are passed on.
         """
         check_module(module)
         if type(module) is not nn.Sequential:
@@ -371,11 +371,9 @@ def make_module_objective(
 ) -> LayeredObjective | ModuleObjective:
     """Make the objective of a module that maps (records, features) to (records, outputs).
 
-    A sequential module of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten gets a `LayeredObjective`,
-    and any other module a `GhostObjective`.  A sequential module gets a `GhostObjective`, too, if it has a Linear
-    on several axes, a Conv2d with groups or with padding other than numbers of zeros, a MaxPool2d with `ceil_mode`
-    or with indices as outputs, a layer with parameters that occurs twice, or a frozen parameter.  Both compute the
-    same numbers up to rounding.
+    An nn.Sequential of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten gets a `LayeredObjective` if
+    `LayeredObjective.from_module` can make one, and any other module gets a `GhostObjective`.  Both compute the
+    same increments up to rounding.
 
     Args:
         module: Module whose trainable parameters are the point.
@@ -385,8 +383,7 @@ def make_module_objective(
         dtype: Type of the parameters.
 
     Raises:
-        InputError: A layer mixes records, draws random numbers or remembers earlier records, or no parameter is
-            trainable (`check_module`).
+        InputError: A layer is refused, or no parameter is trainable (`check_module`).
     """
     layered = LayeredObjective.from_module(module, features, loss, seed, dtype)
     return GhostObjective(module, loss, seed, dtype) if layered is None else layered

@@ -408,8 +408,8 @@ def extract_patches(
     """Extract the patches of pictures, as torch's `unfold` does.
 
     Pictures are (N, channels, height, width), and the patches (N, channels · kernel height · kernel width,
-    positions).  On a GPU `unfold` handles one picture after another, so that one copy of a strided view is used
-    instead (`extract_patches_by_view`, which explains the arguments).
+    positions).  On a CPU `unfold` is used, and elsewhere a strided view (`extract_patches_by_view`, which explains
+    the arguments).
     """
     unfold = functional.unfold if pictures.is_cpu else extract_patches_by_view
     return unfold(pictures, kernel, dilation, padding, stride)
@@ -422,7 +422,7 @@ def extract_patches_by_view(
     padding: tuple[int, int],
     stride: tuple[int, int],
 ) -> Tensor:
-    """Extract the patches of pictures by one copy of a strided view, on any device.
+    """Extract the patches of pictures by a strided view, on any device.
 
     A position is a place of the kernel on the padded picture.  Its patch is the column of the pixels under the
     kernel: channel by channel, row by row.

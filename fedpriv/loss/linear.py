@@ -18,13 +18,12 @@ materialized as vectors.  The table is for losses without a penalty.
 
 Robust phase retrieval with power 2 is from Duchi & Ruan 2019; with power 1 it is the Lipschitz amplitude form.
 
-A `Population` is a distribution of records whose risk is known.  Evaluations report the excess risk, to compare it
-with theory.
+A `Population` is a distribution of records whose risk is known.  With a population, evaluations report the excess
+risk.
 
 Replicates are runs that are computed side by side, on a leading axis.  A `RecordBlock` gathers the records of
-several rounds, for replicates that read the same ones.  Values that depend on the records only are computed once
-for all rounds of a block: an objective calls `compute_per_block`, which returns the same numbers for records that
-are in no block.
+several rounds, for replicates that read the same ones.  Values that depend on the records only can be computed
+once for all rounds of a block (`compute_per_block`).
 """
 
 import math
@@ -583,7 +582,7 @@ class SoftmaxRegression(LinearObjective):
         )
 
     def _scores(self, point: Tensor, features: Tensor) -> Tensor:
-        # Weights stand on the left, which takes half the time, and records that replicates share take one product.
+        # Records that replicates share take one product.
         return point.view(*point.shape[:-1], self.classes, self.features) @ features.mT
 
     def _combined_gradients(self, query: Query, records: Records) -> Tensor:
@@ -623,8 +622,7 @@ class SoftmaxRegression(LinearObjective):
 def _combined_residuals(scores: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
     """Combination Σ_k coefficients[k] (softmax(scores[k]) - onehot), (..., classes, B).
 
-    Scores have the same shape.  Records come last, so that sums over a few classes go through memory in order,
-    which takes a tenth of the time.
+    Scores have the same shape.  Records come last, so that sums over a few classes go through memory in order.
     """
     residual = scores[0].softmax(-2).mul_(coefficients[0])
     for point_scores, coefficient in zip(scores[1:], coefficients[1:], strict=True):

@@ -94,7 +94,7 @@ def survival_curve(outputs: Tensor) -> Tensor:
 
 
 def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Compute Antolini's concordance index, 1 for a perfect order and 1/2 for a random one.
+    """Compute Antolini's concordance index, 1 for a perfect order and 1/2 on average for a random one.
 
     The index is the share of pairs whose first record, with an event in bin m, has a smaller S(m) than the second
     one, which survived bin m.  Ties count half.
@@ -223,7 +223,7 @@ class CrossEntropy:
         )
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        is_right = outputs.max(-1).indices == labels  # argmax takes five times as long
+        is_right = outputs.max(-1).indices == labels
         return is_right.to(outputs.dtype).mean(-1)
 
 
@@ -494,8 +494,8 @@ class FunctionLoss(Unjudged):
 def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
     """Predict the class of each label, or its value, (n, *labels), from outputs (n, *outputs).
 
-    The class is that of the largest output.  With a single logit, the class is 1 above 0, else 0.  Outputs of a
-    loss that predicts no classes are returned as they are.  A last axis of one output is dropped, except for
+    The class is that of the largest output.  With a single logit, the class is 1 above 0, else 0.  Other losses
+    predict no classes, and their outputs are returned.  A last axis of one output is dropped, except for
     `MeanOverLabels`, whose last axis is then one of labels.
 
     Args:
@@ -597,7 +597,7 @@ class LossChoice:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, and they are {actual}"
             )
-        # None stands for two classes, and for numbers from 0 to 1.
+        # None stands for two classes at most, and for numbers from 0 to 1.
         if kind.takes_classes is None and classes > 2:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"

@@ -1,8 +1,8 @@
 """The table of models: features that a model makes of raw records, and its loss.
 
-`MODELS` has the rows by name.  Linear models for any data (rows with `compute_features_and_bias`) take the
-features that their settings name, scaled, and a constant 1.  `add_module` adds a torch module of the user as a
-row.  x_1 is the initial model of a run.
+`MODELS` has rows by name.  Linear models for any data (rows with `compute_features_and_bias`) take the features
+that their settings name and a constant 1.  `add_module` adds a torch module of the user as a row.  x_1 is the
+initial model of a run.
 """
 
 import copy
@@ -67,8 +67,8 @@ from fedpriv.loss.rows import (
 class SoftmaxSettings(ModelSettings):
     """Settings of softmax regression.
 
-    For features z with the constant 1, the loss has Lipschitz constant √2 · max‖z‖ and smoothness max‖z‖²/2.  A
-    smaller `feature_norm` lowers both.
+    For features z with the constant 1, the loss of softmax regression has Lipschitz constant √2 · max‖z‖ and
+    smoothness max‖z‖²/2.  A smaller `feature_norm` lowers both.
     """
 
     features: Literal["pixels", "orientations"] = Field(
@@ -156,7 +156,7 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
 
     Raises:
         InputError: Features are numbers and `feature_norm` is missing, without which they have no bound; or the
-            records do not fit the settings.
+            records do not fit the settings, or the backbone cannot be used.
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
@@ -165,7 +165,7 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
     features: Tensor | None = None
     for start in range(0, max(1, len(images)), max(1, chunk_size)):
         values = _compute_features(images[start : start + chunk_size], dtype, settings)
-        if features is None:  # allocated once, since a second copy of a million clients' records would not fit
+        if features is None:  # allocated once, so that there is no second copy of all features
             features = torch.empty(len(images), values.shape[1] + 1, dtype=dtype)
             features[:, -1] = 1.0
         features[start : start + len(values), :-1] = values
@@ -177,7 +177,7 @@ def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     """Compute the features that the settings name, scaled, without the constant 1, (n, features).
 
     The features are pixels / 255 (or numbers) minus `centre`, or histograms of oriented gradients.  They are then
-    mapped by the backbone if there is one, and scaled to `feature_norm` if it is set.
+    mapped by the backbone if there is one, and scaled by `scale_to_norm` if `feature_norm` is set.
 
     Args:
         images: Raw records, (n, ...).
@@ -336,8 +336,8 @@ def perceptron(
     """Make a row of the table of models for a network with one hidden layer: features - hidden - outputs.
 
     The network has an output for each class without a `loss`, one for each bin with `HazardLoss`, and a single one
-    with any other loss.  |⟨x, z⟩| is the sum of two rectifiers, so `nn.ReLU` can represent the sizes of phase
-    retrieval.
+    with any other loss.  |⟨x, z⟩| is the sum of two rectifiers, so `nn.ReLU` with two hidden units or more can
+    represent it.
 
     Args:
         activation: Activation of the hidden layer.
@@ -512,7 +512,7 @@ def find_model(name: str) -> Model:
         name: Name of the model in scenarios, or "package.module:Name".
 
     Raises:
-        InputError: There is no such row.
+        InputError: There is no such row, or code that makes the row cannot be loaded.
     """
     if is_import_path(name):
         return make_imported_model(name)
@@ -583,7 +583,8 @@ def add_module(
 
     The module maps (records, *shape) to the outputs that the loss takes: (records, classes) for the cross-entropy,
     and (records, 1) for most losses of a regression.  Bytes are passed as pixels / 255, other integers as int64.
-    x_1 follows from the scenario's `model.initial_seed`.
+    x_1 follows from the scenario's `model.initial_seed`, but for values of the module that `draw_initial_point`
+    keeps.
 
     Each record's gradient is computed alone.  Layers that mix records (BatchNorm), draw random numbers (Dropout)
     or change buffers are therefore refused when the model is used.
@@ -591,7 +592,7 @@ def add_module(
     Args:
         name: Name of the model in scenarios.
         factory: Function from the shape of one record and the number of classes to an untrained module.  torch's
-            generator has the seed 0 during a call.
+            generator starts from seed 0 in each call.
         shape: Shape of one record, such as (1, 28, 28).  By default records are flat, and records with several
             inputs keep the shape of each input.
         regression: Whether labels are real numbers.
@@ -620,7 +621,7 @@ def add_module_instance(
 ) -> None:
     """Make `model.name = name` mean one module, whose parameters are x_1.
 
-    The module is copied.  Frozen parameters keep their values.
+    The module is copied.  Frozen parameters keep their values, rounded to the type of the run.
 
     Args:
         name: Name of the model in scenarios.

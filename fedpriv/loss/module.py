@@ -2,8 +2,8 @@
 
 The module defines the structure and the frozen parameters.  The trainable parameters are the flat point, (d,), and
 x_1 is the point at which a run starts.  A record's increment is Σ_k c_k ∇f(x_k; record) for the points x_k and
-coefficients c_k of a query, clipped as a whole.  Gradients of a few records exist at a time.  Replicates are runs
-that are computed side by side, on the leading axes of points and records.
+coefficients c_k of a query, clipped as a whole.  Replicates are runs that are computed side by side, on the
+leading axes of points and records.
 """
 
 import math
@@ -31,7 +31,7 @@ from fedpriv.loss.unrolled import make_vmap_module
 from fedpriv.participation.orders import Dependence
 
 _CHUNK_VALUES = 2**20
-"""Values of gradients that exist at a time, few enough to fit into a cache."""
+"""Values of gradients that `increment` computes at a time, or those of one record."""
 _EVALUATION_VALUES = 2**20
 """Values of features that are evaluated at a time."""
 _DRAWN_VALUES = 2**16
@@ -82,9 +82,10 @@ class ModuleObjective(BaseModuleObjective):
     depend on no other record, whatever the module's code does with a batch.  A record on which the module raises a
     RuntimeError, IndexError or ValueError adds nothing and counts as clipped, and no other record is touched.  If
     the module raises such an error on all records that are computed at a time, or another error on one record,
-    `increment` and `per_record` raise the error.  Every call has buffers of its own (`FunctionalModule`); beside
-    these buffers the code is trusted to keep nothing between calls.  A parameter that is not trained is a
-    constant: it is in no query, no gradient and no norm.
+    `increment` and `per_record` raise the error.  A message with the word "random" counts as a refusal of random
+    numbers, and raises InputError.  Every call has buffers of its own (`FunctionalModule`); beside these buffers
+    the code is trusted to keep nothing between calls.  A parameter that is not trained is a constant: it is in no
+    query, no gradient and no norm.
     """
 
     dtype: torch.dtype = torch.float32
@@ -178,10 +179,10 @@ class ModuleObjective(BaseModuleObjective):
     ) -> list[dict[str, Tensor]]:
         """Gradient of each record at each point, (B, *shape) by parameter, NaN where the module raises.
 
-        vmap computes all records at once, except for a batch of one, which autograd computes.  If vmap raises,
-        each record is tried alone under vmap:
+        vmap computes all records at once, except for a batch of one, which autograd computes.  If vmap raises one
+        of the errors below, each record is tried alone under vmap:
 
-        * If some records raise, they are replaced by zeros, and their gradients are NaN.
+        * If some records raise at one of the points, they are replaced by zeros, and their gradients are NaN.
         * If all records raise, gradients are computed without vmap.
         * If none raises, the error of the batch is raised.
 
@@ -193,8 +194,8 @@ class ModuleObjective(BaseModuleObjective):
 
         Raises:
             InputError: The module draws random numbers.
-            RuntimeError, IndexError, ValueError: The module raises on every record, or on the batch but on no
-                single record.  Other errors of the module are passed on.
+            RuntimeError, IndexError, ValueError: The module raises on every record, on the batch but on no single
+                record, or on zeros in place of a record.  Other errors of the module are passed on.
         """
         if len(records.labels) == 1:
             return [self._gradient_of_one(parameters, records) for parameters in points]
@@ -256,7 +257,7 @@ class ModuleObjective(BaseModuleObjective):
         return gradients
 
     def _gradient_of_one(self, parameters: dict[str, Tensor], records: Records) -> dict[str, Tensor]:
-        """Gradient of one record, (1, *shape) by parameter, by autograd, which is faster here than vmap(grad).
+        """Gradient of one record, (1, *shape) by parameter, by autograd without vmap.
 
         A parameter that the loss does not depend on has gradient 0.
 
@@ -265,7 +266,8 @@ class ModuleObjective(BaseModuleObjective):
             records: The record, as a batch of one.
 
         Raises:
-            InputError: The module draws random numbers.  Any error of the module is passed on.
+            InputError: The module draws numbers from torch's CPU generator.  Any error of the module is passed on,
+                and a RuntimeError of autograd if the loss depends on no parameter.
         """
         rng_state = torch.get_rng_state()
         with torch.inference_mode(False), torch.enable_grad():
@@ -300,10 +302,10 @@ class ModuleObjective(BaseModuleObjective):
         ).squeeze(0)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        """Compute the outputs of every record, (..., B, outputs), a block of records at a time.
+        """Compute the outputs of every record, (..., B, …), a block of records at a time.
 
-        A block has at most `_EVALUATION_VALUES` values of features (more on a GPU), or one record.  If vmap fails,
-        records are computed one after another.
+        A block has at most `_EVALUATION_VALUES` values of features (more on a GPU), or one record.  If vmap raises
+        a RuntimeError, an IndexError or a ValueError, records are computed one after another.
 
         Args:
             point: Models, (..., d).
@@ -386,8 +388,8 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
 
     The fan in of a parameter of two or more axes is the number of its values divided by the length of its first
     axis.  A vector has the fan in of its layer's `weight`.  torch initializes its Linear and convolution layers
-    with the same distribution (He et al. 2015, a = √5).  The point is a function of `seed` and the shapes, with
-    two exceptions:
+    with the same distribution (He et al. 2015, a = √5).  The point is a function of `seed`, `dtype` and the
+    shapes, with two exceptions:
 
     * A layer may name parameters that are zero (`begin_at_zero`).
     * A vector keeps its values if the layer has no `weight` of two or more axes.  Examples are scales and shifts
@@ -409,7 +411,7 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
             values.zero_()
         elif weight.dim() > 1:
             bound = 1.0 / math.sqrt(weight.numel() / weight.shape[0])
-            # In chunks, so that no vector in float64 exists beside the point.
+            # In chunks, so that no copy of a large parameter in float64 exists beside the point.
             for chunk in torch.split(values, _DRAWN_VALUES):
                 chunk.copy_(torch.from_numpy(generator.uniform(-bound, bound, chunk.numel())))
         else:
@@ -434,11 +436,11 @@ def check_module(module: nn.Module) -> None:
 
 
 def why_refused(layer: nn.Module) -> str | None:
-    """Return the reason why a layer cannot be used, with an alternative, or None if it can be used.
+    """Return the reason why a layer cannot be used, with an alternative, or None if none is known.
 
-    Refused layers mix records (BatchNorm without fixed statistics, an embedding scaled by frequency), remember
-    records (running statistics), draw random numbers (dropout, RReLU, fractional pooling), change their weight
-    (`max_norm`), or have no parameters yet (lazy layers).
+    Refused are layers that may mix records (BatchNorm without fixed statistics, an embedding scaled by frequency),
+    remember records (running statistics), draw random numbers (dropout, RReLU and fractional pooling, even in
+    evaluation mode) or change their weight (`max_norm`), and layers without parameters yet (lazy ones).
     """
     if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
         return "mixes the records of a batch; GroupNorm or LayerNorm does not"

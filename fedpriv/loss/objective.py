@@ -519,15 +519,16 @@ def _batch_in_bfloat16(batch: Batch) -> Batch:
 def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
     """Make the view of `objective` with gradients computed in bfloat16, after two checks.
 
-    No column of features may lose integers to rounding, and an increment of one record has to run.
+    No column of features may have integers only, some of absolute value above 256, and an increment of one record
+    has to run.
 
     Args:
         objective: Objective of the run.
         records: Records of the run, to look for integers that bfloat16 cannot represent.
 
     Raises:
-        InputError: A column, such as one of tokens, has integers only, some of absolute value above 256, which may
-            be rounded to others; or the model cannot compute in bfloat16.
+        InputError: A column, such as one of tokens, has integers that may be rounded to others; or the model
+            raises a RuntimeError in bfloat16.
     """
     features = records.features.flatten(0, -2)
     has_large_integers = (features == features.round()).all(0) & (features.abs().amax(0) > _MAX_BFLOAT16_INTEGER)
@@ -537,7 +538,7 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
             f'run.passes = "bfloat16": feature {column} has whole numbers beyond {_MAX_BFLOAT16_INTEGER}, which '
             "would become others in 8 bits; leave it out, or scale the feature"
         )
-    # A record with label 0 shows whether every operation of the model exists in bfloat16.
+    # A record with label 0 shows whether the operations of the model exist in bfloat16.
     view, point = Bfloat16View(objective), objective.initial()
     probe = Records(features[:1], torch.zeros_like(records.labels.flatten()[:1]))
     try:

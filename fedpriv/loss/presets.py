@@ -119,7 +119,7 @@ def lora(
             parent.activation_relu_or_gelu = 0
         elif isinstance(parent, nn.TransformerEncoder):
             parent.use_nested_tensor = False
-    # All else was frozen when the module was copied.
+    # The module's other parameters were frozen when it was copied.
     for name in trained_names:
         copied.get_parameter(name).requires_grad_(True)
     return copied
@@ -173,7 +173,7 @@ class Transformer(nn.Module):
         self.words, self.last = nn.Embedding(words, width), nn.Linear(width, outputs)
         layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
-        # Sines and cosines with periods of 2π to about 200π positions, as a vector of norm 1/√2 for each position.
+        # Sines and cosines with periods from 2π to below 200π positions, a vector of norm 1/√2 for each position.
         angles = torch.arange(length).unsqueeze(1) / 100.0 ** (torch.arange(0, width, 2) / width)
         self.register_buffer("places", torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1) / width**0.5)
 

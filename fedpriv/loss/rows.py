@@ -247,7 +247,7 @@ class ImportedSettings(ModuleSettings):
         """Make the choice of the loss, and import it if it is an import path.
 
         Raises:
-            InputError: The path cannot be imported, or is no function.
+            InputError: The path cannot be imported, or is not callable.
         """
         return LossChoice(
             self.loss,
@@ -275,7 +275,7 @@ def make_imported_model(path: str) -> Model:
         """Build the module, load its weights, and make the objective of a loss on it."""
         layout, choice = as_layout(shape), settings.loss_choice()
         _, needed_shape = choice.make_loss(layout.label_shape, classes)
-        # Number of outputs of a label.  A loss of the user may take any, and gets one for each class or label.
+        # Length of the last axis of outputs.  A loss of the user takes any, and gets one for each class or label.
         outputs = (needed_shape or (classes or math.prod(layout.label_shape),))[-1]
         module = build_module(path, "model.name", (layout.input_width, outputs), settings.arguments)
         if settings.group_norm:

@@ -117,7 +117,7 @@ def _auc(scores: Tensor, positive: Tensor) -> Tensor:
 def _sorted(scores: Tensor) -> Tensor:
     """Sort scores along the last axis.
 
-    numpy needs a small part of torch's time, since it does not sort an index beside each value.
+    numpy sorts values on a CPU, without an index beside each value as in torch.
     """
     if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
         return scores.sort(dim=-1).values.contiguous()
@@ -293,7 +293,8 @@ def check_scores(
         survival: Whether labels are bins survived and events.
 
     Raises:
-        InputError: A score is for other labels, or is not defined for some of these.
+        InputError: A score is for other labels, is not defined for all of these together, or is defined at no
+            silo.
     """
     for name in scores:
         kind = SCORES[name]

@@ -7,8 +7,8 @@ does not exist.  `make_vmap_module` replaces the forward pass of such layers, an
 torch runs a recurrent layer as one function, inside of which neither vmap nor a trace of parameters can look.
 `UNROLLED_FUNCTIONS` has functions that compute the same step by step, from functions of `torch.nn.functional`.
 Each of them takes the arguments of torch's function, and its results differ by rounding only (and by the random
-numbers of dropout).  They refuse packed sequences, and are not for an LSTM with projections.  The input's part of
-all gates is one product for all steps.
+numbers of dropout).  Those of layers refuse packed sequences, and are not for an LSTM with projections.  The
+input's part of all gates is one product for all steps.
 """
 
 import copy

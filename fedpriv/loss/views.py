@@ -17,8 +17,8 @@ says whether v_u is within C_t, ρ is the weight of the bit, and both releases o
 `LocalSteps` has K steps of length η_l instead of epochs.  A model with linear scores moves in the span of a
 client's records Z (records, features): w_k = x_t - η_l A_kᵀ Z, where A_k (records, outputs) is the sum over the
 steps so far of the loss's derivatives by the scores, each times the record's weight in the step.  The scores of
-this model are scores(x_t) - η_l (Z Zᵀ) A_k.  Steps are therefore taken on these small matrices, and the model's
-displacement is computed once at the end.
+this model are scores(x_t) - η_l (Z Zᵀ) A_k.  Unless a subclass has a direction of its own, steps are therefore
+taken on these small matrices, and the model's displacement is computed once at the end.
 
 Sources:
 
@@ -219,7 +219,7 @@ class QuantileClip(View):
         """Compute the scaled vector and the bit of one unit, (..., d + 1).
 
         The vector is v / max(‖v‖, C_t), with v from `base`.  The last coordinate is ρ (b - ½), where b is 1 if ‖v‖
-        ≤ C_t, else 0, or 0 for a unit without records.  The unit counts as clipped if ‖v‖ > C_t.
+        ≤ C_t, else 0, or 0 for a unit without records.  The unit counts as clipped unless ‖v‖ ≤ C_t.
 
         Args:
             query: One point, (..., d + 1): x_t, then C_t, which is clamped to `MIN_ADAPTIVE_CLIP` …
@@ -254,10 +254,10 @@ class QuantileClip(View):
 class LocalSteps(View):
     """`base` whose increment is the query minus the model after `steps` local steps, unclipped.
 
-    A step takes the next `batch` row indices in cyclic order, or all if `batch` is None.  The leading axes of
-    records are clients, which train side by side, each with a model of its own.  Records of weight 0 are absent: a
-    step is by the mean gradient of the present records among its rows, and a step without present records moves
-    nothing.
+    A step takes the next `batch` row indices in cyclic order, or all if `batch` is None or larger than their
+    number.  The leading axes of records are clients, which train side by side, each with a model of its own.
+    Records of weight 0 are absent: a step is by the mean gradient of the present records among its rows, and a
+    step without present records moves nothing.
 
     The class is for units (`PerUnit`), which clip its increment as a whole.  A subclass that overrides
     `local_gradient` takes steps of its own.

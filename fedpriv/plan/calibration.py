@@ -437,8 +437,8 @@ def make_exact_plan(
     """Plan the lattice, sums and noise of a run whose releases are integers.
 
     The cell's μ is converted to a μ for the units of one silo in the public order, for which the finest lattice
-    and its noise are fitted.  Then the slack of the claim is checked, and if increments are less than 2 clips
-    apart, the precision of a clip.
+    and its noise are fitted.  Then the precision of a clip is checked if increments are less than 2 clips apart,
+    and the slack of the claim in any case.
 
     Guarantee: no μ of the result is above the target of the silos that it is for, or in secret participation above
     the μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the

@@ -179,7 +179,7 @@ class ModelInputs:
     """Inputs of a cell's model: the data set, and the map of its records.
 
     A task whose rows are records, before metrics are added, depends only on these inputs and on the number of
-    validation records, so that it is loaded once for equal inputs.
+    validation records.  `load_task_of_inputs` caches the last tasks by both.
     """
 
     data_name: str
@@ -243,7 +243,8 @@ class ModelInputs:
             classes: Number of classes, 0 for real targets.
 
         Raises:
-            InputError: Records have several labels, and the model takes one.
+            InputError: Records have several labels and the model takes one, or the model does not fit the records
+                otherwise.
         """
         row = self.model.row
         extend = None if self.algorithm is None else find_algorithm(self.algorithm[0]).model
@@ -505,7 +506,7 @@ def check_record_count(cell: Cell) -> None:
     One pass reads (batches of a silo) · (batch sizes of all silos) records, or units if these are rows.
 
     Raises:
-        InputError: The data set, or one of its sites, has fewer.  The message names the site.
+        InputError: The data set, or one of its sites, has fewer, or there are more sites than silos.
     """
     task, batches = load_task(cell), cell.schedule.batches_per_silo
     if cell.data.partition == "site":

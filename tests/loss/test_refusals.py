@@ -128,6 +128,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"Looking fails on a record that it is evaluated on \(index out of range": evaluate_looking,
     r"except_ = 'heads' names no parameters .* it has 0, 1, 3": lambda: fedpriv.freeze(
         backbone(), except_=("heads",)),
+    r"cannot be given a record of 6 values \(shape": lambda: check_outputs(  # takes a batch of one only
+        Net(lambda net, x: net.layer(x).view(1, 3), layer=nn.Linear(6, 3)), 6, 3, GIVEN
+    ),
     "no parameters to train; requires_grad = False for all it has": lambda: check_outputs(
         fedpriv.freeze(nn.Linear(6, 3)), 6, 3, "module-test"),
     "expected a whole number of 1 or more": lambda: adapt(rank=0),

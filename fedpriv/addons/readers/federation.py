@@ -1,7 +1,7 @@
 """Complete the section [federation] of a scenario for records that a program gives.
 
 The shipped scenario own-data has numbers of its own.  Those that the program's records and settings contradict
-follow the program, so that a message names no number that nobody wrote.
+follow the program.
 """
 
 import math
@@ -27,7 +27,7 @@ def complete_federation(
         settings: Values that the program sets for the scenario own-data, or None for another scenario.
 
     Raises:
-        InputError: The scenario has another number of silos than the records have sites.
+        InputError: A scenario other than own-data has another number of silos than the records have sites.
     """
     federation = dict(tree.get("federation", {}))
     if settings is not None:
@@ -59,7 +59,7 @@ def _follow_settings(federation: dict[str, Any], chosen: Mapping[str, Any], unit
 
     * Clients in cohorts have no silos, samples and epochs.
     * Batches decide how many epochs there are.  A batch decides the rounds, too, unless the program gives them.
-    * Otherwise every round reads all records, in as many rounds as the program says.
+    * Otherwise every round reads all records, if the program gives one number of rounds or of epochs.
 
     Args:
         federation: Section of the shipped scenario, with the program's number of records.

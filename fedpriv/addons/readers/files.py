@@ -1,6 +1,7 @@
 """Convert files of tables to text: compressed files, spreadsheets, and texts in UTF-16.
 
-The core reads the text, which is .csv in UTF-8.  A spreadsheet keeps the numbers of its rows as lines.
+The core reads the text, which is .csv in UTF-8.  Empty rows of a spreadsheet stay, so that a line has the number
+of its row if no cell has an end of line.
 """
 
 import codecs
@@ -158,7 +159,7 @@ def _rows_as_text(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _cell_text(value: Any) -> str:
-    """Return a cell's text: numbers without a format, dates as year-month-day."""
+    """Return a cell's text: numbers without a format, dates without a time of day as year-month-day."""
     if value is None:
         return ""
     if isinstance(value, bool):

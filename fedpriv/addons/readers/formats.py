@@ -26,9 +26,10 @@ _MAX_TEXTS = 10_000
 def find_format(path: Path, chosen: CellFormat) -> CellFormat:
     """Return the format of a file's cells.
 
-    The separator is the one that gives the header most names.  The marks of numbers are those by which most texts
-    are numbers, in columns that are then columns of numbers.  Marks stay plain if others read no further text, or
-    if two marks read the same texts as other numbers, such as 1,234 as 1.234 or as 1234.
+    The separator is the one that gives the header most names.  The marks of numbers are those by which most
+    different texts are numbers, in columns that are then columns of numbers and have up to `_MAX_TEXTS` different
+    texts.  Marks stay plain if others read no further text, or if two marks read the same texts as other numbers,
+    such as 1,234 as 1.234 or as 1234.
 
     Args:
         path: File of a table.
@@ -59,7 +60,10 @@ def find_format(path: Path, chosen: CellFormat) -> CellFormat:
 
 
 def _find_separator(path: Path) -> str | None:
-    """Return the separator that gives the header most names, or None if it is the file's usual one."""
+    """Return the separator that gives the header most names, or None for the file's usual one.
+
+    The result is also None if the header cannot be read.
+    """
     usual = find_separator(path)
     with open_text(path, CellFormat(usual if usual != "," else None)) as file:
         line = file.readline()

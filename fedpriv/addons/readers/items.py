@@ -34,7 +34,8 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).
 
     Raises:
-        InputError: There are no items, an item's record or label is not known, or records differ in shape.
+        InputError: There are no items, an item's record or label is not known, or records or labels differ in
+            shape.
     """
     pairs = [_split_item(item, source, fields) for item in _iterate_items(data, source)]
     if not pairs:

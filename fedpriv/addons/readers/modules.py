@@ -21,7 +21,7 @@ _WRAPPERS = (nn.DataParallel, DistributedDataParallel)
 
 
 def prepare_module(model: Any, labels: NDArray[Any], classes: int | None, loss: Any) -> nn.Module | None:
-    """Return a module that can be copied and called, without wrappers of several devices.
+    """Return a module that can be copied, without wrappers of several devices.
 
     Args:
         model: Module of a program, or None for the scenario's model.
@@ -31,8 +31,8 @@ def prepare_module(model: Any, labels: NDArray[Any], classes: int | None, loss: 
 
     Raises:
         InputError: The value is no module, such as a class or a state_dict.  The error is also raised if the
-            module is scripted, has parameters without values, or cannot be copied, or if labels are one-hot
-            (`check_labels`).
+            module is scripted, has parameters without values or complex ones, or cannot be copied, or if
+            `check_labels` refuses the labels.
     """
     check_labels(labels, classes, loss)
     if model is None:

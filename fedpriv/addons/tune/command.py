@@ -187,7 +187,7 @@ def tune_scenario(request: TuneRequest) -> None:
 def choose_by_request(
     scenario: Scenario, text: str, request: TuneRequest, grids: Grids, observers: Sequence[RunObserver]
 ) -> TuningOutcome:
-    """Choose settings for the rows of a scenario, and write the tuned scenario and its table into a folder.
+    """Choose settings for the rows of a scenario, and write the tuned scenario and its table.
 
     Args:
         scenario: Scenario that is tuned.
@@ -288,7 +288,7 @@ def _write(
 
 
 def _show(outcome: TuningOutcome) -> None:
-    """Print the table of choices, and a command that runs the tuned scenario."""
+    """Print the table of choices, their costs and warnings, and a command that runs the tuned scenario."""
     columns = [Column(name, can_wrap=name == "setting") for name in HEADER]
     print_rich(f"{outcome.metric} while tuning", columns, table_lines(outcome.choices))
     description = outcome.held_out.description
@@ -399,8 +399,8 @@ def tune(
 ) -> TuningResults:
     """Choose settings on held-out training records, as `fedpriv tune` does, and return the tuned scenario.
 
-    The test records are not looked at.  A choice that is not private reads training records without noise, and no
-    ε covers it.
+    No setting is compared on the test records.  A choice that is not private reads training records without noise,
+    and no ε covers it.
 
     Args:
         scenario: Scenario of `fedpriv.run`, or a tuning file.
@@ -409,7 +409,7 @@ def tune(
         model: Torch module, as for `fedpriv.run`.
         classes: Number of classes, as for `fedpriv.run`.
         loss: Loss of the module, as for `fedpriv.run`.
-        set: Values for dotted keys, which the tuned scenario has, too.
+        set: Values for dotted keys of the scenario that is tuned.
         grid: Values to try by dotted key, by default factors from 1/9 to 9 of the numbers in [algorithm].
         fixed: Values that hold while tuning.
         seeds: Seeds of the trials, by default 100.

@@ -43,7 +43,7 @@ def check_grid(grid: Any, source: str) -> None:
         source: Start of the error message, which names the option or file of the grid.
 
     Raises:
-        InputError: The grid is refused.  The message names the key.
+        InputError: The grid is refused.  The message names the key, unless the value is no mapping.
     """
     if not isinstance(grid, Mapping):
         raise InputError(
@@ -126,9 +126,8 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
 def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
     """Return a grid of multiples, by factors from 1/9 to 9, of numbers in the cell's [algorithm].
 
-    These are the numbers of fields of floating-point type that the scenario sets and that have a lower bound and
-    no upper one.  Each has 5 factors, or 25 if there is one number only, equally spaced in logarithm.  Products
-    are rounded to four digits.
+    These are the floats that the scenario sets in fields for all numbers above a bound.  Each has 5 factors, or 25
+    if there is one number only, equally spaced in logarithm.  Products are rounded to four significant digits.
 
     Raises:
         InputError: The scenario has no such number.
@@ -323,7 +322,7 @@ def _count_by_silo(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
 
 
 def hold_out(cell: Cell, count: int | None) -> HeldOut:
-    """Hold out the last `count` training records, or a tenth of them if it is None.
+    """Hold out the last `count` training records, or a tenth of them, rounded down, if it is None.
 
     Raises:
         InputError: `count` is no whole number from 1 to one less than the number of training records.

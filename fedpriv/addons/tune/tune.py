@@ -138,8 +138,8 @@ def tune_privately(
     Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and
     held-out records alike: a run's releases are μ-GDP for a record that it trains on, its score is μ-GDP for a
     record that is held out, and which of both a record is, and with which silo and in which batch, follows from
-    its row index alone (or its site).  Nothing of another run is kept, written or told.  `generator` must be as
-    secret as the noise.
+    its row index alone (or its site).  Nothing of another run is kept, written or told, but that a run failed
+    (RunError), which no claim covers.  `generator` must be as secret as the noise.
 
     Args:
         scenario: Scenario that is tuned.
@@ -211,8 +211,8 @@ def _check_partition(cell: Cell) -> None:
     divided.  Then no price of a single record would hold.
 
     Raises:
-        InputError: The partition is made by labels, or the table drops or splits rows by their cells, or has
-            persons.
+        InputError: The partition is made by labels, or the table drops rows by their cells, or splits them by
+            cells or persons.
     """
     if cell.data.partition in PARTITION_KEYS:
         raise InputError(
