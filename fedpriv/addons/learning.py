@@ -96,7 +96,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     stride = -(-len(labels) // _MAX_RECORDS)
     start = make_trained_model(task.objective, task.objective.initial().numpy())
     with torch.inference_mode():
-        outputs, start_outputs = (each.outputs(features[::stride]) for each in (model, start))
+        outputs, start_outputs = (predictor.outputs(features[::stride]) for predictor in (model, start))
         facts["start_and_end"] = [
             float(model.loss.value(values, labels[::stride]).mean()) for values in (start_outputs, outputs)
         ]
@@ -131,8 +131,8 @@ def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
 
     with torch.inference_mode(False), torch.enable_grad():
         labels = labels.clone()  # those of an inference are no inputs of a gradient
-        found = minimize(value_and_gradient, np.zeros(output.numel()), jac=True, method="L-BFGS-B")
-    return float(found.fun) if math.isfinite(found.fun) else None
+        minimum = minimize(value_and_gradient, np.zeros(output.numel()), jac=True, method="L-BFGS-B")
+    return float(minimum.fun) if math.isfinite(minimum.fun) else None
 
 
 def _takes_logits(loss: Loss) -> bool:

@@ -315,11 +315,11 @@ def _merge_settings(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -
     Raises:
         InputError: A key is given in both forms.
     """
-    given = {key: value for key, value in arguments.items() if value is not None}
-    refuse({f"set: {key} is given as an argument, too; give it once": key in settings for key in given})
+    separate = {key: value for key, value in arguments.items() if value is not None}
+    refuse({f"set: {key} is given as an argument, too; give it once": key in settings for key in separate})
     return {
         **settings,
-        **{key: list(value) if isinstance(value, tuple) else value for key, value in given.items()},
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in separate.items()},
     }
 
 

@@ -307,9 +307,9 @@ def _render_latex(results: Results, table: TextTable, number: int = 0) -> str:
         *privacy_lines(results),
     ]
     titles = {
-        name: named.title
+        name: entry.title
         for key, table_of_names in (("algorithm.name", ALGORITHMS), ("algorithm.trust", TRUSTS))
-        for name, named in table_of_names.items()
+        for name, entry in table_of_names.items()
         if key in results.axes
     }
     rows = [[titles.get(text, text) for text in row] for row in [table.header, *table.body]]
@@ -347,8 +347,8 @@ _LATEX_ESCAPES = str.maketrans(
 
 def _escape_latex(text: str) -> str:
     """Escape plain text for LaTeX, with signs, powers and the papers' symbols in mathematics mode."""
-    marked = re.sub(r"(\w+)\^(-?\d+)", r"\0\1\0\2\0", text).translate(_LATEX_ESCAPES)
-    return re.sub("\0(.*?)\0(.*?)\0", r"$\1^{\2}$", re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", marked))
+    escaped = re.sub(r"(\w+)\^(-?\d+)", r"\0\1\0\2\0", text).translate(_LATEX_ESCAPES)
+    return re.sub("\0(.*?)\0(.*?)\0", r"$\1^{\2}$", re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", escaped))
 
 
 STYLES: dict[Style, Callable[[Results], str]] = {

@@ -488,9 +488,9 @@ class Admission:
             raise self.refusal_error(
                 f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer"
             )
-        if needed < (least := self.policy.allow.least_records):
+        if needed < (min_records := self.policy.allow.least_records):
             raise self.refusal_error(
-                f"the scenario reads {needed} {cell.privacy.unit}s of this silo, allowed are {least} or more"
+                f"the scenario reads {needed} {cell.privacy.unit}s of this silo, allowed are {min_records} or more"
             )
 
     def _build_objective(self, cell: Cell) -> tuple[int, Objective]:

@@ -170,7 +170,7 @@ def test_memory_does_not_grow_with_rounds() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "kind", "reason"),
     [
-        ("device", "nonsense", RunError, r"run\.device = 'nonsense'"),
+        ("device", "nonsense", InputError, r"run\.device = 'nonsense'"),
         (
             "arithmetic",
             "integers",

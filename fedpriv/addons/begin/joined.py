@@ -24,8 +24,8 @@ def find_formats(paths: Sequence[Path], marks: Mapping[str, str | None]) -> list
         InputError: An option is malformed, or a file cannot be read.
     """
     find = load_add_on_part("table format", "find")
-    chosen = load_add_on_part("table format", "parse")(**marks)
-    return [find(path, chosen) for path in paths]
+    known_format = load_add_on_part("table format", "parse")(**marks)
+    return [find(path, known_format) for path in paths]
 
 
 def describe_format(path: Path, cell_format: CellFormat) -> str:

@@ -492,7 +492,7 @@ def _describe_guesses(certificate: VerifiedCertificate) -> list[str]:
     claim, record = certificate.claim, certificate.body["record"]
     if claim is None:
         return ["Everything: the run adds no noise, and nothing is guaranteed."]
-    level = next(level for most, level in PROTECTION_LEVELS if claim.guarantee.best_guess <= most)
+    level = next(level for max_guess, level in PROTECTION_LEVELS if claim.guarantee.best_guess <= max_guess)
     groups = (record.get("several_records") or {}).items()
     test_mu = (record.get("evaluation") or {}).get("mu")
     return [
@@ -515,16 +515,17 @@ def _share_of_cases(probability: float) -> str:
 
 def _describe_all_runs(silo: Mapping[str, Any]) -> str:
     """Describe the best guess from all runs of a silo together, or return "" if there is one run."""
-    spent = silo["training"]["spent"]
-    if spent["runs"] < 2:
+    total_budget = silo["training"]["spent"]
+    if total_budget["runs"] < 2:
         return ""
+    mu, slack = total_budget["mu"], total_budget["slack"]
     total = (
         "protect nothing that can be counted"
-        if spent["mu"] is None
-        else f"a guess is right in {_share_of_cases(min(1.0, best_guess(spent['mu']) + spent['slack']))}"
+        if mu is None
+        else f"a guess is right in {_share_of_cases(min(1.0, best_guess(mu) + slack))}"
     )
-    others = format_count(spent["runs"] - 1, "other run")
-    return f"Silo {silo['silo']} had {others} on its records: all together {total}."
+    other_runs = format_count(total_budget["runs"] - 1, "other run")
+    return f"Silo {silo['silo']} had {other_runs} on its records: all together {total}."
 
 
 def format_model_card(certificate: VerifiedCertificate) -> str:

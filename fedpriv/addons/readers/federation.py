@@ -31,12 +31,12 @@ def complete_federation(
     """
     federation = dict(tree.get("federation", {}))
     if settings is not None:
-        chosen = {
+        program_values = {
             key.removeprefix("federation."): value for key, value in settings.items() if "federation." in key
         }
         records = settings.get("privacy.records") if settings.get("privacy.unit") == "client" else 1
         units = len(data.train_labels) // (records if isinstance(records, int) and records > 0 else 1)
-        federation = _follow_settings({**federation, "samples": units}, chosen, units)
+        federation = _follow_settings({**federation, "samples": units}, program_values, units)
     if data.sites is None:
         return {**tree, "federation": federation}
     counts = np.bincount(data.sites.train).tolist()
@@ -54,7 +54,7 @@ def complete_federation(
     return {**tree, "data": data_section, "federation": {**federation, "silos": len(counts)}}
 
 
-def _follow_settings(federation: dict[str, Any], chosen: Mapping[str, Any], units: int) -> dict[str, Any]:
+def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, Any], units: int) -> dict[str, Any]:
     """Return the section without shipped numbers that the program's numbers contradict.
 
     * Clients in cohorts have no silos, samples and epochs.
@@ -63,20 +63,20 @@ def _follow_settings(federation: dict[str, Any], chosen: Mapping[str, Any], unit
 
     Args:
         federation: Section of the shipped scenario, with the program's number of records.
-        chosen: Values that the program sets, by key, such as "rounds".
+        program_values: Values that the program sets, by key, such as "rounds".
         units: Number of training records, or of clients that have them.
     """
-    rounds, batch = chosen.get("rounds"), chosen.get("batch")
+    rounds, batch = program_values.get("rounds"), program_values.get("batch")
     excluded: set[str] = set()
-    if "clients" in chosen:
+    if "clients" in program_values:
         excluded = {"silos", "samples", "epochs"}
-    elif "batches" in chosen:
+    elif "batches" in program_values:
         excluded = {"samples", "epochs"}
-        batch_sum = int(np.sum(chosen["batches"])) if np.ndim(chosen["batches"]) == 2 else 0
+        batch_sum = int(np.sum(program_values["batches"])) if np.ndim(program_values["batches"]) == 2 else 0
         federation = {**federation, "rounds": max(1, units // max(1, batch_sum))}
-    elif "batch" in chosen:
-        excluded = {"epochs"} if "rounds" in chosen else {"epochs", "rounds"}
-        silos = chosen.get("silos", federation["silos"])
+    elif "batch" in program_values:
+        excluded = {"epochs"} if "rounds" in program_values else {"epochs", "rounds"}
+        silos = program_values.get("silos", federation["silos"])
         if (
             isinstance(rounds, int)
             and isinstance(batch, int)
@@ -84,10 +84,10 @@ def _follow_settings(federation: dict[str, Any], chosen: Mapping[str, Any], unit
             and rounds * batch * silos < units
         ):
             excluded |= {"samples"}  # fewer rounds than a pass has
-    elif "rounds" in chosen and "epochs" not in chosen:
+    elif "rounds" in program_values and "epochs" not in program_values:
         counts = rounds if isinstance(rounds, list | tuple) else [rounds]
         if counts and all(type(count) is int and count > 0 for count in counts):
             federation = {**federation, "rounds": counts[0], "epochs": math.gcd(*counts)}
-    elif "epochs" in chosen and "rounds" not in chosen:
-        federation = {**federation, "rounds": chosen["epochs"]}
-    return {key: value for key, value in federation.items() if key not in excluded - chosen.keys()}
+    elif "epochs" in program_values and "rounds" not in program_values:
+        federation = {**federation, "rounds": program_values["epochs"]}
+    return {key: value for key, value in federation.items() if key not in excluded - program_values.keys()}

@@ -82,8 +82,8 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
     if decimal == "." and not thousands:
         return str
     mark = r"\s" if thousands == " " else re.escape(thousands or "")
-    whole = f"{_SEPARATED_DIGITS.replace('MARK', mark)}|{_DIGITS}" if thousands else _DIGITS
-    number = re.compile(rf"([<>≤≥]=?\s*)?({whole})(?:{re.escape(decimal)}([0-9]+))?({_EXPONENT})(\s*%)?")
+    integer_pattern = f"{_SEPARATED_DIGITS.replace('MARK', mark)}|{_DIGITS}" if thousands else _DIGITS
+    number = re.compile(rf"([<>≤≥]=?\s*)?({integer_pattern})(?:{re.escape(decimal)}([0-9]+))?({_EXPONENT})(\s*%)?")
 
     @lru_cache(maxsize=1 << 16)
     def convert(text: str) -> str:

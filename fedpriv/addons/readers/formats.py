@@ -16,14 +16,14 @@ from fedpriv.data.tables import read_raw_table
 
 _MARKS = ((None, None), (None, ","), (None, " "), (None, "'"), (",", None), (",", "."), (",", " "), (",", "'"))
 """Marks of decimals and of thousands that are tried, the plainest first."""
-_MARKED = re.compile(r"(^|\d)[,'\s](?=\d)")
+_MARKED_DIGIT = re.compile(r"(^|\d)[,'\s](?=\d)")
 """A digit behind a mark that a plain number does not have."""
 _MIN_NUMBER_SHARE = 0.9
 """Smallest share of numbers among the different texts of a column of numbers."""
 _MAX_TEXTS = 10_000
 
 
-def find_format(path: Path, chosen: CellFormat) -> CellFormat:
+def find_format(path: Path, known_format: CellFormat) -> CellFormat:
     """Return the format of a file's cells.
 
     The separator is the one that gives the header most names.  The marks of numbers are those by which most
@@ -33,27 +33,27 @@ def find_format(path: Path, chosen: CellFormat) -> CellFormat:
 
     Args:
         path: File of a table.
-        chosen: Format that the owner knows, whose marks are not looked for.
+        known_format: Format that the owner knows, whose marks are not looked for.
 
     Raises:
         InputError: The file cannot be read.
     """
     if path.suffix.lower() in (".parquet", ".xlsx"):
-        return chosen
-    separator = chosen.separator or _find_separator(path)
-    if chosen.decimal or chosen.thousands:
-        return CellFormat(separator, chosen.decimal, chosen.thousands)
+        return known_format
+    separator = known_format.separator or _find_separator(path)
+    if known_format.decimal or known_format.thousands:
+        return CellFormat(separator, known_format.decimal, known_format.thousands)
     table = read_raw_table(path, CellFormat(separator))
     columns = [column.count_values(_MAX_TEXTS)[1] for column in table.columns.values()]
-    if not any(_MARKED.search(text) for texts in columns for text in texts):
+    if not any(_MARKED_DIGIT.search(text) for texts in columns for text in texts):
         return CellFormat(separator)
     totals: list[tuple[int, float]] = []
     for marks in _MARKS:
         convert = make_converter(CellFormat(None, *marks))
         scores = [_sum_numbers(texts, convert) for texts in columns]
         totals.append((sum(count for count, _ in scores), sum(value for _, value in scores)))
-    most = max(count for count, _ in totals)
-    best = [index for index, (count, _) in enumerate(totals) if count == most]
+    max_count = max(count for count, _ in totals)
+    best = [index for index, (count, _) in enumerate(totals) if count == max_count]
     if 0 in best or len({totals[index][1] for index in best}) > 1:
         return CellFormat(separator)
     return CellFormat(separator, *_MARKS[best[0]])

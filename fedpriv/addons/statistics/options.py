@@ -54,6 +54,6 @@ def coefficients(
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add `statistics` and `coefficients` to `fedpriv`, and no command to `fedpriv silo` and `fedpriv data`."""
+    """Add `statistics` and `coefficients` to `fedpriv`, and nothing to `fedpriv silo` and `fedpriv data`."""
     app.command()(statistics)
     app.command()(coefficients)

@@ -423,9 +423,9 @@ def tune(
     """
     own_inputs = {"train": train, "test": test, "model": model, "classes": classes, "loss": loss}
     has_own_inputs = any(value is not None for value in own_inputs.values())
-    known = sorted(TuneRequest.__dataclass_fields__.keys() - {"scenario", "grid", "fixed", "overrides", "imports"})
-    if unknown := sorted(options.keys() - known):
-        raise InputError(f"tune: {unknown[0]}: no option; known are {', '.join(known)}")
+    names = sorted(TuneRequest.__dataclass_fields__.keys() - {"scenario", "grid", "fixed", "overrides", "imports"})
+    if unknown := sorted(options.keys() - names):
+        raise InputError(f"tune: {unknown[0]}: no option; known are {', '.join(names)}")
     if has_own_inputs and options.get("workers") is not None:
         raise InputError("workers: other processes have no arrays and modules of this program; leave it out")
     overrides = [format_assignment(key, value) for key, value in (set or {}).items()]
@@ -453,12 +453,12 @@ def tune(
             parse_scenario(completed_tree, str(request.scenario), overrides),
         )
     outcome = choose_by_request(loaded, text, request, grids, [Progress(quiet=False)] if progress else [])
-    kept = [override.partition("=")[0] for override in outcome.overrides]
+    stored_keys = [override.partition("=")[0] for override in outcome.overrides]
     return TuningResults(
         outcome.folder,
         tomllib.loads(outcome.text),
         tuple(choice.setting for choice in outcome.choices),
         tuple(choice.score for choice in outcome.choices),
         (*describe_costs(outcome.choices, outcome.delta), *warn_of_edges(outcome.choices)),
-        {**own_inputs, "set": {key: value for key, value in (set or {}).items() if key in kept}},
+        {**own_inputs, "set": {key: value for key, value in (set or {}).items() if key in stored_keys}},
     )
