@@ -30,6 +30,7 @@ from fedpriv.show.summary import (
     describe_state,
     format_point,
     format_value,
+    list_findings,
     list_warnings,
     privacy_lines,
     published_metrics,
@@ -289,8 +290,9 @@ def _render_csv(results: Results) -> str:
 def _render_latex(results: Results, table: TextTable, number: int = 0) -> str:
     """Render a table as a LaTeX float, with its caption, its label, and a spanner of the column axis.
 
-    The caption has the run's title, the table's caption, the state of the run, the number of seeds, and all lines
-    on privacy: ε or μ, δ, relation, unit, trust, and caveats.  Algorithms and trust settings have their titles.  A
+    The caption has the run's title, the table's caption, the state of the run, the number of seeds, findings such
+    as a model that learnt nothing, and all lines on privacy: ε or μ, δ, relation, unit, trust, and caveats.
+    Algorithms and trust settings have their titles.  A
     spanner is a heading above all columns of figures.
 
     Args:
@@ -304,6 +306,7 @@ def _render_latex(results: Results, table: TextTable, number: int = 0) -> str:
         table.caption,
         describe_state(results),
         describe_seeds(results),
+        *list_findings(results),
         *privacy_lines(results),
     ]
     titles = {

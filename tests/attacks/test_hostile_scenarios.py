@@ -100,8 +100,8 @@ def test_nothing_that_a_scenario_names_is_opened(tmp_path: Path) -> None:
     for number, change in enumerate(changes):
         guard.answer(f"run {number}", json.dumps({**tree, **change}), 1, zeros())
     watching.clear()
-    ledger, folder = str(tmp_path / "ledger-0.sqlite"), str(tmp_path)
-    assert [name for name in names if not (name.isdigit() or name.startswith(ledger) or name == folder)] == []
+    own, folder = (str(tmp_path / "ledger-0.sqlite"), str(tmp_path / ".ledger-0.sqlite")), str(tmp_path)
+    assert [name for name in names if not (name.isdigit() or name.startswith(own) or name == folder)] == []
 
 
 def test_records_are_looked_at_for_a_query_on_file_alone_and_without_denormals(

@@ -79,7 +79,7 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
         {"federation__rounds": None, "federation__samples": 2},
         ["samples = 2 are too few for one pass: at least 3 are needed"],
     ),
-    ({"algorithm__name": "fedprox"}, ["algorithm.name = 'fedprox': known algorithms are", "'dp-mu2-fl'"]),
+    ({"algorithm__name": "fednova"}, ["algorithm.name = 'fednova': known algorithms are", "'dp-mu2-fl'"]),
     ({"algorithm__trust": "half"}, ["algorithm.trust = 'half': accepted are 'untrusted', 'trusted'"]),
     ({"algorithm__diameter": 0.0}, ["algorithm.diameter = 0.0: expected a number above 0"]),
     ({"algorithm__diameter": None}, ["algorithm.diameter: this key is missing"]),
