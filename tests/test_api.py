@@ -128,7 +128,7 @@ def test_an_observer_hears_why_a_run_failed_before_it_ends(tmp_path: Path) -> No
             heard.append("ended")
 
     with pytest.raises(fedpriv.RunError) as caught:
-        fedpriv.run(sweep(), set={"run.device": "nonsense"}, out=tmp_path / "run", observers=[Listener()])
+        fedpriv.run(sweep(), set={"run.device": "cuda:99"}, out=tmp_path / "run", observers=[Listener()])
     assert heard == [str(caught.value), "ended"]
 
 

@@ -202,7 +202,8 @@ def test_every_fault_in_the_table_has_its_test() -> None:
     page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
     _header, _rule, *rows = re.findall(r"^\|.*\|$", page.partition("\n## A game day\n")[0], re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`(test_\w+)` \|$", row)]
-    files = [path for folder in ("e2e", "attacks") for path in (ROOT / "tests" / folder).glob("test_*.py")]
+    folders = [ROOT / "tests" / folder for folder in ("e2e", "attacks", "server")]
+    files = [path for folder in folders for path in folder.glob("test_*.py")]
     sources = "".join(path.read_text(encoding="utf-8") for path in files)
     assert len(named) == len(rows) >= 12
     assert [name for name in named if f"def {name}(" not in sources] == []

@@ -10,6 +10,7 @@ SMALL = {"data.name": "synthetic", "federation.rounds": 2, "federation.silos": 3
 HIDDEN = ("fcntl", "resource", "pwd", "grp", "termios")
 WITHOUT = f"""
 import os, signal, socket, sys
+import platformdirs  # which takes another file on Windows
 for name in {HIDDEN}:
     sys.modules[name] = None  # importing it fails, as on Windows
 for module, names in (

@@ -227,7 +227,7 @@ def run_scenario(path: Path, options: RunOptions, display_options: DisplayOption
     if display_options.quiet:
         print_text(f"{folder}\n")
     if display_options.quiet or display_options.as_json:
-        print_text("".join(f"fedpriv: {line}\n" for line in list_findings(read_results(folder))), sys.stderr)
+        print_text("".join(f"note: {line}\n" for line in list_findings(read_results(folder))), sys.stderr)
     else:
         show_run(folder)
 
