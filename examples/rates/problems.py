@@ -19,6 +19,7 @@ case of an estimator from values (Zhang, Tran & Cutkosky).
 
 import dataclasses
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
@@ -44,29 +45,15 @@ DIMENSION, SPREAD, RADIUS = 64, 0.5, 0.5
 RECORDS = 1_000_000  # many more than a run reads, so that seeds read nearly independent records
 
 
-class LinearLossSettings(ModelSettings):
-    """Settings of the linear loss."""
-
-    level: Positive = Field(1.0, description="drift v in units")
-    unit: Positive = Field(0.1, description="drift of level 1")
-
-    @property
-    def drift(self) -> float:
-        """v, at most 1/2."""
-        return min(0.5, self.level * self.unit)
-
-
 @dataclass(frozen=True)
-class LinearLoss(Deterministic):
-    """Loss -⟨z + v e₁, x⟩ of records z with ‖z‖ = 1/2: convex, 1-Lipschitz, and smooth with constant 0."""
+class RecordLoss(Deterministic):
+    """Convex, 1-Lipschitz loss with a formula for the gradient of each record, and a model that starts at 0."""
 
-    drift: float
-    """v."""
+    dimension: int
     dtype: torch.dtype
-    dimension: int = DIMENSION
     convex: bool = True
     lipschitz: float = 1.0
-    smoothness: float = 0.0
+    smoothness: float = math.inf
     linear: None = None
     dependence = Dependence.RECORD
 
@@ -81,15 +68,44 @@ class LinearLoss(Deterministic):
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         return self._clip(query, batch, clip)[0]
 
-    def _clip(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
-        """Return the weighted clipped increments, (..., B, d), and the number of clipped records, (...).
+    @abstractmethod
+    def gradients(self, point: Tensor, records: Tensor) -> Tensor:
+        """Return the gradient of each record, (..., B, d), at points (..., d)."""
 
-        A gradient is the same at every point, so that a query counts by the sum of its coefficients.
-        """
+    def _clip(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
+        """Return the weighted clipped increments, (..., B, d), and the number of clipped records, (...)."""
         records, weights = batch
-        vectors = -sum(query.coefficients) * self._shift(records.features.to(weights.dtype))
+        total: Tensor | float = 0.0
+        for point, coefficient in zip(*query, strict=True):
+            total = total + coefficient * self.gradients(point, records.features)
+        assert isinstance(total, Tensor)
+        vectors = total.to(weights.dtype)
         clipped = compute_clipping(vector_bounds(upper_norm(vectors)), weights, clip)
         return clipped.zero_unrepresentable(vectors) * clipped.factor.unsqueeze(-1), clipped.clipped_count
+
+
+class LinearLossSettings(ModelSettings):
+    """Settings of the linear loss."""
+
+    level: Positive = Field(1.0, description="drift v in units")
+    unit: Positive = Field(0.1, description="drift of level 1")
+
+    @property
+    def drift(self) -> float:
+        """v, at most 1/2."""
+        return min(0.5, self.level * self.unit)
+
+
+@dataclass(frozen=True)
+class LinearLoss(RecordLoss):
+    """Loss -⟨z + v e₁, x⟩ of records z with ‖z‖ = 1/2, smooth with constant 0."""
+
+    smoothness: float = 0.0
+    drift: float = 0.0
+    """v."""
+
+    def gradients(self, point: Tensor, records: Tensor) -> Tensor:
+        return -self._shift(records)
 
     def _shift(self, records: Tensor) -> Tensor:
         """Return z + v e₁."""
@@ -120,7 +136,7 @@ def _scale_training_signs(dtype: torch.dtype) -> Tensor:
 def linear_loss(
     _shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LinearLossSettings
 ) -> LinearLoss:
-    return LinearLoss(settings.drift, dtype)
+    return LinearLoss(DIMENSION, dtype, drift=settings.drift)
 
 
 @lru_cache(maxsize=1)
@@ -146,40 +162,13 @@ class DistanceSettings(ModelSettings):
 
 
 @dataclass(frozen=True)
-class DistanceLoss(Deterministic):
-    """Distance ‖x - ξ‖ of the model and a record ξ: convex and 1-Lipschitz."""
+class DistanceLoss(RecordLoss):
+    """Distance ‖x - ξ‖ of the model and a record ξ."""
 
-    dimension: int
-    dtype: torch.dtype
-    convex: bool = True
-    lipschitz: float = 1.0
-    smoothness: float = math.inf
-    linear: None = None
-    dependence = Dependence.RECORD
-
-    def initial(self) -> Tensor:
-        return torch.zeros(self.dimension, dtype=self.dtype)
-
-    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum clipped increments at points (..., d) of records (..., B, d)."""
-        vectors, clipped = self._clip(query, batch, clip)
-        return Increment(vectors.sum(-2), clipped)
-
-    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        return self._clip(query, batch, clip)[0]
-
-    def _clip(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
-        """Return the weighted clipped increments, (..., B, d), and the number of clipped records, (...)."""
-        records, weights = batch
-        total: Tensor | float = 0.0
-        for point, coefficient in zip(*query, strict=True):
-            difference = point.unsqueeze(-2) - records.features
-            norm = torch.linalg.vector_norm(difference, dim=-1, keepdim=True)
-            total = total + coefficient * difference / norm.where(norm > 0.0, 1.0)
-        assert isinstance(total, Tensor)
-        vectors = total.to(weights.dtype)
-        clipped = compute_clipping(vector_bounds(upper_norm(vectors)), weights, clip)
-        return clipped.zero_unrepresentable(vectors) * clipped.factor.unsqueeze(-1), clipped.clipped_count
+    def gradients(self, point: Tensor, records: Tensor) -> Tensor:
+        difference = point.unsqueeze(-2) - records
+        norm = torch.linalg.vector_norm(difference, dim=-1, keepdim=True)
+        return difference / norm.where(norm > 0.0, 1.0)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return torch.linalg.vector_norm(point.unsqueeze(-2) - records.features, dim=-1)
