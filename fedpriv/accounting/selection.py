@@ -135,7 +135,7 @@ class NegativeBinomialRunCount:
         odds = (1.0 - self.gamma) / self.gamma
         root: float = brentq(
             lambda z: np.log1p(odds * ndtr(z + mu)) - np.log1p(odds * ndtr(z)) + mu * (z + mu / 2.0),
-            -mu / 2.0 - math.log1p(odds) / mu - 1.0,
+            -mu / 2.0 * (1.0 + 1e-9) - math.log1p(odds) / mu - 1.0,  # less than the other end at every scale
             -mu / 2.0,
             xtol=_ROOT_ERROR,
         )

@@ -100,6 +100,12 @@ def test_the_price_of_a_choice_is_the_largest_ratio_of_its_weights(law: RunCount
     assert largest * (1.0 - 1e-4) <= shift + 1e-12 <= largest * (1.0 + 1e-4) + 1e-11
 
 
+@pytest.mark.parametrize("mu", [1e10, 1e60])
+def test_a_choice_of_runs_that_protect_nobody_costs_at_least_a_run(mu: float) -> None:
+    for law in LAWS:
+        assert PrivateSelection(mu, law).epsilon_of(1e-5) >= gdp.epsilon_of(mu, 1e-5)
+
+
 @pytest.mark.parametrize(("mu", "mean", "shape"), [(0.5, 10.0, 0.0), (1.0, 20.0, 1.0), (1.0, 5.0, math.inf)])
 def test_another_accountant_agrees(mu: float, mean: float, shape: float) -> None:
     """On a grid of orders, and with a rougher δ for the Poisson law, so that it is never below ours."""
