@@ -98,7 +98,9 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     with torch.inference_mode():
         outputs, start_outputs = (predictor.outputs(features[::stride]) for predictor in (model, start))
         facts["start_and_end"] = [
-            float(model.loss.value(values, labels[::stride]).mean()) for values in (start_outputs, outputs)
+            # Rounded, since engines add up in other orders.
+            round(float(model.loss.value(values, labels[::stride]).double().mean()), 6)
+            for values in (start_outputs, outputs)
         ]
     constant_loss = _constant_loss(model.loss, outputs[:1], labels)
     if constant_loss is not None:

@@ -125,6 +125,7 @@ def test_a_tied_weight_is_counted_once_in_the_norm() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:(Of the|The model|By its)")  # findings on what was learnt and read
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_recurrent_layers_run_and_come_back_as_they_are(tmp_path: Path) -> None:
     """A GRU ended in a RuntimeError of vmap's, and an LSTM in its warning."""
