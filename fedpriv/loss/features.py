@@ -131,7 +131,8 @@ def _histograms(gray: Tensor) -> Tensor:
 def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
 
-    The norm is met up to rounding.
+    The norm is met up to rounding.  A row of finite values whose squares are too large or too small for the type
+    is first divided by its largest absolute value.
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
     this row by itself.  If a bound that holds in any order of additions shows that a row is short enough, and
@@ -140,22 +141,30 @@ def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     Args:
         features: Rows to scale, (n, f).
         norm: Upper bound on the norm, above 0.
-        exactly: Whether shorter rows, except for zeros, are scaled up to `norm`.  Rows of a length near the type's
-            smallest number are scaled up less, so that their factor stays finite.
+        exactly: Whether shorter rows, except for zeros, are scaled up to `norm`.
     """
     is_scaled = torch.ones(len(features), dtype=torch.bool) if exactly else ~_is_surely_within(features, norm)
     if not is_scaled.any():
         return features
-    row_indices = is_scaled.nonzero()[:, 0]
-    single_rows = (aligned_copy(features[row_index : row_index + 1]) for row_index in row_indices.tolist())
-    lengths = torch.cat([torch.linalg.vector_norm(row, dim=1, keepdim=True) for row in single_rows])
+    row_indices, number_range = is_scaled.nonzero()[:, 0], torch.finfo(features.dtype)
+    rows, lengths = features[row_indices], _row_lengths(features, row_indices)
+    largest_values = rows.abs().amax(dim=1, keepdim=True)
+    min_length = math.sqrt(number_range.tiny / number_range.eps) if exactly else 0.0
+    is_extreme = (lengths.isinf() | (lengths < min_length)) & (largest_values > 0.0) & largest_values.isfinite()
+    if is_extreme.any():
+        features = features.index_copy(0, row_indices, torch.where(is_extreme, rows / largest_values, rows))
+        lengths = _row_lengths(features, row_indices)
     # The factor of a row of zeros stays finite.
-    factors = norm / lengths.clamp(
-        min=max(torch.finfo(features.dtype).tiny, 2.0 * norm / torch.finfo(features.dtype).max)
-    )
+    factors = norm / lengths.clamp(min=max(number_range.tiny, 2.0 * norm / number_range.max))
     all_factors = features.new_ones(len(features), 1)
-    all_factors[row_indices] = factors if exactly else factors.clamp(max=1.0)
+    all_factors[row_indices] = factors if exactly else torch.where(is_extreme, factors, factors.clamp(max=1.0))
     return features * all_factors
+
+
+def _row_lengths(features: Tensor, row_indices: Tensor) -> Tensor:
+    """Return the length of each of these rows, computed from an aligned copy of the row, (rows, 1)."""
+    single_rows = (aligned_copy(features[row_index : row_index + 1]) for row_index in row_indices.tolist())
+    return torch.cat([torch.linalg.vector_norm(row, dim=1, keepdim=True) for row in single_rows])
 
 
 def _is_surely_within(features: Tensor, norm: float) -> Tensor:

@@ -206,6 +206,19 @@ def test_scaled_to_at_most_a_norm_or_exactly(norm: float, dtype: torch.dtype) ->
     torch.testing.assert_close(scale_to_norm(rows, norm, exactly=True), exactly)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(F32, value) for value in (1e-44, 1e-25, 1e-23, 1e-17, 3e19, 1e22, 3e38)]
+    + [(F64, value) for value in (1e-320, 1e-165, 1e160, 1e308)],
+)
+def test_rows_whose_squares_are_no_numbers_of_the_type_have_the_norm(dtype: torch.dtype, value: float) -> None:
+    """Was: norms of 1e13 for rows of 1e-25, and of 0 for rows of 1e22."""
+    rows = torch.tensor([[value] * 4, [0.0] * 4, [0.1] * 4], dtype=dtype)
+    exactly, at_most = (scale_to_norm(rows, 1.0, exactly=choice).norm(dim=1).tolist() for choice in (True, False))
+    assert exactly == pytest.approx([1.0, 0.0, 1.0], rel=1e-5)
+    assert at_most == pytest.approx([1.0 if value > 1.0 else 0.0, 0.0, 0.2], rel=1e-5, abs=1e-15)
+
+
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("width", [3, 39, 1030])
 def test_a_glance_changes_no_bit_of_scaled_features(dtype: torch.dtype, width: int) -> None:
@@ -213,7 +226,7 @@ def test_a_glance_changes_no_bit_of_scaled_features(dtype: torch.dtype, width: i
     drawn = torch.randn(600, width, dtype=dtype, generator=torch.Generator().manual_seed(width))
     lengths = 1.0 + torch.arange(-300, 300, dtype=dtype).view(-1, 1) * torch.finfo(dtype).eps / 2.0
     near = drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True) * lengths
-    ends = torch.tensor([0.0, -0.0, 1e-45, 1e-30, 1e38, math.inf, -math.inf, math.nan], dtype=dtype).view(-1, 1)
+    ends = torch.tensor([0.0, -0.0, 1e-45, 1e-30, 1e15, math.inf, -math.inf, math.nan], dtype=dtype).view(-1, 1)
     rows = torch.cat([near, drawn * 0.01, ends.expand(-1, width)])
     result, tiny = scale_to_norm(rows, 1.0, exactly=False), torch.finfo(dtype).tiny
     for row, values in zip(rows, result, strict=True):
