@@ -17,14 +17,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MOST_OF_A_FILE = 280
 ROOMS = {
-    "loss": 3653,
+    "loss": 3661,
     "noise": 2992,
     "silo": 2458,
     "addons/services": 1779,
     "data": 1693,
     "accounting": 1660,
     "papers": 1585,
-    "addons/worth": 1360,
+    "addons/worth": 1361,
     "show": 1328,
     "addons/audit": 1280,
     "engines": 1169,
@@ -53,9 +53,9 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 32953, 279
+ALL, FILES = 32962, 279
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 24257
+CORE = 24265
 """Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 15, 19
 """Files that a simulated round goes through, and a guard's, at most."""

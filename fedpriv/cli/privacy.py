@@ -6,8 +6,8 @@ and `ledger` always.
 
 * A mechanism is independent noise or a way to correlate the noise of rounds, such as a tree.  Its sensitivity is
   the farthest that one unit moves the sums to which it adds fresh noise.
-* The running sum of a round is the decayed sum of all records' increments so far.  An increment is a record's
-  clipped contribution to a round.
+* The running sum of a round is the decayed sum of all records' increments since it began.  An increment is a
+  record's clipped contribution to a round.
 * A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither
   a mechanism nor a target.
 * A stream is the releases of one party (a silo, several silos alike, or the server) in one step of a run, or in
@@ -212,11 +212,11 @@ def _print_amplified(
 def _find_response(
     algorithm: str | None, settings: list[str], setting: "AccountingSetting"
 ) -> tuple["NoiseResponse", "Workload"]:
-    """Find the response in which noise is compared, and the running sums that are released.
+    """Return the weights of noisy running sums in an algorithm's points, and the workload of these sums.
 
-    With an algorithm, the response has the weights of noisy running sums in its queries and its output.  The
-    running sums have the algorithm's decay, and its clip norms times the setting's.  Without an algorithm, noise
-    is compared in the setting's running sums themselves.
+    The points are those of the algorithm that `response_and_workload` chooses, with weights in a fixed order, and
+    their noise is compared.  The running sums have the algorithm's decay, and its clip norms times the setting's.
+    Without an algorithm, the points are the setting's running sums themselves.
 
     Args:
         algorithm: Name of a row of the table of algorithms, or None.

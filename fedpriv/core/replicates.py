@@ -82,7 +82,8 @@ def stack_signature(component: Any) -> Any:
     """Return the data of a component that must be equal in all components that are stacked.
 
     A component is an estimator, a mechanism or an optimizer, or a value in one.  The result leaves out the values
-    of floats that are not `SHARED`, in whose place is the type, and fields with an entry for each replicate.
+    of floats that are not `SHARED`, in whose place is the type, and fields with an entry for each replicate.  The
+    floats of a tuple stay.
     `SHARED` and `PER_REPLICATE` are metadata of fields.
     """
     if isinstance(component, float):

@@ -392,12 +392,12 @@ def _test_row_count(records: int, train_share: float) -> int:
 
 
 def _round_shares(counts: NDArray[np.int64], total: int, generator: np.random.RandomState) -> NDArray[np.int64]:
-    """Scale counts to the sum `total`, and round them, the largest remainders up, ties at random.
+    """Scale counts to the sum `total`, and round them, the largest remainders up, equal floats at random.
 
     Args:
         counts: Number of records of each class, (classes,).
         total: Sum of the result.
-        generator: Randomness that chooses among equal remainders.
+        generator: Randomness that chooses among remainders that are equal floats.
 
     Returns:
         Integers next to counts · total / Σ counts, (classes,), of the sum `total`.

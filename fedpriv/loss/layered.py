@@ -261,7 +261,7 @@ class LayeredObjective(BaseModuleObjective):
         for index, block in enumerate(self.blocks):
             layer_gradients = [point_gradients[index] for point_gradients in output_gradients]
             inputs = [forward_pass.inputs[index] for forward_pass in passes]
-            if index == 0:  # the first layer's input is the record itself at every point
+            if index == 0:  # the first layer's input is the same at every point
                 terms.append(block.layer.make_terms([sum_tensors(layer_gradients)], inputs[:1]))
             else:
                 terms.append(

@@ -14,8 +14,9 @@ A *canary* is a planted record, present or absent by a fair coin, which is one t
 only the silo knows them.  An *epoch* is a pass over the records.  A *release* is a vector of a round with its
 noise, projected on the direction of a canary.
 
-Releases are in units of one record's clipped weight: noise z · N(0, 1), plus 1 in rounds of a canary that is
-present.  Rows of a silo's order are in public groups: row i is in group i mod `groups`, and takes part only in
+Releases are in units of one record's clipped weight: with independent noise z · N(0, 1), plus 1 in rounds of a
+canary that is present.  Rows of a silo's order are in public groups: row i is in group i mod `groups`, and takes
+part only in
 rounds t (from 1) with t - 1 ≡ i (mod `groups`).  Each group has `bins` such rounds in an epoch, of which a row's
 secret rounds are drawn.  Shapes name n canaries and T rounds.
 """

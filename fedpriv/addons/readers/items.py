@@ -80,7 +80,7 @@ def _split_item(item: Any, source: str, fields: Fields | None) -> tuple[Any, Any
     """Return the record and the label of an item, or of a batch of items.
 
     Raises:
-        InputError: The item is no pair, and `fields` does not name its record and its label.
+        InputError: The item lacks a part that `fields` names, or there are no `fields` and the item is no pair.
     """
     if fields is not None:
         record_field, label_field = fields
@@ -90,7 +90,7 @@ def _split_item(item: Any, source: str, fields: Fields | None) -> tuple[Any, Any
                 if isinstance(record_field, tuple)
                 else item[record_field]
             ), item[label_field]
-        except (KeyError, IndexError, TypeError):
+        except (KeyError, IndexError, TypeError, ValueError):
             raise InputError(
                 f"fields = {fields!r}: an item of {source} has no such parts, but {_describe_parts(item)}"
             ) from None

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import stat
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,7 +163,7 @@ def read_released_model(path: Path, home: HomeData) -> Floats:
     """
     try:
         model = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: not a released model, an array in .npy ({error})") from None
     expected_shape = (home.objective.dimension,)
     if not isinstance(model, np.ndarray) or model.shape != expected_shape or model.dtype.kind != "f":

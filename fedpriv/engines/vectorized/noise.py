@@ -13,8 +13,8 @@ The sum with the relative weights p_j σ_j / (p_1 σ_1) is a noise stream, and p
 replicate.
 
 Noise does not depend on the trajectory, so on the CPU a thread prefetches blocks of rounds while the current block
-is consumed; NumPy and OpenSSL release the interpreter lock.  Replicates that differ only in the amount of noise
-share their vectors, each scaled, because a noise stream is keyed by the seed.  A device draws with its own
+is consumed; NumPy and OpenSSL release the interpreter lock.  Replicates with the same seed share their vectors,
+each scaled, if the noise of their parties has the same proportions in floats.  A device draws with its own
 generator, which saves copies and gives other numbers of the same distribution.
 """
 
