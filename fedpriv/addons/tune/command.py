@@ -214,7 +214,7 @@ def choose_by_request(
     held_out = hold_out(cells[0], request.held_out).count_in_runs(cells)
     for row, settings in rows:
         check_settings(row, settings)
-    folder, fixed = request.out or Path("runs") / f"{scenario.name}-tuned", request.fixed or []
+    folder, fixed = Path(request.out or f"runs/{scenario.name}-tuned"), request.fixed or []
     if run_count is None:
         workers = None if request.workers is None else Workers(request.workers)
         options = RunOptions(out=folder / "trials", resume=request.resume, workers=workers)
