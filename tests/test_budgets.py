@@ -29,7 +29,7 @@ ROOMS = {
     "addons/audit": 1280,
     "engines": 1169,
     "addons/statistics": 1120,
-    "cli": 901,
+    "cli": 903,
     "plan": 858,
     "scenario": 838,
     "addons/rates": 774,
@@ -53,9 +53,9 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 32962, 279
+ALL, FILES = 32964, 279
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 24265
+CORE = 24267
 """Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 15, 19
 """Files that a simulated round goes through, and a guard's, at most."""

@@ -9,7 +9,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from fedpriv.core.extensions import load_add_on_parts, load_extensions
 if TYPE_CHECKING:
     pass
 
-_PIPED_WIDTH = 0 if "COLUMNS" in os.environ else 160  # least width of piped output, which has none of its own
+_PIPED_WIDTH = 160  # least width of piped output, which has none of its own, unless COLUMNS is set
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,12 @@ class Column:
     """Whether the column's text may wrap to several lines."""
 
 
-@cache
 def _make_console() -> Console:
     console = Console(highlight=False)
-    return (
-        console
-        if console.is_terminal
-        else Console(highlight=False, width=max(_PIPED_WIDTH, console.width), soft_wrap=False)
-    )
+    if console.is_terminal:
+        return console
+    min_width = 0 if "COLUMNS" in os.environ else _PIPED_WIDTH
+    return Console(highlight=False, width=max(min_width, console.width), soft_wrap=False)
 
 
 def _printable_line(text: str) -> str:

@@ -22,7 +22,6 @@ SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=8", "--set"
 
 
 def fedpriv(*words: str) -> str:
-    tables._make_console.cache_clear()
     return output_of(*words)
 
 
