@@ -22,7 +22,7 @@ ROOMS = {
     "silo": 2458,
     "addons/services": 1779,
     "data": 1693,
-    "accounting": 1660,
+    "accounting": 1662,
     "papers": 1585,
     "addons/worth": 1361,
     "show": 1328,
@@ -53,9 +53,9 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 32964, 279
+ALL, FILES = 32966, 279
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 24267
+CORE = 24269
 """Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 15, 19
 """Files that a simulated round goes through, and a guard's, at most."""

@@ -20,7 +20,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.accounting.gaussian import check_delta, check_epsilon, check_mu, check_positive, largest_safe
+from fedpriv.accounting.gaussian import check_delta, check_epsilon, check_mu, largest_safe
 from fedpriv.core.errors import InputError
 
 
@@ -36,7 +36,9 @@ def zcdp_of(mu: float) -> float:
         >>> zcdp_of(2.0)
         2.0
     """
-    return 0.5 * check_mu(mu) ** 2 if math.isfinite(mu * mu) else check_positive("mu²", check_mu(mu) * mu)
+    if math.isinf(check_mu(mu) * mu):
+        raise InputError(f"mu = {mu}: its square is too large for floating point")
+    return 0.5 * mu**2
 
 
 def mu_of_zcdp(zcdp: float) -> float:
