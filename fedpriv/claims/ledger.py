@@ -25,6 +25,7 @@ from fedpriv.accounting.gaussian import APART, Relation, relation_named
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER
+from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.plan import claim_for_noise
 from fedpriv.noise.integers.strategies import ExactClaim, Lattice
 from fedpriv.noise.mechanism import Mechanism
@@ -263,7 +264,7 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
     if isinstance(bound, bool) or not isinstance(bound, int | float):
         raise InputError(f"ledger: apart = {bound!r}: expected a number of clips")
     is_each_round_alone = sum(rounds for _, rounds in data["clips"]) == 1 or (
-        data["mechanism"]["name"] == "independent" and data["decay"] == 0.0
+        data["mechanism"] == IndependentGaussian().as_data() and data["decay"] == 0.0
     )
     if not 1.0 <= bound <= APART or (bound < APART and not is_each_round_alone):
         raise InputError(
