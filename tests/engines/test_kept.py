@@ -49,7 +49,7 @@ def test_runs_are_kept_and_those_that_were_under_way_have_ended(
     assert unwritten.runs() == []
     unwritten.update([run(7, "running")])
     assert [listed["run"] for listed in unwritten.runs()] == ["7"]
-    assert not unwritten.is_due()
+    assert [unwritten.is_due(), unwritten.is_due()] == [True, False]
     assert [after.is_due(), after.is_due()] == [True, False]
 
 
