@@ -24,7 +24,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.fft import fft, ifft, next_fast_len
 from scipy.special import logsumexp
 
 from fedpriv.accounting.curves import MAX_EPSILON, Floats
@@ -327,6 +326,8 @@ def _self_convolve(masses: Floats, times: int) -> tuple[int, Floats]:
     Returns:
         Number of points that are cut off at the low end, and the masses that are left, with errors of rounding.
     """
+    from scipy import fft  # a twentieth of the start of a command that needs none
+
     low, high = 0, (len(masses) - 1) * times
     for order in _CHERNOFF_ORDERS / len(masses):
         log_moment = logsumexp(np.arange(len(masses)) * order, b=masses)
@@ -335,5 +336,5 @@ def _self_convolve(masses: Floats, times: int) -> tuple[int, Floats]:
             high = min(high, math.ceil(bound))
         elif math.isfinite(bound):
             low = max(low, math.floor(bound))
-    size = next_fast_len(max(high - low + 1, len(masses)))
-    return low, np.roll(np.real(ifft(fft(masses, size) ** times)), -low)[: high - low + 1]
+    size = fft.next_fast_len(max(high - low + 1, len(masses)))
+    return low, np.roll(np.real(fft.ifft(fft.fft(masses, size) ** times)), -low)[: high - low + 1]
