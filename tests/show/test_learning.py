@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 import fedpriv
+from fedpriv.addons import learning
 from fedpriv.cli.explore import show_run
+from fedpriv.data.layout import IGNORED_CLASS
+from fedpriv.loss.losses import CrossEntropy, MeanOverLabels
 from fedpriv.show.summary import list_findings
 from fedpriv.study.results import read_results
 
@@ -158,3 +161,15 @@ def test_python_warns(tmp_path: Path) -> None:
             "own-data", train=EVEN, test=TEST, model=network(4), out=tmp_path / "run",
             set={"federation.rounds": 2, "federation.silos": 2, "algorithm.step": 1e-7},
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (7, 0, 1), (5, 0, 0)], ids=["equal", "one missing", "one class"])
+@pytest.mark.parametrize("ignored", [0, 3])
+def test_the_best_constant_of_classes_is_that_which_a_search_finds(weights: tuple[int, ...], ignored: int) -> None:
+    labels = torch.tensor(
+        [label for label, count in enumerate(weights) for _ in range(count)] + [IGNORED_CLASS] * ignored
+    )
+    per_label = MeanOverLabels(CrossEntropy(), 1, False, True)
+    closed = learning._constant_loss(CrossEntropy(), torch.zeros(1, 3), labels)
+    searched = learning._constant_loss(per_label, torch.zeros(1, 1, 3), labels[:, None])
+    assert closed == pytest.approx(searched, abs=2e-5)
