@@ -500,7 +500,8 @@ def _describe_guesses(certificate: VerifiedCertificate) -> list[str]:
         f"is right in {_share_of_cases(claim.guarantee.best_guess)}. Blind guessing is right in 50 %.",
         f"That is {level} protection. For experts: {format_epsilon_delta(record['epsilon'], record['delta'])}.",
         *(
-            f"About {size} records of one person together it is {_share_of_cases(best_guess(group['mu']))}."
+            f"Where one person has {size} records, a guess about all of them is right in "
+            f"{_share_of_cases(best_guess(group['mu']))}."
             for size, group in groups
             if group["mu"] is not None
         ),
