@@ -233,8 +233,8 @@ def _guarantee_answers(certificate: VerifiedCertificate, statement: Statement) -
         CertificateAnswer(
             "What can an attacker do?",
             NIST,
-            f"An attacker who knows all else and guesses about one {certificate.claim.unit.noun} is right in at most "
-            f"{statement.levels[0].attacker} of cases. Blind guessing is right in 50 %.",
+            f"An attacker who knows all else and guesses about one {certificate.claim.unit.noun} is right in at "
+            f"most {statement.levels[0].attacker} of cases. Blind guessing is right in 50 %.",
         ),
         CertificateAnswer("What weakens it?", NIST, " ".join(list_weaknesses(certificate, statement))),
         CertificateAnswer("Why this ε?", _NIST_AND_OPENDP, _person_answer(certificate.body, "reason_for_epsilon")),
