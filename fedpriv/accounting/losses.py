@@ -13,8 +13,8 @@ precision, no δ lost more than 1e-13 in one epoch of up to 600 rounds, nor the 
 than k · 1e-15 (tests/accounting/test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and `self_compose`
 of k ≥ 2 releases k · 1e-15 or more, as infinite loss.
 
-`min_noise_multiplier` finds the least noise that meets an (ε, δ), from a good bound that takes long and a coarse
-one that is quick.
+`min_noise_multiplier` finds about the least noise that meets an (ε, δ), from a good bound that takes long and a
+coarse one that is quick.
 """
 
 import math
@@ -109,10 +109,13 @@ class PrivacyLossDistribution:
     def to_grid(self, step: float) -> "GridLossDistribution":
         """Move the distribution to multiples of `step`, so that no δ falls.
 
-        Every atom goes to its two neighbours so that its mass under P and under Q are kept ("connect the dots",
-        Doroshenko et al. 2022).  Before that a mass of 1e-16 at most is moved at either end: at the lower end up
-        to the smallest loss that remains, and at the upper end to infinity.  If no loss remains, all mass is at
-        infinity.
+        The mass of a loss l is split between the multiples next to it, so that its mass under P and that under Q,
+        e^-l times as large, are kept ("connect the dots", Doroshenko et al. 2022).  Before that, a mass of less
+        than 1e-16 is moved at either end: at the lower end up to the smallest loss that remains, and at the upper
+        end to infinity.  If no loss remains, the result has all its mass, 1, at infinity.
+
+        Args:
+            step: Distance of neighbouring losses of the result, above 0.
 
         Guarantee: no δ falls, for one release or in a composition.
 
@@ -159,11 +162,12 @@ class GridLossDistribution:
     """Probability of an infinite loss under P."""
 
     def self_compose(self, times: int) -> PrivacyLossDistribution:
-        """Return the loss distribution of `times` releases together, adaptive or not, each with this one.
+        """Return the loss distribution of `times` releases together, which have this distribution each.
 
-        With a finite mass f and an infinite mass p of one release, the infinite mass of k = `times` releases is
-        the larger of 1 - (1 - p)^k and (f + p)^k - f^k, plus margins for cut mass and rounding, and at most 1.
-        One release has no margins.
+        The releases may be adaptive.  A single release is returned as it is.  For k = `times` of 2 or more, with a
+        finite mass f and an infinite mass p of one release, the infinite mass is the larger of 1 - (1 - p)^k and
+        (f + p)^k - f^k, plus margins for cut mass and rounding, and at most 1.  The second one is larger if f + p
+        is above 1, as it may be for an upper bound.
 
         Guarantee: the result has the sums of k independent losses.  Mass that is cut off, and mass that rounding
         may hide, counts as infinite.
@@ -198,8 +202,7 @@ class GridLossDistribution:
         """Return the loss distribution of both releases together, on the same grid.
 
         The convolution is computed without Fourier transforms, so that no masses cancel.  The mass at infinity is
-        that of one infinite loss or two, where the masses of an upper bound may add up to more than 1.  It is at
-        most 1.
+        that of one infinite loss or two, cut to 1.  The masses of an upper bound may add up to more than 1.
 
         Guarantee: the result has the sums of two independent losses, one of each distribution.
 
@@ -254,7 +257,7 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         delta: Target δ.
 
     Raises:
-        InputError: No multiplier up to `MAX_NOISE_MULTIPLIER` reaches the target.
+        InputError: The search finds no multiplier up to `MAX_NOISE_MULTIPLIER` that reaches the target.
     """
 
     def is_sufficient(multiplier: float) -> bool:
@@ -316,7 +319,7 @@ def _self_convolve(masses: Floats, times: int) -> tuple[int, Floats]:
     """Convolve masses on a grid with themselves, and cut off tails of `_CUT_MASS` together.
 
     The tails are cut where Chernoff bounds at `_CHERNOFF_ORDERS` allow it.  The Fourier transform wraps around, so
-    that cut mass is added to the masses that are left, and none is lost.
+    that a part of the cut mass may be added to the masses that are left.
 
     Source: dp-accounting 0.6.0, `dp_accounting.pld.common.self_convolve`, whose results these are.
 

@@ -95,9 +95,11 @@ def attest(path: Path, record: Mapping[str, Any], body: str, says: str) -> dict[
         of each of `STATEMENT_PARTS` that the run has, and the signature.
 
     Raises:
-        InputError: If the policy or the ledger cannot be used, a fact cannot be compared, or a release differs.
+        InputError: If the policy, the ledger or the records cannot be used, a fact cannot be compared, or a
+            release differs.
         RunError: If a charge differs, rounds are neither answered nor recorded as missed, another process has the
             ledger locked, or the scenario cannot be planned under the code that the policy permits today.
+        Exception: A record of another shape raises other errors, such as KeyError.
 
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
     that are not those of the scenario's plan, nor for a charge, of the rounds, the first step or the evaluations,
