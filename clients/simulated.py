@@ -169,12 +169,8 @@ def evaluate(message: Message, context: Context) -> Message:
 def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
     """Answer one query with this silo, and store its next state once the silo's message is computed.
 
-    If the silo refuses the query or cannot make its message, the stored state stays as it was.
-
-    Args:
-        message: Message with the round t and a query, or with an evaluation's number and a model.
-        silo: Silo that answers.
-        store: Store of the silo's state.
+    If the silo refuses the query, the stored state stays as it was.  In an evaluation the query is a model, and t
+    the number of the evaluation.
     """
     t, query = read_int_field(message.content, "config", "t"), read_shared_tensor(message.content, "query")
     release, state = silo.answer(store.load(silo), t, query)

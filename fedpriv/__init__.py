@@ -100,10 +100,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name of fedpriv, after importing the module that defines it.
-
-    Python calls this function for names that are not defined above.  `__version__` is the version of the installed
-    package.
+    """Return a public name of fedpriv from the module that defines it, or the installed version.
 
     Raises:
         AttributeError: fedpriv has no such name.

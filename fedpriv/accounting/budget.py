@@ -136,6 +136,7 @@ def min_mu(curve: Curve, slack: float) -> float:
     if delta_at(curve, max_epsilon) > slack:
         raise InputError(f"slack = {slack}: the curve rises; no mu can be certified")
 
+    # Between two points, δ of the mechanism is largest at the lower one, and δ_μ is smallest at the upper one.
     def is_certified(mu: float) -> bool:
         return bool(np.all(required_deltas[:-1] * (1.0 + 1e-12) <= lower_gaussian_curve(mu)(epsilons[1:])))
 

@@ -163,6 +163,7 @@ class CovarianceChain:
         Guarantee: expectations of convex functions of the ratios do not fall (docs/proofs/chains.md).
         """
         variances, covariances = np.array(self.variances), np.array(self.next_covariances)
+        # For s before the cut and t after it, Y_st = (factor of s) · (covariance at the cut) · (factor of t).
         cut_covariance = covariances[rounds - 1]
         head_weights = np.cumprod(np.append(1.0, (covariances[: rounds - 1] / variances[1:rounds])[::-1]))[::-1]
         tail_weights = np.cumprod(np.append(1.0, covariances[rounds:] / variances[rounds:-1]))
@@ -477,8 +478,8 @@ class ExponentGrid:
 
         U is the exponent before, one for each row, z is standard normal, and the columns are the points to which x
         is rounded.  x is rounded to a point p with the probability that the quadratic B-spline at (x - p)/h gives,
-        so that the mean of x is kept.  Each entry is the integral of this probability times the density of x, over
-        the three pieces of the spline, by Gauss-Legendre quadrature of ten points each.
+        so that, inside of the grid, the mean of x is kept.  Each entry is the integral of this probability times
+        the density of x, over the three pieces of the spline, by Gauss-Legendre quadrature of ten points each.
         """
         distances = self.points[None, :] - ratio * self.points[:, None]
         densities = np.zeros_like(distances)
@@ -515,6 +516,7 @@ class SumGrid:
         self.scale, self.spacing = scale, spacing
         first = math.floor(math.asinh(bottom / scale) / spacing - 1e-6)
         last = math.ceil(math.asinh(top / scale) / spacing)
+        # One of the multiples is 0, at the index -first.
         points = scale * np.sinh(spacing * np.arange(first, last + 1))
         points[0], points[-first] = bottom, 0.0
         # arcsinh(x / scale) / `spacing` of the first point before it became `bottom`.  None if the points are not

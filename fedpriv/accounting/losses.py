@@ -134,6 +134,7 @@ class PrivacyLossDistribution:
                 "noise is too small or too large for this accountant"
             )
         positions = np.floor(losses / step)
+        # Mass of each loss that goes to the multiple above it.  The rest goes to the one below.
         upper_masses = masses_in_range * (
             np.expm1(-np.clip(losses - positions * step, 0.0, step)) / math.expm1(-step)
         )
@@ -242,12 +243,11 @@ _MIN_SLOPE, _MAX_SLOPE = -1e3, -1.0  # range to which d ln δ / d ln z is clippe
 
 
 def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float], float], delta: float) -> float:
-    """Return a noise multiplier z with `fine`(z) ≤ `delta`, close to the smallest one.
+    """Return about the smallest noise multiplier z of 0.1 or more with `fine`(z) ≤ `delta`.
 
     The search has two stages.  The first bisects the coarse bound.  In the second, secants in (ln z, ln δ), and
     halvings of the interval, lead to the point where the fine bound meets δ.  It ends where the bound is at most a
-    relative 2e-3 below δ, where the interval is a relative 1e-4 wide, or at `MIN_NOISE_MULTIPLIER`.  No multiplier
-    below `MIN_NOISE_MULTIPLIER` is returned.
+    relative 2e-3 below δ, where the interval is a relative 1e-4 wide, or at `MIN_NOISE_MULTIPLIER`, 0.1.
 
     Guarantee: `fine` was computed at the returned z and is at most `delta`, whatever the search did.
 
@@ -264,6 +264,7 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         _check_multiplier_range(multiplier, delta)
         return multiplier >= MIN_NOISE_MULTIPLIER and coarse(multiplier) <= delta
 
+    # First stage, and the slope d ln δ / d ln z there.
     multiplier = smallest_safe_near(is_sufficient, 1.0, 1.5, _SEARCH_TOLERANCE)
     slope = _slope(
         multiplier * (1.0 - 10.0 * _SEARCH_TOLERANCE),
@@ -271,6 +272,7 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         multiplier,
         coarse(multiplier),
     )
+    # Second stage: the interval from the largest insufficient multiplier to the smallest sufficient one.
     insufficient, sufficient = MIN_NOISE_MULTIPLIER, math.inf
     previous: tuple[float, float] | None = None
     steps = 0

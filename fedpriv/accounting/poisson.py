@@ -414,6 +414,7 @@ class SampledGroupRound:
             (p_log_ratio, p_slope), (q_log_ratio, q_slope) = self._log_ratio(outputs), self._log_ratio(-outputs)
             # Loss minus ε, where the factors are 0 for a side without the units and 1 with them.
             excess = self._p_mean * p_log_ratio - self._q_mean * q_log_ratio - epsilons
+            # The loss rises with x, so that x becomes the lower or the upper end of its interval.
             low, high = np.where(excess < 0.0, outputs, low), np.where(excess < 0.0, high, outputs)
             with np.errstate(divide="ignore", invalid="ignore"):
                 newton_steps = -excess / (self._p_mean * p_slope + self._q_mean * q_slope)

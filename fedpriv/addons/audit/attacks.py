@@ -215,6 +215,7 @@ def _score_world(
     """
     strategy, outputs = exact.inputs.factorization.strategy, []
     state = strategy.initial_state()
+    # C s, one round after another.
     for t, round_sums in enumerate(zip(*sums, strict=True), start=1):
         output, state = strategy.step(state, t, _sum_vectors(round_sums))
         outputs.append(output)

@@ -228,7 +228,7 @@ def run_company(
     plan = make_plan(small_cell, make_canary_objective(small_cell, 1), for_release=True)
     rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
     coins = public_generator(seed, "audit company").random(runs) < 0.5
-    shards = []
+    shards = []  # of the two worlds
     for is_present in (False, True):
         shard = zero_shard(rows, 1)
         shard.images[:], shard.labels[:] = FAR_NORM, 1

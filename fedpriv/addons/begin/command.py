@@ -305,10 +305,11 @@ def _make_files(
     Args:
         path: The table.
         schema: Description of the table.
-        sizes: Number of training units of each silo.
+        sizes: Number of units among each silo's training rows, which is that of its batch.
         unit: Keys of [privacy] for persons with several records, empty for records.
         out: Folder of the files, from which the scenario names the table.
-        shards: Description of each site's own file, whose name is that of the site, or empty for one file.
+        shards: Description of each site's own file by its path, or empty for one file.  A file whose name up to
+            the first dot is a site's is named in this silo's policy.
     """
     from fedpriv.plan.task import make_schema_task
     from fedpriv.scenario.load import resolve_cell
@@ -487,6 +488,7 @@ def create_folder(folder: Path, *, is_comparison: bool = False) -> list[Path]:
         raise InputError(f"fedpriv init {folder}: exists already; give another name")
     source, sections = resources.files(__package__) / "starter", _make_starter_sections(name)
     files = _COMPARISON_FILES if is_comparison else _STARTER_FILES
+    # The files are written to a hidden folder, which is then renamed.
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))

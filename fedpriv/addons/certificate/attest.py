@@ -164,8 +164,8 @@ def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPl
     A part that the run has and the statement lacks, or the reverse, is described as well.  A price of None matches
     a charge whose μ is None, that of a run without noise.
 
-    A charge (μ, slack) is compared with the plan's price at that slack, and not by its ε at the certificate's δ:
-    that ε of a charge with slack is above the plan's own.
+    A charge (μ, slack) is compared, up to rounding, with the plan's price at that slack, and not by its ε at the
+    certificate's δ: that ε of a charge with slack is above the plan's own.
 
     A plan may have two prices: one of the silo's own messages, one of the release made of all silos' messages.
     The policy's trust setting decided which one was charged.  The policy may trust less today than it did in the
