@@ -82,6 +82,7 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
 
     Raises:
         ValueError: The message's query or round is missing, or one of its fields is malformed.
+        InputError: The run configuration names a scenario that cannot be loaded.
     """
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)

@@ -507,7 +507,7 @@ class SumGrid:
 
         Args:
             bottom: Smallest point.
-            top: Number that the largest point is not below.
+            top: Number up to which the grid reaches at least, but for rounding.
             scale: Size of a sum beyond which points are farther apart.
             spacing: Distance of points near 0, in multiples of `scale`.
             fine_at_bottom: Whether no sum is below `bottom`.  Then points are added whose distance from `bottom`

@@ -318,7 +318,7 @@ _CHERNOFF_ORDERS = np.concatenate([np.arange(-20, 0), np.arange(1, 21)])
 
 
 def _self_convolve(masses: Floats, times: int) -> tuple[int, Floats]:
-    """Convolve masses on a grid with themselves, and cut off tails of `_CUT_MASS` together.
+    """Convolve masses on a grid with themselves, and cut off tails of `_CUT_MASS` at most together.
 
     The tails are cut where Chernoff bounds at `_CHERNOFF_ORDERS` allow it.  The Fourier transform wraps around, so
     that a part of the cut mass may be added to the masses that are left.

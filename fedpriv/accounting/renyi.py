@@ -111,7 +111,8 @@ MIN_ORDER_EXCESS, MAX_ORDER_EXCESS = 1e-6, 1e9
 def epsilon_of(mu: float, delta: float) -> float:
     """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ, by the formula of the module's docstring.
 
-    The minimum over α is searched on three grids of log10(α - 1), each finer and around the minimum of the last.
+    The minimum over α is searched on three grids of log10(α - 1), of which the second and the third are finer and
+    around the minimum of the one before.
     The result is 0 if μ²/2 is 0 as a float.
 
     Source: Canonne, Kamath & Steinke 2020, Proposition 12.

@@ -201,7 +201,7 @@ def _score_world(
 
     A score is large if the world is the true one and the noise has the defect.  In order of `INTEGER_TESTS`:
 
-    * for each width, Σ cos 2πk over the radii (`_radius_scores`),
+    * for each width, Σ cos 2πk over the radii with a small k (`_radius_scores`),
     * for each b of `MODULUS_BITS`, Σ cos(2π z / 2^b) over the first `_RESIDUE_COUNT` values of each round,
     * the share of values of y in round 1 that equal those of a simulation of this world, up to rounding.
 

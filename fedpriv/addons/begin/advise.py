@@ -305,8 +305,8 @@ def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: s
     Numbers follow from the rules.  A run with them is planned without data, for its ε and for the forecast of the
     noise in the model.
 
-    Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose
-    files are not opened.
+    Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose files are not
+    opened.
 
     Args:
         facts: Public facts of the federation.

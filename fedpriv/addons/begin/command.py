@@ -84,7 +84,8 @@ def inspect_table(
 ) -> None:
     """Print a description of a table, and with `out` write a scenario and a policy for each silo.
 
-    Several files are one table, in which each file is a site.  With `out` the joined table is written there, too.
+    Several files are one table, in which each file is a site unless a column of sites is named.  With `out` the
+    joined table is written there, too.
 
     Without a target, the description has the columns and the number of repeated records.  With a target, it also
     has the columns that are left out, persons, silos with few records or one class, and a note on a target of

@@ -305,7 +305,7 @@ def verify_certificate(
         require_all_silos: Whether a deployment's certificate without each silo's signature is refused.
 
     Raises:
-        InputError: If the file cannot be read, or is no certificate of this format.
+        InputError: If the file cannot be read, or is no certificate of a known format.
         RunError: If a key is not among `signers`, a signature or a figure is not the expected one, a silo has not
             signed although each has to, `model` is another file or cannot be read, or the document has another
             shape.  The message names the first such fault.
