@@ -112,8 +112,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ, by the formula of the module's docstring.
 
     The minimum over α is searched on three grids of log10(α - 1), of which the second and the third are finer and
-    around the minimum of the one before.
-    The result is 0 if μ²/2 is 0 as a float.
+    around the minimum of the one before.  The result is 0 if μ²/2 is 0 as a float.
 
     Source: Canonne, Kamath & Steinke 2020, Proposition 12.
 
