@@ -3,8 +3,8 @@
 The protocol of a silo is in fedpriv/silo/silo.py.  In a deployment the app is a thin proxy: the silo's guard
 (fedpriv/silo/daemon.py), a process of the silo's own installation, has the records and decides.  The proxy passes
 bytes to the guard's Unix socket and back.  In a simulation the app is the silo (fedpriv/clients/simulated.py).
-Flower's own SuperNode starts a process for each message.  Therefore torch is imported only by a simulation, and
-for a run configuration that names a scenario's file and has no `cell-json`.
+A SuperNode may start a process for each message, so the imports that need torch are inside of the functions that
+use it.
 
 A query is the vector that the server sends in a round, and a release is the silo's answer to it.  A cell is one
 run of a scenario, with a value for each key.  Masks hide a release in the sum over silos.  A checkpoint is a
@@ -21,7 +21,8 @@ or two if bytes follow its header.
 | {"agree": true, run, cell, protocol, fedpriv} | {"agree": true} if the run would not be refused |
 | {"health": true}, one frame only | {"healthy": whether the guard is at work or ready for it} |
 
-* Any reply can be {"refused": reason, "final": whether asking again cannot help}.
+* A guard that refuses a request replies {"refused": reason, "final": whether the server should give up}.
+* A guard that is not healthy adds "why", the reason.
 * `keys` are the silos' public keys, if messages are masked.
 * "seen" are the checkpoints of this silo's ledgers that the server remembers.
 * `keys`, "seen" and "commit" are hexadecimal digits.
@@ -68,7 +69,10 @@ MAX_FRAME_BYTES = 2**31
 
 
 def forward_query(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
-    """Pass a query to the guard, and return its release or refusal.
+    """Pass a query to the guard, and return a message with its release or refusal.
+
+    A coordinator with another protocol is refused first, without asking the guard.  A release is sealed, and the
+    checkpoint of the guard's ledger comes with it.
 
     Args:
         message: Message with the query.
@@ -77,7 +81,8 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
         tests: Whether the query is an evaluation of the silo's test records.
 
     Raises:
-        ValueError: The message carries no query or no round, or malformed ones.
+        ValueError: The message's query or round is missing, or one of its fields is malformed.
+        InputError: The run configuration names a scenario that cannot be loaded.
     """
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
@@ -97,7 +102,8 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
 def forward_key(message: Message, context: Context, socket: Path) -> Message:
     """Return a message with the guard's public key for the masks of this run, or with a refusal.
 
-    The guard answers round 0, which has no query, with the key.
+    A coordinator with another protocol is refused first.  The guard answers round 0, which has no query, with the
+    key.
 
     Args:
         message: Message that asks for the key.
@@ -124,9 +130,8 @@ def forward_admission_query(message: Message, context: Context, socket: Path) ->
 def find_protocol_mismatch(context: Context) -> Refusal | None:
     """Return a refusal if the coordinator has another protocol, or None if its protocol is this one.
 
-    The coordinator is the server of the
-    run.  Its protocol, a number, and its version of fedpriv are in the run configuration, and a coordinator whose
-    protocol is missing there is refused, too.
+    The coordinator is the server of the run.  Its protocol, a number, and its version of fedpriv are in the run
+    configuration.  A coordinator whose protocol is missing there is refused, too.
     """
     protocol, version = (context.run_config.get(key) for key in ("protocol", "fedpriv"))
     if protocol == PROTOCOL_VERSION:
@@ -165,7 +170,7 @@ def ask_release(
     *,
     tests: bool = False,
 ) -> NDArray[Any] | Refusal:
-    """Return the guard's release of one query, or a refusal if the guard refuses or does not answer.
+    """Return the guard's release of one query, or a refusal if the guard refuses or cannot be reached.
 
     The arguments are those of `ask_reply`.
     """
@@ -191,13 +196,15 @@ def ask_reply(
     *,
     tests: bool = False,
 ) -> GuardReply | Refusal:
-    """Return the guard's release and checkpoint, or a refusal if the guard refuses or does not answer.
+    """Return the guard's release and checkpoint, or a refusal if the guard refuses or cannot be reached.
+
+    The reply is awaited without a limit of time.
 
     Args:
         socket: Unix socket of the guard.
         run: Name of the run in ledgers.
         cell_json: Cell as JSON, the same text in every query of a run.
-        t: Round, number of the evaluation, or 0 for the silo's public key.
+        t: Round, number of the evaluation, or 0 for the silo's public key, which then takes the release's place.
         query: Query, (d,), or empty if t = 0.
         keys: Public keys of all silos, or b"" if messages are not masked.
         checkpoints: Packed checkpoints of this silo's ledgers that the server remembers, or b"".
@@ -241,7 +248,8 @@ def _exchange_frames(
 ) -> Answer | Refusal:
     """Send a request to the guard, and return its reply or refusal.
 
-    If the guard does not answer, or its reply cannot be read, the result is a refusal that is not final.
+    If the guard cannot be reached, or closes the connection without a reply, the result is a refusal that is not
+    final, so that the server may ask again.  The reply is awaited without a limit of time.
 
     Args:
         socket: Unix socket of the guard.

@@ -87,7 +87,7 @@ class SimulatedFederation:
 
 
 class _LiveState(ConfigRecord):
-    """Record that packs a silo's state only when it leaves the process, as in each round under Ray."""
+    """Record that packs a silo's state only when it is pickled, as in each round under Ray."""
 
     def __init__(self, state: RoundState) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class _LiveState(ConfigRecord):
 
 
 class ContextStore:
-    """Store of a silo's state in Flower's Context, for simulations, whose cells cannot be resumed."""
+    """Store of a silo's state in Flower's Context, for simulations."""
 
     def __init__(self, records: RecordDict, name: str = _STATE_RECORD) -> None:
         """Open the store, in which `name` distinguishes the states of several runs of one silo."""
@@ -107,7 +107,7 @@ class ContextStore:
     def load(self, silo: Silo) -> RoundState:
         """Load the state of a silo, its initial state if none is stored.
 
-        A state that has not left this process is stored as an object, and any other one as bytes.
+        `save` stores the state as an object, which pickling turns into bytes.  Both forms can be loaded.
         """
         record = record_values(self._records).get(self._name)
         if record is None:
@@ -136,7 +136,10 @@ RunConfig = tuple[tuple[str, str | int | float | bool], ...]
 
 
 def _in_inference_mode(handler: MessageHandler) -> MessageHandler:
-    """Wrap a handler in inference mode, unless its caller is in this mode already."""
+    """Make a handler run in inference mode, in which torch records nothing for gradients.
+
+    If its caller is in this mode already, the handler is called directly.
+    """
 
     def run_handler(message: Message, context: Context) -> Message:
         if torch.is_inference_mode_enabled():
@@ -164,13 +167,17 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
-    """Answer one query with this silo, and store its next state once the silo's message is computed."""
+    """Answer one query with this silo, and store its next state once the silo's message is computed.
+
+    If the silo refuses the query, the stored state stays as it was.  In an evaluation the query is a model, and t
+    the number of the evaluation.
+    """
     t, query = read_int_field(message.content, "config", "t"), read_shared_tensor(message.content, "query")
     release, state = silo.answer(store.load(silo), t, query)
     reply = silo.make_message(release.vector, t, read_public_keys(message.content), state.query_chain)
     store.save(state)
     counts = release.counts
-    del release, query  # Long vectors are released before the message is built.
+    del release, query  # They may be long, and are not needed while the message is built.
     return build_reply(message, release_content(reply, counts))
 
 
@@ -232,12 +239,14 @@ class SiloEndpoint(Protocol):
 
 
 def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[SiloEndpoint] = ()) -> ClientApp:
-    """Make a ClientApp that passes the messages of one run to `silos`, by their number.
+    """Make a ClientApp that passes queries of one run to `silos`, and its evaluations to `tests`.
+
+    The configuration of a node has its silo's number.  Every silo agrees to the run, since no policy is asked.
 
     Args:
-        silos: Silos for queries, by number.
+        silos: Silos for queries, in the order of their numbers.
         run: Name of the run.
-        tests: Silos for evaluations, by number, or none in a run without evaluations by silos.
+        tests: Silos for evaluations, in the same order, or none in a run without evaluations by silos.
     """
     app = ClientApp()
 
@@ -250,7 +259,7 @@ def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[Sil
 
     @app.query("agreement")
     def agreement(message: Message, context: Context) -> Message:
-        return Message(RecordDict(), reply_to=message)
+        return Message(RecordDict(), reply_to=message)  # An empty reply agrees.
 
     @app.query("key")
     def key(message: Message, context: Context) -> Message:

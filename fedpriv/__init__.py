@@ -21,7 +21,7 @@
 | `RunObserver` | receives the events of a run |
 | `InputError`, `RunError`, `FedprivError` | errors that fedpriv raises on purpose |
 
-Each name is imported on first use, so that `fedpriv privacy` does not wait for torch.
+The module of a name is imported when the name is first used, so that `fedpriv privacy` does not wait for torch.
 """
 
 from importlib import import_module
@@ -100,7 +100,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
+    """Return a public name of fedpriv from the module that defines it, or the installed version.
+
+    Raises:
+        AttributeError: fedpriv has no such name.
+    """
     if name == "__version__":
         return version("fedpriv")
     if name not in _HOMES:

@@ -97,9 +97,9 @@ def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) ->
 def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
     """Return the masses of Y under Q on 0, h, …, (size - 1)h, (size,), without the mass beyond the grid.
 
-    A value of Y between two points is moved to both of them.
-
-    The mass at x > 0 is (p(x - h) - 2 p(x) + p(x + h)) / h with p(x) = E (x - Y)+, and that at 0 is p(h) / h.
+    Y is exp(Z/z - 1/(2z²)) with Z standard normal.  A value of Y between two points is moved to both of them, by
+    probabilities that keep its mean.  So the mass at x > 0 is (p(x - h) - 2 p(x) + p(x + h)) / h with p(x) =
+    E (x - Y)+, and that at 0 is p(h) / h.
 
     Guarantee: Y is moved to its two neighbours with its mean kept, so that the distribution on the unbounded grid
     is above Y in convex order.
@@ -248,7 +248,8 @@ class AllocatedGaussian(Sampled):
     depend on all earlier releases.  Everybody may see every release, but not which unit draws which round.
 
     Raises:
-        InputError: A number or the relation is out of its range.
+        InputError: A number or the relation is out of its range, or `overlaps` are not one chain of `bins` rounds
+            for each epoch.
 
     Example:
         >>> guarantee = AllocatedGaussian(noise_multiplier=2.0, bins=10)
@@ -335,12 +336,15 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
 
 
 def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[float, ...]) -> Curve:
-    """Return the smallest of all bounds of δ for the relation.
+    """Return the smallest of all bounds of δ for the relation, at each ε.
 
-    Zero-out has the bound of known rounds and the larger of removal and addition.  Replace-one has the bound of
-    known rounds, the chain of removal and addition through the run without the unit, that of fading overlaps if
-    they are given and have a bound, and that of the symmetric pair, unless there is one round only or the noise is
-    below its range.
+    Under zero-out there are two bounds: that of known rounds, and the larger of removal and addition.  Under
+    replace-one there are up to four:
+
+    * that of known rounds,
+    * the chain of removal and addition through the run without the unit,
+    * that of fading overlaps, if they are given and have a bound,
+    * that of the symmetric pair, unless an epoch has one round only or the noise is below the pair's range.
 
     The overlap that all rounds share counts as one more Gaussian release of known rounds, with μ = `common_mu`.
     The symmetric pair is computed for the independent noise that remains.
@@ -348,7 +352,7 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
     Args:
         mechanism: Mechanism of the run.
         resolution: Resolution of the computation.
-        tails: Masses beyond the grids of Σ Y under removal, one grid for each.
+        tails: Masses beyond the grids of Σ Y under removal, from which `_grid_ends` makes the grids.
     """
     known_curve, (removal, addition) = (
         gaussian_curve(mechanism.known_mu),
@@ -372,6 +376,7 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
     pair = SymmetricPairEpoch(independent.noise_multiplier, independent.bins, resolution.replacement_size)
     if mechanism.epochs == 1 and mechanism.common_share == 0.0:
         return lowest_curve([loose_curve, pair.curve(resolution.knot_count, loose_curve)])
+    # Of one epoch, beyond which δ is too small to matter.
     max_epsilon = gaussian_epsilon_of(dataclasses.replace(independent, epochs=1).known_mu, MIN_DELTA)
     distribution = pair.loss_distribution(resolution.knot_count, max_epsilon)
     if mechanism.epochs > 1:
@@ -384,15 +389,16 @@ def removal_and_addition_curves(
 ) -> tuple[Curve, Curve]:
     """Return the curves of removal (P against Q) and of addition (Q against P) of a unit, over all epochs.
 
-    The overlap that all rounds share counts as one more Gaussian release of known rounds.  With
-    `mechanism.overlaps` each curve is the smaller one of two bounds, if `fading` has the second.
+    The losses of one epoch are computed on one or more grids, each of which gives a bound, and are composed over
+    the epochs.  The overlap that all rounds share counts as one more Gaussian release of known rounds.  With
+    `mechanism.overlaps` there is a second bound if `fading` has one, and a curve is the smaller one at each ε.
 
     Guarantee: each curve bounds its direction under zero-out, whatever `mechanism.relation` is.
 
     Args:
         mechanism: Mechanism of the run.
         resolution: Resolution of the computation.
-        tails: Masses beyond the grids of Σ Y under removal, one grid for each.
+        tails: Masses beyond the grids of Σ Y under removal, from which `_grid_ends` makes the grids.
     """
     independent = mechanism.independent_part
     common_mu = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # under zero-out
@@ -437,8 +443,8 @@ def _compose_epochs(
 def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
     """Return ends of grids of Σ Y, ascending, each more than 10 % above the last.
 
-    Both formulas of `grid_end`, for sums that vary much and for those that hardly do, give one for each of the
-    masses `tails` beyond the grid, for the noise multiplier and the rounds of `mechanism`.
+    `grid_end` has one formula for sums that vary much, and one for sums that hardly do.  Both give a candidate for
+    each of the masses `tails` beyond the grid.  A candidate that is nearly the end before it is left out.
     """
     z, bins = mechanism.noise_multiplier, mechanism.bins
     candidates = sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
@@ -465,13 +471,15 @@ def calibrate(
 ) -> AllocatedGaussian:
     """Return the mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
 
+    Multipliers below 0.1 are not searched.
+
     Guarantee: the mechanism is (`epsilon`, `delta`)-DP by its own `epsilon_of`.
 
     Args:
         epsilon: Target ε, above 0.
         delta: Target δ, from 1e-10 to below 1.
         bins: Number of rounds of one epoch among which a unit draws one.
-        epochs: Number of epochs.
+        epochs: Number of epochs, 1 or more.
         relation: Neighbouring relation.
         common: Largest overlap of two different rounds of a unit, as a share in [0, 1)
             (`AllocatedGaussian.common_share`).
@@ -479,7 +487,7 @@ def calibrate(
             second bound of δ, or None without such a bound.
 
     Raises:
-        InputError: No multiplier up to a million is enough, or an argument is out of its range.
+        InputError: The search finds no multiplier up to a million, or an argument is out of its range.
 
     Example:
         >>> round(calibrate(epsilon=1.0, delta=1e-5, bins=10).noise_multiplier, 2)

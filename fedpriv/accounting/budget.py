@@ -116,11 +116,12 @@ def min_mu(curve: Curve, slack: float) -> float:
     δ_μ(ε) + δ₀ holds between the points and beyond the last.
 
     Args:
-        curve: Upper bound of δ in both directions.
+        curve: Upper bound of δ in both directions, for an array of ε.
         slack: δ₀, from 1e-10 to below 1.
 
     Raises:
-        InputError: The slack is out of its range, the curve does not come down to it, or the curve rises.
+        InputError: The slack is out of its range, the curve is above it at ε = 700 (`curves.MAX_EPSILON`), or no μ
+            can be certified.
     """
     check_resolvable_delta(slack)
     max_epsilon = epsilon_at(curve, slack)
@@ -135,6 +136,7 @@ def min_mu(curve: Curve, slack: float) -> float:
     if delta_at(curve, max_epsilon) > slack:
         raise InputError(f"slack = {slack}: the curve rises; no mu can be certified")
 
+    # Between two points, δ of the mechanism is largest at the lower one, and δ_μ is smallest at the upper one.
     def is_certified(mu: float) -> bool:
         return bool(np.all(required_deltas[:-1] * (1.0 + 1e-12) <= lower_gaussian_curve(mu)(epsilons[1:])))
 
@@ -264,8 +266,9 @@ class LifetimeBudget:
     def remaining(self, prices: Iterable[Price]) -> ApproximateGDP | None:
         """Return the largest charge that one more run may have, rounded down, or None.
 
-        The result is None if the earlier runs, whose prices are given, exceed the budget, or one of them has no
-        known price.
+        Its μ is √(budget² - Σμ²) and its slack the budget's less Σδ₀, over the earlier runs, whose `prices` are
+        given.  Both are 0 if nothing is left.  The result is None if the earlier runs exceed the budget, or one of
+        them has no known price.
         """
         earlier_prices = list(prices)
         earlier_charges = [price for price in earlier_prices if price is not None]
@@ -340,8 +343,8 @@ class Capacity:
 def find_capacity(units: int, rate: float) -> Capacity:
     """Return the smallest capacity that a round exceeds with probability 2^-40 at most.
 
-    A round draws every unit independently, so that the number of units drawn is binomial.  The probability is
-    rounded up, and the capacity is found by bisection.
+    A round draws every unit independently, so that the number of units drawn is binomial.  The probability that it
+    exceeds the capacity is rounded up, and the capacity is found by bisection.
 
     Args:
         units: Number of units that could be drawn.

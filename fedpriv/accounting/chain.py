@@ -81,7 +81,7 @@ Longer chains take too long.  For them only the bound from the largest overlap o
 
 @dataclass(frozen=True)
 class CovarianceChain:
-    """Variances and neighbours' covariances of a unit's exponents.
+    """Variances of a unit's exponents G_t, and covariances of consecutive ones.
 
     They are in units of clip² / σ² until `with_noise_multiplier` has multiplied them by this unit, where σ / clip
     is the noise multiplier.
@@ -112,10 +112,10 @@ class CovarianceChain:
 
     @property
     def covariance_sum(self) -> float:
-        """Sum of all n² covariances."""
+        """Sum of all n² covariances, computed along the chain in n steps."""
         earlier_sum, total = 0.0, 0.0
         for variance, ratio in zip(self.variances, (0.0, *self._ratios), strict=True):
-            earlier_sum *= ratio
+            earlier_sum *= ratio  # now Σ of the covariances of round t with all earlier ones
             total += variance + 2.0 * earlier_sum
             earlier_sum += variance
         return total
@@ -157,12 +157,13 @@ class CovarianceChain:
 
         With a standard normal ξ, b ξ is added to the exponents of the first part and c ξ subtracted from those of
         the second.  The vectors b and c (`head_weights` and `tail_weights`) are such that b cᵀ are the covariances
-        between the parts, which are 0 then.  The covariances within the parts grow by b bᵀ and c cᵀ.  The sums of
-        b and of c are made equal.
+        between the parts.  So these are 0 afterwards, and the covariances within the parts grow by b bᵀ and c cᵀ.
+        Only b cᵀ is given, so that b and c are scaled to equal sums.
 
         Guarantee: expectations of convex functions of the ratios do not fall (docs/proofs/chains.md).
         """
         variances, covariances = np.array(self.variances), np.array(self.next_covariances)
+        # For s before the cut and t after it, Y_st = (factor of s) · (covariance at the cut) · (factor of t).
         cut_covariance = covariances[rounds - 1]
         head_weights = np.cumprod(np.append(1.0, (covariances[: rounds - 1] / variances[1:rounds])[::-1]))[::-1]
         tail_weights = np.cumprod(np.append(1.0, covariances[rounds:] / variances[rounds:-1]))
@@ -190,13 +191,13 @@ def _add_outer_square(variances: Floats, next_covariances: Floats, weights: Floa
 def dominating_chain(products: Floats, clips: Floats) -> CovarianceChain:
     """Return a chain whose covariances are at least `products`_st · `clips`_s · `clips`_t.
 
-    Candidates are the chains clip_s clip_t A_t r^(t-s) of the module's docstring, for some decays r.  The one with
-    the smallest sum of covariances is returned.
+    Candidates are the chains clip_s clip_t A_t r^(t-s), s ≤ t, of the module's docstring, for some decays r.  The
+    one with the smallest sum of covariances is returned.
 
     Guarantee: no covariance is smaller, whatever decay is chosen, where products of 1e-290 or less count as 0.
 
     Args:
-        products: Inner products ⟨C_s, C_t⟩ ≥ 0 of columns, (n, n).
+        products: Numbers ≥ 0 in the place of the inner products ⟨C_s, C_t⟩ of columns, (n, n).
         clips: Clip of each round, (n,).
     """
     # Squared norms and clips that are tiny next to the largest ones are raised, as chains divide by variances.
@@ -228,13 +229,14 @@ def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
 
 
 def _candidate_decays(upper: Floats) -> list[float]:
-    """Return decays r to try.
+    """Return decays r to try, by which the covariances of rounds t - s apart may fall as r^(t-s).
 
-    They are chosen among the ratios ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and those of each entry of the first row to the
-    one before it.  A ratio counts if both of its numbers are above 1e-290 (`_MIN_OVERLAP`).
+    They are chosen among two kinds of ratios: ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and each entry of the first row over
+    the one before it.  For the columns of λ-CGD the first kind is λ.  A ratio counts if both of its numbers are
+    above 1e-290 (`_MIN_OVERLAP`).
 
     Args:
-        upper: Inner products ⟨C_s, C_t⟩ for s ≤ t, and 0 below the diagonal, (n, n).
+        upper: Products ⟨C_s, C_t⟩ for s ≤ t, and 0 below the diagonal, (n, n).
 
     Returns:
         At most 24 ratios, or 8 from 800 rounds on, each at most 1, ascending, or 1e-3 alone if none counts.
@@ -266,18 +268,18 @@ class FadingOverlaps:
 def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     """Return a bound of the overlaps of a unit's rounds.
 
-    An overlap is X_st = `clips`_s `clips`_t `products`_st.  For some common overlaps κ² a chain is put above (X -
-    κ²)+ and split into epochs.  The bound with the smallest mean overlap is returned, where κ² > 0 has to be
-    clearly better than 0.  κ² > 0 is not tried if no two rounds overlap, nor if the chain for κ² = 0 is nearly
-    exact.
+    An overlap is X_st = `clips`_s `clips`_t `products`_st.  A chain is put above X and split into epochs.  For
+    some common overlaps κ² > 0 the same is done with (X - κ²)+, as the part κ² of all overlaps can count as known.
+    The bound with the smallest mean overlap is returned, where κ² > 0 has to be clearly better than 0.  κ² > 0 is
+    not tried if no two rounds overlap, nor if the chain for κ² = 0 is nearly exact.
 
     Guarantee: before it is split into epochs, the chain is above (X - κ²)+, rounded up.  The split lowers no
     expectation of a convex function of the ratios (`CovarianceChain.split_at`).
 
     Args:
         products: Inner products of the columns of C, (n, n), for n rounds.
-        clips: Clips of the rounds, (n,), in units of the clip of `FadingOverlaps`.
-        bins: Rounds of each epoch.
+        clips: Clips of the rounds, (n,), in multiples of the clip in the noise multiplier σ / clip.
+        bins: Rounds of each epoch, of which n is a multiple.
     """
     overlaps = products * np.outer(clips, clips)
     off_diagonal = overlaps[np.triu_indices(len(clips), 1)]
@@ -327,10 +329,9 @@ def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[flo
 def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, ...]:
     """Return a chain above each of these, in their order, with few distinct ones.
 
-    Equal chains of several epochs are computed once.
-
-    A chain joins the first group of chains whose common maximum, in place of each of them, raises the sum of their
-    covariances by at most 0.5 %.
+    The losses of epochs with equal chains are computed once, so that few distinct chains save time.  Chains form
+    groups, and each chain is replaced by a chain above all of its group.  A chain joins the first group for which
+    this raises the sum of the group's covariances by at most 0.5 %.
     """
     groups: list[tuple[CovarianceChain, float, list[int]]] = []
     for index, chain in enumerate(chains):
@@ -361,13 +362,14 @@ class ExponentGrid:
     def __init__(self, chain: CovarianceChain, spacing: float, max_points: int) -> None:
         """Choose h and the range of the grid.
 
-        A chain with variances a_t and neighbours' covariances l_t takes steps G_t = r_t G_(t-1) + τ_t z_t with r_t
-        = l_(t-1) / a_(t-1) and τ_t² = a_t - r_t l_(t-1), and starts at G_0 = τ_0 z_0 with τ_0² = a_0.
+        A chain with variances a_t and covariances l_t of rounds t and t + 1 starts at G_0 = τ_0 z_0 with τ_0² =
+        a_0.  It takes steps G_t = r_t G_(t-1) + τ_t z_t with r_t = l_(t-1) / a_(t-1) and τ_t² = a_t - r_t l_(t-1).
+        The z_t are independent standard normal.
 
         Args:
             chain: Chain of the exponents.
             spacing: h over the smallest positive τ_t.
-            max_points: Number of points above which h is raised.
+            max_points: Number of points above which h is raised.  The grid may have more (`size`).
         """
         variances, next_covariances = np.array(chain.variances), np.array(chain.next_covariances)
         self.ratios = as_floats(np.append(0.0, next_covariances / variances[:-1]))
@@ -474,9 +476,10 @@ class ExponentGrid:
     def _compute_transitions(self, ratio: float, std: float) -> Floats:
         """Return the probabilities of x = `ratio` · U + `std` · z, rounded to the grid, (size, size).
 
-        U is the exponent before, one for each row, and z is standard normal.  x is rounded to a point p with the
-        probability that the quadratic B-spline at (x - p)/h gives.  Each entry is the integral of this probability
-        over the density of x, over the three pieces of the spline, by ten points of Gauss and Legendre each.
+        U is the exponent before, one for each row, z is standard normal, and the columns are the points to which x
+        is rounded.  x is rounded to a point p with the probability that the quadratic B-spline at (x - p)/h gives,
+        so that, inside of the grid, the mean of x is kept.  Each entry is the integral of this probability times
+        the density of x, over the three pieces of the spline, by Gauss-Legendre quadrature of ten points each.
         """
         distances = self.points[None, :] - ratio * self.points[:, None]
         densities = np.zeros_like(distances)
@@ -504,18 +507,20 @@ class SumGrid:
 
         Args:
             bottom: Smallest point.
-            top: Number that the largest point is not below.
+            top: Number up to which the grid reaches at least, but for rounding.
             scale: Size of a sum beyond which points are farther apart.
             spacing: Distance of points near 0, in multiples of `scale`.
-            fine_at_bottom: Whether no sum is below `bottom`.  Then points are added that get closer to it in
-                proportion to their distance from it, down to a distance of e^-`_MIN_SUM_LOG` · |`bottom`|.
+            fine_at_bottom: Whether no sum is below `bottom`.  Then points are added whose distance from `bottom`
+                falls by a constant factor from each to the next, down to about e^-`_MIN_SUM_LOG` · |`bottom`|.
         """
         self.scale, self.spacing = scale, spacing
         first = math.floor(math.asinh(bottom / scale) / spacing - 1e-6)
         last = math.ceil(math.asinh(top / scale) / spacing)
+        # One of the multiples is 0, at the index -first.
         points = scale * np.sinh(spacing * np.arange(first, last + 1))
         points[0], points[-first] = bottom, 0.0
-        # arcsinh(x / scale) of the first point over `spacing`, or None if points near the bottom were added.
+        # arcsinh(x / scale) / `spacing` of the first point before it became `bottom`.  None if the points are not
+        # a range of these multiples, because points near the bottom were added.
         self._steps = None if fine_at_bottom else first
         if fine_at_bottom:
             count = math.ceil(_MIN_SUM_LOG / (_MIN_SUM_COARSENING * spacing))
@@ -560,7 +565,7 @@ class SumGrid:
         occupied = np.flatnonzero(np.max(distributions, axis=0) > 0.0)
         columns = slice(occupied[0], occupied[-1] + 1)
         distributions, sums = distributions[:, columns], self.points[columns] + increments[:, None]
-        # A sum between two points leaves mass at both, in proportion to its distance from the other one.
+        # A sum between two points leaves mass at both, at each in proportion to its distance from the other one.
         lower_indices = target._lower_indices(sums)
         means_above, indices_above = (
             np.zeros(len(distributions)),
@@ -577,6 +582,7 @@ class SumGrid:
         sums /= target._widths[lower_indices]
         upper_masses = np.clip(sums, 0.0, 1.0, out=sums)
         upper_masses *= distributions
+        # All rows are counted at once, with a block of `point_count` indices for each.
         lower_indices += point_count * np.arange(len(distributions))[:, None]
         shifted = np.bincount(
             lower_indices.ravel(), (distributions - upper_masses).ravel(), point_count * len(distributions)
@@ -595,8 +601,9 @@ def sum_distribution(
     An increment is the term that round t adds to the sum, a function of the exponent G_t.
 
     The recursion goes from the last round to the first.  Row i of `masses` is the distribution of the sum from
-    round t on, given that the exponent of round t is point i.  Each round shifts row i by its increment, and the
-    transition matrix from round t - 1 to t then mixes the rows.  A walk that leaves the grid adds nothing more.
+    round t on, given that the exponent of round t is point i of the grid.  Each round shifts row i by the
+    increment at point i, and the transition matrix from round t - 1 to t then mixes the rows.  A walk that leaves
+    the grid of exponents adds nothing more.
 
     Args:
         exponent_grid: Grid of the chain's exponents.

@@ -187,10 +187,10 @@ def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
 
 
 def _tail_ratio(a: Floats, b: Floats) -> Floats:
-    """Return e^ε Φ(-b) / Φ(-a), with ε = (b² - a²)/2.
+    """Return e^ε Φ(-b) / Φ(-a) with ε = (b² - a²)/2, for arrays of one shape with b ≥ |a|.
 
-    The result is a ratio of Mills ratios (1 - Φ)/φ, in which e^ε cancels, since e^ε φ(b) = φ(a).  For a < -5 it is
-    computed from logarithms.
+    The result is the Mills ratio (1 - Φ)/φ at b over that at a.  In it e^ε, which may overflow, cancels, since
+    e^ε φ(b) = φ(a).  For a < -5, where the Mills ratio at a gets large, it is computed from logarithms.
     """
     half = np.sqrt(0.5)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -243,8 +243,8 @@ def group_mu(mu: float, size: int) -> float:
 def group_privacy_curve(curve: Curve, size: int) -> Curve:
     """Return the bound of a group's δ from the curve of one unit: δ_k(ε) ≤ δ(ε/k) Σ_{i<k} e^{iε/k}.
 
-    The bound may rise again where e^{iε/k} outgrows the resolution of the curve.  It is at most 1, rounded up, and
-    an ε above `MAX_EPSILON` counts as `MAX_EPSILON`.  For k = 1 the result is `curve` itself.
+    For k = 1 the result is `curve` itself.  For larger k the bound is rounded up and at most 1, and an ε above
+    `MAX_EPSILON` counts as `MAX_EPSILON`.  It may rise with ε, where e^{iε/k} grows faster than the curve falls.
 
     Guarantee: neighbours are changed one unit at a time, k times, so that the bound holds for every kind of run.
 
@@ -273,7 +273,7 @@ def group_privacy_curve(curve: Curve, size: int) -> Curve:
 def group_privacy_epsilon(curve: Curve, size: int, delta: float) -> float:
     """Return about the smallest ε at which the bound of a group is at most `delta`.
 
-    A grid from 0 to `MAX_EPSILON` finds the first such ε, and a bisection down to the point before refines it.
+    The first such point of a grid from 0 to `MAX_EPSILON` is refined by a bisection, down to the point before.
 
     Guarantee: the bound was evaluated at a finite returned ε.  The smallest δ never rises with ε, so that (ε',
     `delta`)-DP holds for every larger ε' as well, whether the bound rises again there or not.

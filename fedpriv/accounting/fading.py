@@ -170,9 +170,9 @@ def _compose_epochs(
 ) -> Curve | None:
     """Return the curve of δ of all epochs and the shared variance, or None without an epoch's losses.
 
-    The losses of the epochs add up on a common grid, and those of one Gaussian release with μ = `units` ·
-    √(shared variance) / `multiplier` are added.  Epochs with equal chains are computed once.  The result is None
-    if `direction` returns None for a chain.
+    The losses of several epochs add up on a common grid.  The shared variance counts as one Gaussian release with
+    μ = `units` · √(shared variance) / `multiplier`, whose losses are added.  Epochs with equal chains are computed
+    once.  The result is None if `direction` returns None for a chain.
 
     Args:
         direction: Function from an epoch to its privacy loss distribution, or to None.
@@ -283,9 +283,12 @@ def _likelihood_ratios(
 def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the distribution of ln S under P, or None without a grid of exponents.
 
-    The mass under P at a value s is s times its mass under Q.  Values are divided by 1 - η, for the relative error
-    η of the walk.  Mean above the grid counts as infinite loss, and a grid that misses more than 1e-12 of it is
-    computed again with a top that is four times as high, up to five times.
+    S is the ratio dP/dQ, so that the mass under P at a value s is s times its mass under Q.  Values are divided by
+    1 - η, for the relative error η of the walk.
+
+    The part of the mean of S above the grid of sums, and `LOST_MEAN` for walks that leave the grid of exponents,
+    count as mass of infinite loss.  If more than 1e-12 of the mean is above the grid of sums, the computation is
+    repeated with a top that is four times as high, up to five times.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -309,11 +312,13 @@ def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the distribution of -ln S under Q, or None without a grid of exponents.
 
-    Mass at S = 0, and mass of walks that leave the grid, count as infinite loss.  S - 1 is summed over the last k
-    = 0, 1, …, T rounds.  Each of these sums has a grid that begins at its least value -k/T, or anywhere below 0
-    for k = 0, so that no sum is moved up to the bottom, which would lower E (1 - γS)+.  Points are dense at the
-    bottom, where S is near 0 and -ln S large.  A walk starts outside of the grid of exponents with probability 1 -
+    Values of S are divided by 1 + η, for the relative error η of the walk.  Mass at S = 0, and mass of walks that
+    leave the grid of exponents, count as infinite loss.  A walk starts outside of this grid with probability 1 -
     Σ `prior`, and leaves it later with probability `LOST_MEAN` at most.
+
+    S - 1 is a sum over T rounds, and the sum over the last k = 0, 1, …, T of them has a grid that begins at its
+    least value -k/T, or below 0 for k = 0.  So no sum is moved up to the bottom, which would lower E (1 - γS)+.
+    Points are dense at the bottom, where S is near 0 and -ln S large.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -331,10 +336,11 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 
 
 def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
-    """Return an upper bound of H_ε under replace-one for ε ≥ 0, or None without a grid of exponents.
+    """Return the curve of one epoch under replace-one, or None without a grid of exponents.
 
-    The bound is computed at knots, values of ε a step apart, and is at most 1.  Between two knots it is the chord
-    in e^ε, and beyond the last knot it is that of the last one.
+    The curve is an upper bound of the hockey stick H_ε = E (S - e^ε S')+ for ε ≥ 0.  It is computed at knots,
+    values of ε a step apart, and is at most 1.  Between two knots it is the chord in e^ε, and beyond the last knot
+    it is that of the last one.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -367,8 +373,9 @@ def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
 def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the loss distribution under replace-one, or None without a grid of exponents.
 
-    The hockey stick of the result is an upper bound of E (S - e^ε S')+ at values of ε ≥ 0 a step apart.  The pair
-    is its own mirror image, which decides the hockey stick below 0.
+    The hockey stick E (S - e^ε S')+ is bounded at values of ε ≥ 0 a step apart, and the result is a loss
+    distribution made from the lower hull of these bounds.  The pair is its own mirror image, which decides the
+    hockey stick below 0.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -386,8 +393,9 @@ def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | Non
 def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) -> Callable[[float], float]:
     """Return the function γ -> upper bound of E (S - γS')+, for γ = e^ε ≥ 1.
 
-    The grid holds sums of the differences of the terms of S and γS', each multiplied to the safe side by the
-    relative error of the walk and shifted to mean 0.
+    S - γS' is a sum over the rounds, whose terms e^(G_t - a_t/2)/T - γ e^(-G_t - a_t/2)/T depend on one exponent
+    each.  The term of S is raised and that of S' lowered by the relative error of the walk.  The mean of the
+    difference is taken out of the terms, so that the sums on the grid have mean 0, and is added at the end.
 
     Args:
         epoch: Rounds of the epoch, with the noise in their chain.

@@ -1,6 +1,7 @@
 """μ-Gaussian differential privacy with its exact (ε, δ), safe inversion, and neighbouring relations.
 
-Source: Dong, Roth & Su 2022, "Gaussian differential privacy", Corollary 2.13; Balle & Wang 2018, Theorem 8:
+The smallest δ for which μ-GDP implies (ε, δ)-DP is, by Dong, Roth & Su 2022, "Gaussian differential privacy",
+Corollary 2.13, and Balle & Wang 2018, Theorem 8,
 
     δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2)
 
@@ -32,9 +33,9 @@ _OVERFLOW_MESSAGE = "privacy: what is asked for is too large for floating point"
 def largest_safe(safe: Callable[[float], bool], low: float) -> float:
     """Return the largest float > 0 for which `safe` holds, by bisection.
 
-    The returned value always satisfies `safe`.  Values between the largest finite `low` · 2^k and infinity are not
-    searched.  If rounding makes `safe` change several times, the result is one
-    of its edges.
+    `low` is doubled until `safe` fails, and the last interval is bisected.  The returned value satisfies `safe`.
+    Values between the largest finite `low` · 2^k and infinity are not searched.  If rounding makes `safe` change
+    several times, the result is one of its edges.
 
     Args:
         safe: Condition that holds at `low` and fails for all far larger values.
@@ -60,14 +61,15 @@ def largest_safe(safe: Callable[[float], bool], low: float) -> float:
 def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float = 0.0) -> float:
     """Return the smallest float ≥ 0 for which `safe` holds, by bisection.
 
-    The returned value always satisfies `safe`.  It is 0 if `safe` holds at 0.  Values between 0 and 1e-300 are not
-    searched.  The result is infinity if `safe` holds at infinity and fails at all finite values that are tried.
+    `high` is doubled until `safe` holds, and the last interval is bisected.  The returned value satisfies `safe`.
+    It is 0 if `safe` holds at 0.  Values between 0 and 1e-300 are not searched.  The result is infinity if `safe`
+    holds at infinity and fails at all finite values that are tried.
 
     Args:
         safe: Condition that holds for all far larger values.
         high: First value > 0 to try after 0.
-        tolerance: Largest relative distance of the result from a value at which `safe` fails.  0 means
-            neighbouring floats.
+        tolerance: Relative width of the interval at which the bisection ends.  With 0 it is as narrow as floats
+            allow.
 
     Raises:
         InputError: `safe` fails at infinity, and at `high` times every power of 2 before it.
@@ -96,7 +98,7 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
             values the search does not end.
         start: First value > 0 to try.
         factor: Factor > 1 of the steps away from `start`, until the condition changes.
-        tolerance: Largest relative distance of the result from a value at which `safe` fails.
+        tolerance: Relative width of the interval at which the bisection ends.
     """
     low = high = start
     while not safe(high):
@@ -292,7 +294,7 @@ def compose(mus: ArrayLike) -> float:
 def noise_for(mu: float, sensitivity: float) -> float:
     """Return the noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
 
-    The result is σ = `sensitivity` / μ, rounded to a float for which `sensitivity` / σ is at most `mu`.
+    The result is σ = `sensitivity` / μ, as a float for which `sensitivity` / σ, too, is at most `mu` as a float.
 
     Args:
         mu: μ > 0.
@@ -319,10 +321,10 @@ def noise_for(mu: float, sensitivity: float) -> float:
 def _log_delta(mu: float, epsilon: float) -> float:
     """Return ln δ(ε) for `mu` = μ > 0 and `epsilon` = ε ≥ 0, rounded up.
 
-    With a = ε/μ - μ/2, b = ε/μ + μ/2 and the Mills ratio m = (1 - Φ)/φ, e^ε φ(b) = φ(a) turns the formula into
-    φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.  For a < -1, where m(a) may
-    overflow, it is the logarithm of Φ(-a) - φ(a) m(b).  The result is -infinity if a > 0 and a² overflows,
-    where δ is far below the smallest float.
+    Let a = ε/μ - μ/2, b = ε/μ + μ/2, and m = (1 - Φ)/φ, the Mills ratio.  As e^ε φ(b) = φ(a), the formula of the
+    module's docstring is δ(ε) = φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.
+    For a < -1, where m(a) may overflow, it is the logarithm of Φ(-a) - φ(a) m(b).  The result is -infinity if
+    a > 0 and a² overflows, where δ is far below the smallest float.
     """
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     if a < -1.0:  # then μ > 2 and the two terms do not cancel

@@ -185,9 +185,9 @@ class GaussianDP:
         return ApproximateGDP(self.mu)
 
     def format_clause(self, texts: Mapping[str, str], attained: bool) -> str:
-        """Format μ, (ε, δ) and zCDP, and beside them the ε of the papers' formula.
+        """Format μ, zCDP and (ε, δ), and beside them the ε of the papers' formula.
 
-        μ and ε are called exact if they are attained, and bounds otherwise.
+        μ and ε are called exact if `attained`, and bounds otherwise.
 
         Args:
             texts: Numbers as texts, by the names "mu", "epsilon", "delta", "zcdp" and "epsilon_paper", and by
@@ -420,7 +420,7 @@ def target_mu(
         delta: δ of (ε, δ)-DP, ignored without ε.
 
     Raises:
-        InputError: Not exactly one target is given, it is out of its range, or ε is given without a δ.
+        InputError: Not exactly one target is given, ε is given without a δ, or a number is out of its range.
 
     Example:
         >>> target_mu(zcdp=0.5), round(target_mu(epsilon=1.0, delta=1e-5), 4)

@@ -13,8 +13,8 @@ precision, no δ lost more than 1e-13 in one epoch of up to 600 rounds, nor the 
 than k · 1e-15 (tests/accounting/test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and `self_compose`
 of k ≥ 2 releases k · 1e-15 or more, as infinite loss.
 
-`min_noise_multiplier` finds the least noise that meets an (ε, δ), from a good bound that takes long and a coarse
-one that is quick.
+`min_noise_multiplier` finds about the least noise that meets an (ε, δ), from a good bound that takes long and a
+coarse one that is quick.
 """
 
 import math
@@ -108,10 +108,13 @@ class PrivacyLossDistribution:
     def to_grid(self, step: float) -> "GridLossDistribution":
         """Move the distribution to multiples of `step`, so that no δ falls.
 
-        Every atom goes to its two neighbours so that its mass under P and under Q are kept ("connect the dots",
-        Doroshenko et al. 2022).  Before that a mass of 1e-16 at most is moved at either end: at the lower end up
-        to the smallest loss that remains, and at the upper end to infinity.  If no loss remains, all mass is at
-        infinity.
+        The mass of a loss l is split between the multiples next to it, so that its mass under P and that under Q,
+        e^-l times as large, are kept ("connect the dots", Doroshenko et al. 2022).  Before that, a mass of less
+        than 1e-16 is moved at either end: at the lower end up to the smallest loss that remains, and at the upper
+        end to infinity.  If no loss remains, the result has all its mass, 1, at infinity.
+
+        Args:
+            step: Distance of neighbouring losses of the result, above 0.
 
         Guarantee: no δ falls, for one release or in a composition.
 
@@ -130,6 +133,7 @@ class PrivacyLossDistribution:
                 "noise is too small or too large for this accountant"
             )
         positions = np.floor(losses / step)
+        # Mass of each loss that goes to the multiple above it.  The rest goes to the one below.
         upper_masses = masses_in_range * (
             np.expm1(-np.clip(losses - positions * step, 0.0, step)) / math.expm1(-step)
         )
@@ -158,11 +162,12 @@ class GridLossDistribution:
     """Probability of an infinite loss under P."""
 
     def self_compose(self, times: int) -> PrivacyLossDistribution:
-        """Return the loss distribution of `times` releases together, adaptive or not, each with this one.
+        """Return the loss distribution of `times` releases together, which have this distribution each.
 
-        With a finite mass f and an infinite mass p of one release, the infinite mass of k = `times` releases is
-        the larger of 1 - (1 - p)^k and (f + p)^k - f^k, plus margins for cut mass and rounding, and at most 1.
-        One release has no margins.
+        The releases may be adaptive.  A single release is returned as it is.  For k = `times` of 2 or more, with a
+        finite mass f and an infinite mass p of one release, the infinite mass is the larger of 1 - (1 - p)^k and
+        (f + p)^k - f^k, plus margins for cut mass and rounding, and at most 1.  The second one is larger if f + p
+        is above 1, as it may be for an upper bound.
 
         Guarantee: the result has the sums of k independent losses.  Mass that is cut off, and mass that rounding
         may hide, counts as infinite.
@@ -197,8 +202,7 @@ class GridLossDistribution:
         """Return the loss distribution of both releases together, on the same grid.
 
         The convolution is computed without Fourier transforms, so that no masses cancel.  The mass at infinity is
-        that of one infinite loss or two, where the masses of an upper bound may add up to more than 1.  It is at
-        most 1.
+        that of one infinite loss or two, cut to 1.  The masses of an upper bound may add up to more than 1.
 
         Guarantee: the result has the sums of two independent losses, one of each distribution.
 
@@ -238,12 +242,11 @@ _MIN_SLOPE, _MAX_SLOPE = -1e3, -1.0  # range to which d ln δ / d ln z is clippe
 
 
 def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float], float], delta: float) -> float:
-    """Return a noise multiplier z with `fine`(z) ≤ `delta`, close to the smallest one.
+    """Return about the smallest noise multiplier z of 0.1 or more with `fine`(z) ≤ `delta`.
 
     The search has two stages.  The first bisects the coarse bound.  In the second, secants in (ln z, ln δ), and
     halvings of the interval, lead to the point where the fine bound meets δ.  It ends where the bound is at most a
-    relative 2e-3 below δ, where the interval is a relative 1e-4 wide, or at `MIN_NOISE_MULTIPLIER`.  No multiplier
-    below `MIN_NOISE_MULTIPLIER` is returned.
+    relative 2e-3 below δ, where the interval is a relative 1e-4 wide, or at `MIN_NOISE_MULTIPLIER`, 0.1.
 
     Guarantee: `fine` was computed at the returned z and is at most `delta`, whatever the search did.
 
@@ -253,13 +256,14 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         delta: Target δ.
 
     Raises:
-        InputError: No multiplier up to `MAX_NOISE_MULTIPLIER` reaches the target.
+        InputError: The search finds no multiplier up to `MAX_NOISE_MULTIPLIER` that reaches the target.
     """
 
     def is_sufficient(multiplier: float) -> bool:
         _check_multiplier_range(multiplier, delta)
         return multiplier >= MIN_NOISE_MULTIPLIER and coarse(multiplier) <= delta
 
+    # First stage, and the slope d ln δ / d ln z there.
     multiplier = smallest_safe_near(is_sufficient, 1.0, 1.5, _SEARCH_TOLERANCE)
     slope = _slope(
         multiplier * (1.0 - 10.0 * _SEARCH_TOLERANCE),
@@ -267,6 +271,7 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         multiplier,
         coarse(multiplier),
     )
+    # Second stage: the interval from the largest insufficient multiplier to the smallest sufficient one.
     insufficient, sufficient = MIN_NOISE_MULTIPLIER, math.inf
     previous: tuple[float, float] | None = None
     steps = 0
@@ -312,10 +317,10 @@ _CHERNOFF_ORDERS = np.concatenate([np.arange(-20, 0), np.arange(1, 21)])
 
 
 def _self_convolve(masses: Floats, times: int) -> tuple[int, Floats]:
-    """Convolve masses on a grid with themselves, and cut off tails of `_CUT_MASS` together.
+    """Convolve masses on a grid with themselves, and cut off tails of `_CUT_MASS` at most together.
 
     The tails are cut where Chernoff bounds at `_CHERNOFF_ORDERS` allow it.  The Fourier transform wraps around, so
-    that cut mass is added to the masses that are left, and none is lost.
+    that a part of the cut mass may be added to the masses that are left.
 
     Source: dp-accounting 0.6.0, `dp_accounting.pld.common.self_convolve`, whose results these are.
 

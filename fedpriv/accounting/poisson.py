@@ -198,7 +198,10 @@ def _round_loss(output: float, q: float, z: float, order: str) -> float:
 
 
 def _round_deltas(epsilons: Floats, q: float, z: float, order: str) -> Floats:
-    """Compute the hockey stick H_ε(P‖Q) of one round.
+    """Compute the hockey stick H_ε(P‖Q) of one round, for ε of either sign, (n,).
+
+    The pairs are those of the module's docstring, mirrored for REMOVE and REPLACE so that the loss falls as the
+    output rises.
 
     | order | P | Q |
     |---|---|---|
@@ -210,6 +213,12 @@ def _round_deltas(epsilons: Floats, q: float, z: float, order: str) -> Floats:
     H_ε by its square only, since the derivative is 0 there.
 
     Source: dp-accounting 0.6.0, `GaussianPrivacyLoss`, whose values these are up to rounding.
+
+    Args:
+        epsilons: ε, (n,).
+        q: Sampling rate.
+        z: Noise multiplier.
+        order: "REMOVE", "ADD" or "REPLACE".
     """
     side = -1.0 if order == "ADD" else 1.0
     with np.errstate(all="ignore"):
@@ -315,9 +324,10 @@ def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) 
 def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     """Return the curve of δ of `size` units, the highest over the directions of the relation, cached.
 
-    The hockey stick of one round is put on a grid of losses and composed with itself over all rounds of
+    Under zero-out the units are removed or added, and under replace-one they are replaced.  For each direction the
+    hockey stick of one round is put on a grid of losses, which is composed with itself over all rounds of
     `mechanism`.  Losses outside of ±`MAX_EPSILON` are not resolved.  The curve is 1 if a coarse grid shows that ε
-    of all rounds is above 600 at δ = 1e-3, which protects nobody.
+    of all rounds is above 600 at δ = 1e-3 in one of the directions, which protects nobody.
     """
     orders: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
@@ -389,9 +399,10 @@ class SampledGroupRound:
     def _thresholds(self, epsilons: Floats) -> Floats:
         """Return the x at which the loss is ε, (n,), clipped to a range, for each of `epsilons`, (n,).
 
-        The range leaves out less than 1e-25 of P.  δ is flat at the threshold, so that an error e in x costs only
-        e².  Newton's steps start between two points of a table.  A step that would leave the interval around the
-        threshold halves it instead, and so does every fourth step that is still long.
+        The range leaves out less than 1e-25 of P.  A table of losses gives an interval for each x, in which
+        Newton's steps start.  A step that would leave the interval halves it instead, and so does a long step
+        whose number is a multiple of four.  An error e in x changes δ by about e² only, as the derivative of δ in
+        the threshold is 0 there.
         """
         start, end = self._output_range.tolist()
         grid = np.linspace(start, end, _TABLE_SIZE)
@@ -403,6 +414,7 @@ class SampledGroupRound:
             (p_log_ratio, p_slope), (q_log_ratio, q_slope) = self._log_ratio(outputs), self._log_ratio(-outputs)
             # Loss minus ε, where the factors are 0 for a side without the units and 1 with them.
             excess = self._p_mean * p_log_ratio - self._q_mean * q_log_ratio - epsilons
+            # The loss rises with x, so that x becomes the lower or the upper end of its interval.
             low, high = np.where(excess < 0.0, outputs, low), np.where(excess < 0.0, high, outputs)
             with np.errstate(divide="ignore", invalid="ignore"):
                 newton_steps = -excess / (self._p_mean * p_slope + self._q_mean * q_slope)
@@ -449,7 +461,7 @@ class SampledGroupRound:
     def _log_probabilities(self) -> Floats:
         """Logarithms of P[Bin(size, rate) = j] for j = 0 … size, (size + 1,).
 
-        For rate 1 the logarithm of 0 is a very negative finite number, since 0 times -infinity is no number.
+        For rate 1 the logarithm of a probability 0 is a very negative finite number in place of -infinity.
         """
         participant_counts, size = self._participant_counts, float(self.size)
         with np.errstate(divide="ignore"):
@@ -466,16 +478,17 @@ class SampledGroupRound:
 def connect_dots(step: float, low: int, deltas: Floats) -> GridLossDistribution:
     """Return the loss distribution on multiples of `step` whose hockey stick has the given values there.
 
-    Between two points its hockey stick is the chord in e^ε, which lies above the true, convex one.  With step h
-    and the falls f_i = δ_(i-1) - δ_i of the values, the mass at an inner point i is (e^h f_i - f_(i+1)) divided by
-    e^h - 1.  The last value is the mass at infinity.
+    Values outside of [0, 1] are clipped first, and a value is lowered to the smallest one before it.  Between two
+    points the hockey stick is the chord in e^ε, which lies above the true, convex one.  With step h and the falls
+    f_i = δ_(i-1) - δ_i of the values, the mass at an inner point i is (e^h f_i - f_(i+1)) / (e^h - 1), or 0 if
+    that is negative.  The last value is the mass at infinity.
 
     Guarantee: its δ is at least that of any pair with these values, for one release or in a composition.
 
     Args:
         step: Step of the grid.
         low: Index of the first point, ε = `low` · `step`.
-        deltas: Hockey stick at the points, (n,).
+        deltas: Hockey stick at the points, (n,), n ≥ 2.
     """
     stick = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
     differences = -np.diff(stick)

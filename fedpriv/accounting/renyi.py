@@ -111,8 +111,8 @@ MIN_ORDER_EXCESS, MAX_ORDER_EXCESS = 1e-6, 1e9
 def epsilon_of(mu: float, delta: float) -> float:
     """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ, by the formula of the module's docstring.
 
-    The minimum over α is searched on three grids of log10(α - 1), each finer and around the minimum of the last.
-    The result is 0 if μ² is 0 as a float.
+    The minimum over α is searched on three grids of log10(α - 1), of which the second and the third are finer and
+    around the minimum of the one before.  The result is 0 if μ²/2 is 0 as a float.
 
     Source: Canonne, Kamath & Steinke 2020, Proposition 12.
 
@@ -121,7 +121,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         delta: δ, strictly between 0 and 1.
 
     Returns:
-        ε, a bound between the exact conversion and the papers' formula.
+        ε, a bound between the exact conversion and the papers' formula, but for rounding.
 
     Raises:
         InputError: μ or δ is out of its range.

@@ -145,8 +145,8 @@ class NegativeBinomialRunCount:
     def draw(self, generator: np.random.Generator) -> int:
         """Draw K by inverting the distribution function, one k after another.
 
-        The function is inverted at one uniform number of `generator`.  K is 1 if the mean is 1.  The search ends
-        at a k whose probability underflows.
+        The function is inverted at one uniform number u of `generator`: K is the smallest k with P[K ≤ k] ≥ u, up
+        to rounding.  K is 1 if the mean is 1.  The search also ends at a k whose probability underflows.
 
         Raises:
             OverflowError: γ^-η is no float, as for a mean of a million and η = 100.
@@ -240,8 +240,8 @@ class PrivateSelection:
     def epsilon_by_orders(self, delta: float) -> float:
         """Return about the smallest bound of ε at δ over Rényi orders λ, at least 0.
 
-        The bound at λ is ε'(λ) + ln((λ - 1)/λ) - (ln δ + ln λ)/(λ - 1), for ε' of the module's docstring with
-        later releases.  A search over ln(λ - 1) is repeated twice around its minimum.
+        The bound at λ is ε'(λ) + ln((λ - 1)/λ) - (ln δ + ln λ)/(λ - 1), for ε' of the module's docstring (`renyi`,
+        with later releases).  The smallest value on a grid of ln(λ - 1) is refined twice, on grids around it.
         """
         log_delta = math.log(check_delta(delta))
         low, high = math.log(MIN_ORDER_EXCESS), math.log(MAX_ORDER_EXCESS)

@@ -65,7 +65,7 @@ class SymmetricPairEpoch:
     """Number of points of the grid of D_i and of R."""
 
     def delta(self, epsilon: float, tail: float) -> float:
-        """Return an upper bound of H_ε(P‖Q) for ε ≥ 0.
+        """Return an upper bound of H_ε(P‖Q) for ε ≥ 0, by E D_1 1{D_1 + R > 0} on a grid of D_1 and of R.
 
         About `tail` of D_1 lies beyond the grid under P.  Every `tail` gives an upper bound.
 
@@ -84,13 +84,14 @@ class SymmetricPairEpoch:
         return min(1.0, bound * (1.0 + _RELATIVE_MARGIN) + self._rounding_error)
 
     def curve(self, knots: int, loose_curve: Curve) -> Curve:
-        """Return an upper bound at every ε.
+        """Return the curve of an upper bound of H_ε(P‖Q) for ε ≥ 0.
 
-        For one or two values of ε it is computed on a finer grid, and is at most `loose_curve`.  For more values
-        it is the curve of the loss distribution on `knots`.
+        For one or two values of ε the bound is computed at each of them on a finer grid, and is at most
+        `loose_curve`.  For more values, where this would take long, it is that of a loss distribution which is
+        fitted once, at `knots` + 1 values of ε.
 
         Args:
-            knots: Number of intervals between values of ε at which the loss distribution is fitted.
+            knots: Number of intervals between the values of ε at which the loss distribution is fitted.
             loose_curve: Another upper bound, which takes less time.
         """
         finer = replace(self, size=2 * self.size)
@@ -146,8 +147,9 @@ class SymmetricPairEpoch:
     def _grid(self, gamma: float, tail: float) -> tuple[int, float]:
         """Return the number of points below 0, and the distance of neighbouring points.
 
-        For large e^ε R is far below 0, and only the range of D_1 has to be resolved.  Every grid gives an upper
-        bound, so that the factors here decide only how tight it is.
+        Above 0 the grid has the range of D_1, but for `tail`, and some more for R.  For large e^ε, R is far below
+        0, and only the range of D_1 has to be resolved.  Every grid gives an upper bound, so that the factors here
+        decide only how tight it is.
 
         Args:
             gamma: γ = e^ε.
@@ -166,9 +168,10 @@ class SymmetricPairEpoch:
     def _ratio_distribution(self, gamma: float, points: Floats) -> tuple[Floats, float]:
         """Return the masses of D_1 on all points but the last, and the mean that was not moved to them.
 
-        With equal spacing h and p(x) = E (x - D_1)+, the mass at the lowest point x is (p(x + h) - p(x)) / h, and
-        that at each other point (p(x - h) - 2 p(x) + p(x + h)) / h.  Mass between the last two points, and beyond
-        the last one, leaves a part of its mean behind.
+        D_1 between two points is moved to both, by probabilities that keep its mean.  So with equal spacing h and
+        p(x) = E (x - D_1)+, the mass at the lowest point x is (p(x + h) - p(x)) / h, and that at each other point
+        (p(x - h) - 2 p(x) + p(x + h)) / h.  Mass between the last two points, and beyond the last one, leaves a
+        part of its mean behind.
 
         Guarantee: mass below the grid is moved up to its lowest point.  All other mass keeps its mean, with the
         mean that is returned.
@@ -198,6 +201,9 @@ class SymmetricPairEpoch:
     def _tail_probabilities(self, masses: Floats, zero_index: int) -> tuple[Floats, Floats]:
         """Return an upper and a lower bound of P(R > -x) for every point x of the grid, each (size,).
 
+        R is the sum of T - 1 independent numbers with the masses of D_1.  The upper bound counts R above the grid
+        as infinite, and below it as at its lowest point.  The lower bound drops both.
+
         Args:
             masses: Masses of each D_i on the grid, (size,).
             zero_index: Number of points of the grid below 0.
@@ -220,11 +226,11 @@ def _grid_tail(delta: float, share: float = _TAIL_SHARE) -> float:
 def _self_convolve(masses: Floats, times: int, zero_index: int) -> Floats:
     """Return the masses of sums of `times` ≥ 1 independent numbers, (2, size), by repeated squaring.
 
-    In the first row, mass below the grid stays at its lowest point.  In the second row it is dropped.  Mass beyond
-    the grid is missing in both rows.
+    In the first row, mass of sums below the grid stays at its lowest point.  In the second row it is dropped.
+    Mass above the grid is missing in both rows.
 
     Args:
-        masses: Masses of one number for each row, (2, size).
+        masses: Masses of one number, for each row, (2, size).
         times: Number of numbers that are added.
         zero_index: Index of the point 0 of the grid.
     """
@@ -257,7 +263,8 @@ def _self_convolve(masses: Floats, times: int, zero_index: int) -> Floats:
 def lower_hull(epsilons: Floats, bounds: Floats) -> tuple[Floats, Floats]:
     """Return the points (ε, bound) of the lower convex hull over γ = e^ε.
 
-    A convex function below all bounds is below the hull, too, so that its corners bound it at every ε.
+    The hockey stick is convex in γ.  So if it is below the bounds at these points, it is below the hull between
+    them, too.  A bound above the hull is not tight, and is left out.
 
     Args:
         epsilons: ε ≥ 0, ascending, (n,).
@@ -283,9 +290,9 @@ def symmetric_loss_distribution(epsilons: Floats, bounds: Floats) -> PrivacyLoss
     """Return the loss distribution of a symmetric pair whose hockey stick has the values `bounds`.
 
     With γ_i = e^(ε_i) and s_i the negative slope of `bounds` over γ from point i - 1 to point i (0 beyond the last
-    one), the mass at ε_i > 0 is γ_i (s_i - s_(i+1)).  For a pair that a reflection exchanges, P(loss = -l) = e^-l
-    P(loss = l), which gives the masses below 0.  The mass at 0 is 1 - `bounds`[0] - 2 s_1, or 0 if that is
-    negative, and the last bound is the mass at infinity.
+    one), the mass at ε_i > 0 is γ_i (s_i - s_(i+1)), or 0 if that is negative.  For a pair that a reflection
+    exchanges, P(loss = -l) = e^-l P(loss = l), which gives the masses below 0.  The mass at 0 is 1 - `bounds`[0] -
+    2 s_1, or 0 if that is negative, and the last bound is the mass at infinity.
 
     Guarantee: no δ is below `bounds`, nor below their chords, for one release or in a composition.
 

@@ -97,7 +97,9 @@ def integers_cell(cell: Cell, mu: float) -> Cell:
 def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
     """Run one trial of the attack on integers, with a target record present or absent by a fair coin.
 
-    Silo 0 has the target record, and all other records are zeros.  Queries are the vector 0.
+    Silo 0 has the target record, and all other records are zeros.  Queries are the vector 0.  The attacker
+    computes the sums of both worlds, and scores how well the noise that each world implies fits a defective
+    generator.
 
     Args:
         cell: Cell of the size of `integers_cell`.
@@ -121,7 +123,8 @@ def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
             noisy = collect_masked_sums(plan, silos, zero_queries(plan)).astype(np.float64)
         else:
             noisy = _noisy_integers(plan, plan.required_exact_plan, collect_replies(silos[0], zero_queries(plan)))
-    # A release of the server has the sums of all silos, and a reply of silo 0 has its own alone.
+    # Noisy integers of the server, or of all messages together, have the sums of all silos, and a reply of silo 0
+    # has its own alone.
     known_shards = idle if plan.trust.publishes_sums(SERVER) else []
     other_sums = [_silo_sums(cell, plan, shard, silo_id) for silo_id, shard in enumerate(known_shards, start=1)]
     absent_scores, present_scores = (
@@ -171,10 +174,10 @@ def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tenso
 
 
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
-    """Compute a silo's integer sum of each round, (d,), at queries 0 and without noise, by its own code.
+    """Compute a silo's integer sum of each round, (d,), without noise, for queries of zeros.
 
-    The plan's trust setting is replaced by a trusted server, to which a silo sends its sum without noise.  No
-    noise is drawn, so that the key may be zeros.
+    The silo's own code computes it: the plan's trust setting is replaced by a trusted server, to which a silo
+    sends its sum without noise.  The silo draws no noise, so that its key may be zeros.
 
     Args:
         cell: Cell of the run.
@@ -198,7 +201,7 @@ def _score_world(
 
     A score is large if the world is the true one and the noise has the defect.  In order of `INTEGER_TESTS`:
 
-    * for each width, Σ cos 2πk over the radii (`_radius_scores`),
+    * for each width, Σ cos 2πk over the radii with a small k (`_radius_scores`),
     * for each b of `MODULUS_BITS`, Σ cos(2π z / 2^b) over the first `_RESIDUE_COUNT` values of each round,
     * the share of values of y in round 1 that equal those of a simulation of this world, up to rounding.
 
@@ -207,10 +210,12 @@ def _score_world(
         plan: Plan of the run.
         exact: Integers and noise of the plan.
         noisy: y, (T, d).
-        sums: Integer sums s of the world: [i][t - 1] is that of silo i in round t, (d,).
+        sums: Integer sums s of the world, of the silos whose records are in y: [i][t - 1] is that of silo i in
+            round t, (d,).
     """
     strategy, outputs = exact.inputs.factorization.strategy, []
     state = strategy.initial_state()
+    # C s, one round after another.
     for t, round_sums in enumerate(zip(*sums, strict=True), start=1):
         output, state = strategy.step(state, t, _sum_vectors(round_sums))
         outputs.append(output)
@@ -323,7 +328,8 @@ def bound_hostile_attack(trials: Mapping[str, list[tuple[bool, Scores]]], failur
     test guesses a bright record if its outcome is 1.
 
     Args:
-        trials: Coin and outcomes (2,) of each trial, from `attack_with_hostile_queries`, by kind.
+        trials: Coin and outcomes (2,) of each trial, from `attack_with_hostile_queries`, by kind, one kind or
+            more.
         failure: Probability that some bound is wrong, at most.  It is divided equally among all tests, two for
             each kind.
     """
@@ -352,14 +358,15 @@ def _queries_of_kind(kind: str, objective: Objective, rounds: int) -> list[Tenso
     * "overflowing logits": the largest finite number, divided by twice the number of parameters,
     * "large weights": 2^39,
     * "denormal weights": 2^-20 times the smallest normal number,
-    * "cancelling points": (-1)^t (1 + 10^-6 t) 2^39 in round t + 1, so that queries of two rounds almost cancel.
+    * "cancelling points": (-1)^t (1 + 10^-6 t) 2^39 in round t + 1, so that the queries of a round and the next
+      one almost cancel in a sum.
     """
     pattern = torch.zeros_like(objective.initial())
     pattern.view(2, -1)[0, :-1], pattern.view(2, -1)[1, :-1] = 1.0, -1.0
     float_info = torch.finfo(pattern.dtype)
     match kind:
         case "overflowing logits":
-            # The sum of the query's values does not overflow.
+            # The sum of the absolute values of the query does not overflow.
             return [float_info.max / (2 * pattern.numel()) * pattern] * rounds
         case "large weights":
             return [2.0**39 * pattern] * rounds
@@ -380,7 +387,8 @@ def _excess_length(plan: Plan, reply: Tensor | None) -> float:
     """Return 1 if the norm of a reply (d,) is above a limit that is generous to correct code, else 0.
 
     The limit is the sum of the largest contributions of a record to each of all T rounds, plus 6 √(d T) standard
-    deviations of the silo's noise.  A missing reply, None, and a masked message have no length, and give 0.
+    deviations of the silo's noise.  A missing reply, None, a masked message, and a reply with NaN have no length,
+    and give 0.
 
     Args:
         plan: Plan of the run of T rounds.

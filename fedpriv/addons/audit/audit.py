@@ -125,23 +125,23 @@ def audit(
 ) -> Audit:
     """Audit the code path of a cell.
 
-    The cell is cut to a few rounds and silos, and recalibrated to `claimed_mu` by the code under audit.  Coins
-    follow from `seed`.  Noise is keyed by the operating system, as in every deployment.
+    The cell is cut to a few rounds and silos, and recalibrated to `claimed_mu` by the code under audit.  Canaries
+    run on it, each present or absent by a coin that follows from `seed`.  From the releases each family of tests
+    computes a lower bound on μ, which is compared with the claim.  Noise is keyed by the operating system.
 
     Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.
 
     Args:
         cell: Cell of a scenario.
         claimed_mu: μ of the claim.
-        trials: Number of canaries, rounded up to whole runs.  In a public order a run has 1024, a quarter of them
-            in the round where they weigh most, or 256 a round if a pass has fewer than four rounds.  In secret
-            rounds a run has 512, or one a row of a smaller silo.  Releases of statistics are a sixteenth of this
-            number, rounded up.
+        trials: Number of canaries, at least 2048, rounded up to whole runs.  A run has 1024 canaries in a public
+            order and 512 in secret rounds, or fewer if its silo has no room for them.  For statistics there are
+            `trials` / 16 releases, rounded up.
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
         progress: Function that is called with the finished share of the work.
-        families: Names of the families to run, for rounds in a public order.  Secret rounds and statistics have
-            families of their own.
+        families: Names of the families to run, one or more of `FAMILIES`, for rounds in a public order.  Secret
+            rounds and statistics have families of their own.
 
     Raises:
         InputError: If the cell has no noise or cannot be audited by canaries, or an option is out of range.
@@ -294,10 +294,10 @@ def _audit_secret_rounds(
         cell: Cell of the scenario.
         mu: μ of the claim.
         trials: Number of canaries in shared runs, at 512 a run, rounded up to whole runs.  A silo of fewer rows
-            has fewer canaries, one a row.  The family "company" has a sixteenth of this number in addition, each
-            in a run of its own.
+            has fewer canaries, one a row.  The family "company" has a sixteenth of this number in addition,
+            rounded down, each in a run of its own.
         confidence: Confidence of the bounds.
-        seed: Seed of the choice whether a canary is present.
+        seed: Seed of the coins, which decide whether a canary is present.
         progress: Function that is called with the finished share of the work.
         start_time: Start of the audit, by `time.perf_counter`.
     """

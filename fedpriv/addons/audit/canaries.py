@@ -97,8 +97,8 @@ class GuardedSilo:
     def back_up(self) -> Callable[[], None]:
         """Copy the ledger and its rollback mark, and return a function that restores the copies.
 
-        The ledger is closed for the copy, and also while the copies are restored.  The files are those whose names
-        begin with the ledger's.
+        The files are those in the ledger's folder whose names begin with the ledger's.  The ledger is closed for
+        the copy, and also while the copies are restored, and then a new guard is opened from it.
         """
         self._ledger.close()
         contents = {path: path.read_bytes() for path in self._files()}
@@ -190,8 +190,10 @@ _CLIP = 1.0  # replaces a clip from constants of the scenario's loss, which do n
 def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs: int = 1) -> Cell:
     """Cut a cell to a small size on a linear model, recalibrated to `mu` by the code under audit.
 
-    At most `_RECORDS_PER_PERSON` records of a person or client count.  The partition is "iid", because it does not
-    matter for canaries.  A clip that follows from constants of the scenario's loss, or is not set, becomes 1.
+    The privacy target becomes `mu`, and the noise follows from it.  The model becomes softmax regression, for
+    which the increments of canaries are known.  At most `_RECORDS_PER_PERSON` records of a person or client count.
+    The partition is "iid", because it does not matter for canaries.  A clip that follows from constants of the
+    scenario's loss, or is not set, becomes 1.
 
     Args:
         cell: Cell under audit.
@@ -264,7 +266,7 @@ def rows_by_round(cell: Cell) -> list[range]:
 def why_misread(cell: Cell, rows: Sequence[range]) -> str | None:
     """Describe the first round in which the silos' schedule reads other rows, or return None if all agree.
 
-    The schedule is part of the code under audit, and the expected rows are computed without it.
+    The schedule's `batches` are code under audit, and the expected rows are computed without them.
 
     Args:
         cell: Cell whose schedule is checked.
@@ -295,8 +297,8 @@ class CanaryLayout:
     def from_rows(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "CanaryLayout":
         """Put up to `batch` canaries into round `heaviest`, and spread the rest over the other rounds.
 
-        The other rounds get their canaries in turn, at most `batch` each.  Of other rounds that read the same
-        rows, only the first one has canaries.  The canaries of a round have its first rows.
+        The other rounds get their canaries in turn, at most `batch` each.  A round that reads the same rows as an
+        earlier one gets none of them.  The canaries of a round have its first rows.
 
         Args:
             passes: Rows of the silo's order that rounds 1, 2, … read.

@@ -31,12 +31,13 @@ def audit_scenario(request: AuditRequest) -> None:
     """Audit the first cell of a scenario, print the report, and store it on request.
 
     The report, or JSON, is printed, and the outcome stored, even if a lower bound refutes the claim.  If records
-    are not read as the claim assumes, there is neither.  An outcome is stored only with a run of the same
-    algorithm, trust and model, and only for rounds in a public order, whose claim is a μ.
+    are not read as the claim assumes, there is neither.  The run in whose folder an outcome is stored must have a
+    cell with the same sections [algorithm] and [model].  No outcome of secret rounds is stored, because its claim
+    is no μ.
 
     Raises:
         InputError: If the scenario or an option is not valid, or the run of `store` is another one.
-        AuditRefutedError: If the claim is refuted.
+        AuditRefutedError: If the claim is refuted, or records are not read as it assumes.
     """
     import_files(request.imports or [])
     cell = _load_cell(request)
@@ -105,8 +106,8 @@ def _show_progress() -> Iterator[Callable[[float], None]]:
 def _format_report(outcome: Audit) -> str:
     """Format the outcome as lines of text on the claim, the bound, the tests and the power.
 
-    If the bound is that of secret rounds, the claim is an (ε, δ) with the μ that its curve allows at the test's
-    rate of false alarms.  Else the claim is a μ with its (ε, δ).
+    The claim is a μ with its (ε, δ).  If the bound is that of secret rounds, it is an (ε, δ) with the μ that its
+    curve allows at the test's rate of false alarms.
     """
     claimed = format_epsilon_delta(outcome.claimed_epsilon, outcome.delta)
     if outcome.alarms is None:

@@ -96,11 +96,13 @@ class _WorldPair(NamedTuple):
 def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
     """Find the two worlds of the relation that lie furthest apart, among up to 400 candidate records.
 
-    Distance is the l2 distance of increments, in clips.  There are fewer candidates, but 8 or more, if increments
-    are long.  In the column of an axis the first candidates have one or more raw values of every cell
-    (`_axis_values`) in order, as far as there are enough candidates, and all others have random ones of them.  If
-    two axes divide one column, the later one counts.  Under zero-out the second world is the absence of the record
-    with the longest increment.  If the search misses a pair that is further apart, that costs power only.
+    Distance is the l2 distance of increments, in clips.  Under zero-out the second world is the absence of the
+    record with the longest increment.
+
+    In the column of an axis the first candidates have one or more raw values of every cell of the axis
+    (`_axis_values`), as far as there are enough candidates, and all others have random ones of these values.  If
+    two axes divide one column, the later one counts.  Columns without an axis are 0.  If d is large there are
+    fewer candidates, but 8 or more.  If the search misses a pair that is further apart, that costs power only.
 
     Args:
         cell: Small run, from `make_counts_cell`.
@@ -199,6 +201,8 @@ def audit_counts(
     release r (d,) is ⟨r - weight · (x₀ + x₁)/2, x₀ - x₁⟩, with the weight of a record in the release.  But for the
     noise it is positive in world 0 and negative in world 1.  The bound is the larger one of those at threshold 0
     and at a threshold from a quarter of the trials, with half of `failure` each.
+
+    Both worlds have guards of their own, whose ledgers are renewed after 32 trials.
 
     Args:
         cell: Cell of the plan of statistics.

@@ -211,6 +211,13 @@ def make_run_parts(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, Aud
         mu: μ of the claim.
         runs: Number of runs of each part's canaries.
         seed: Seed of the audit.
+
+    Returns:
+        Parts by name: "rounds", and if the run has them `FIRST_STEP` and "evaluations".
+
+    Raises:
+        AuditRefutedError: If the schedule reads other records than the claim assumes.
+        InputError: If the cell has no fixed order with records in every round.
     """
     target_mu, budget = cell.privacy.target_mu, cell.budget
     assert target_mu is not None
@@ -237,7 +244,7 @@ def run_families(
     if the run has several parts (`audit_canaries`).
 
     Args:
-        parts: Parts of the run by name.
+        parts: Parts of the run by name, the rounds among them.
         failure: Probability that some bound exceeds a claim that holds, at most.
         families: Names in `FAMILIES`.  Other names are ignored.
         progress: Function that is called with the finished share of the work.
@@ -293,9 +300,10 @@ def _audit_all_parts(
 ) -> FamilyResult:
     """Test the same canaries in the releases of all parts against the composed claim.
 
-    Only canaries of the heaviest round of each part are read, because they have the same coins in all parts.
-    Their evidence is the sum over all parts of the logarithm of the likelihood ratio.  The bound is the larger one
-    of those at threshold 0 and at a threshold that trials choose, with half of `failure` each.
+    Only canaries of the heaviest round of each part are read, because they have the same coins in all parts.  A
+    canary's evidence is the sum, over all parts, of the logarithm of the likelihood ratio of its presence to its
+    absence.  The bound is the larger one of those at threshold 0 and at a threshold that a quarter of the trials
+    chooses, with half of `failure` each.
 
     Args:
         parts: Parts of the run by name, two or more.
@@ -321,9 +329,8 @@ def _audit_all_parts(
 def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
     """Return the largest lower bound on μ from canaries under hostile queries, and the name of the test.
 
-    Increments of canaries may change their sign if a query overflows, is denormal or cancels.  So all tests run on
-    the releases and on the negated releases, with half of `failure` each.  There are a quarter of the part's runs,
-    rounded up.
+    Increments of canaries may change their sign under such a query.  So all tests run on the releases and on the
+    negated releases, with half of `failure` each.  There are a quarter of the part's runs, rounded up.
 
     Args:
         part: Rounds of the run under audit.

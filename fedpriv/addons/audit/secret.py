@@ -16,9 +16,8 @@ noise, projected on the direction of a canary.
 
 Releases are in units of one record's clipped weight: with independent noise z · N(0, 1), plus 1 in rounds of a
 canary that is present.  Rows of a silo's order are in public groups: row i is in group i mod `groups`, and takes
-part only in
-rounds t (from 1) with t - 1 ≡ i (mod `groups`).  Each group has `bins` such rounds in an epoch, of which a row's
-secret rounds are drawn.  Shapes name n canaries and T rounds.
+part only in rounds t (from 1) with t - 1 ≡ i (mod `groups`).  Each group has `bins` such rounds in an epoch, of
+which a row's secret rounds are drawn.  Shapes name n canaries and T rounds.
 """
 
 import math
@@ -135,14 +134,14 @@ def _claimed_stream(plan: Plan) -> ReleaseStream:
 def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
     """Convert releases to units of one record's clipped weight, and whiten correlated noise.
 
-    Two kinds of releases are only divided by the weight of one record in each round: those with independent noise
-    and no decay, and those of a mechanism whose columns have no blocks (`Mechanism.blocks`).
+    Releases with independent noise and no decay are divided by the weight of one record in each round, and so are
+    those of a mechanism whose columns have no blocks (`Mechanism.blocks`).
 
-    Other noise is whitened first.  The releases are r = B y with y = C s + z: increments s (T,), independent noise
-    z (T,), noise factor B and strategy C, both (T, T).  A record of round t moves y along column c_t of C, whose
-    matched filter is the best test of that round.  So the result of round t is c_tᵀ B⁻¹ r / (‖c_t‖ m), with the
-    largest product m of a round's weight and its column's norm.  Filters of rounds that lie `groups` apart read
-    disjoint blocks, so that their noise is independent.
+    Correlated noise is whitened first.  The releases along a canary are r = B y with y = C s + z: increments s
+    (T,), independent noise z (T,), noise factor B and strategy C, both (T, T).  A record of round t moves y along
+    column c_t of C, whose matched filter is the best test of that round.  So the result of round t is
+    c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's norm.  Filters of
+    rounds that lie `groups` apart read disjoint blocks of y, so that their noise is independent.
 
     The noise and the clips are those of the run's claim: of silo 0 if the silo publishes its own sums, else of the
     run's first stream of releases.
@@ -171,9 +170,9 @@ def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
 def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats]:
     """Return B and C, both (T, T), of A = B C for a mechanism with one fresh vector a round.
 
-    The noise of round t is row t of the noise factor B times the fresh vectors of all rounds.  So B is found by
-    one unit vector (T,) as the fresh vector of each round.  The workload A, which maps increments to running sums,
-    has the entries decay^(t-k) for k ≤ t, else 0, and C = B⁻¹ A.
+    The workload A maps increments to running sums: its entries are decay^(t-k) for k ≤ t, else 0.  The noise of
+    round t is row t of the noise factor B times the fresh vectors of all rounds.  So B is found by running the
+    mechanism with the t-th unit vector (T,) as the fresh vector of round t.  Then C is B⁻¹ A.
 
     Args:
         mechanism: Mechanism with the noise factor B.
@@ -213,8 +212,8 @@ def run_company(
 ) -> CanaryTrials:
     """Run one silo `runs` times, with the canary in row 0 and all other records pulling the other way.
 
-    A record of label 1 has the increment opposite to that of a present canary, which has label 0.  An absent
-    canary has label 1, and under zero-out features of zeros.  Each run has new noise and new secret rounds.
+    A present canary has label 0, and another record has label 1 and the opposite increment.  An absent canary has
+    label 1, and under zero-out features of zeros.  Each run has new noise and new secret rounds.
 
     Args:
         small_cell: Cell from `make_company_cell`.
@@ -229,7 +228,7 @@ def run_company(
     plan = make_plan(small_cell, make_canary_objective(small_cell, 1), for_release=True)
     rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
     coins = public_generator(seed, "audit company").random(runs) < 0.5
-    shards = []
+    shards = []  # of the two worlds
     for is_present in (False, True):
         shard = zero_shard(rows, 1)
         shard.images[:], shard.labels[:] = FAR_NORM, 1
@@ -335,8 +334,8 @@ class Evidence:
     def _mix_ratios(self, ratios: Floats, row: NDArray[np.int64]) -> Floats:
         """Mix each canary's log-likelihood ratios over its possible rounds, (n, T) -> (n,).
 
-        A ratio of likelihoods is the mean over the sets of rounds that the schedule can draw, by their
-        probability.
+        An adversary does not know which rounds were drawn.  So the likelihood is a mean over the sets of rounds
+        that the schedule can draw for the canary's row, weighted by their probability.
 
         Args:
             ratios: Log-likelihood ratio of each canary and round, (n, T), or (n, rounds of one epoch).
@@ -385,9 +384,10 @@ def _mix_per_round(schedule: SecretOrder, ratios: Floats) -> Floats:
 def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
     """Mix log-ratios (n, rounds) over all sets of `passes` = rounds / bins rounds.
 
-    Each of these sets has the same weight.  Rounds are those of one group, and the schedule has `bins` of them in
-    an epoch.  The sum over all sets of k rounds is the elementary symmetric polynomial e_k of r_t =
-    exp(ratios[t]). Round t updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, in logarithms, and e_0 is 1.
+    Each of these sets has the same probability.  Rounds are those of one group, and the schedule has `bins` of
+    them in an epoch.  The sum over all sets of k rounds of the product of their r_t = exp(ratios[t]) is the
+    elementary symmetric polynomial e_k.  Round t updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, in
+    logarithms, and e_0 is 1.
 
     Returns:
         ln(e_passes / (number of sets of `passes` rounds)), (n,).

@@ -271,8 +271,8 @@ def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str
     """Return the scores (n,) of each test by name, and the number of runs that the test reads.
 
     That number is 2 for a difference of two runs, else 1.  A score is large if the canary is present.  The tests
-    are the matched filter, which is the best one for correct code, and simple sums and differences of releases,
-    which show noise that is repeated, missing or badly stored.  Every canary round has the same tests.
+    are the matched filter, which is the best one for correct code, and single releases and simple sums and
+    differences of them, which show noise that is repeated, missing or badly stored.
 
     Args:
         plan: Plan of the run.

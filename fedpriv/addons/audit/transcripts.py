@@ -251,9 +251,9 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
 def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
     """Run canaries, restore all machines to the state before round t, and repeat from there.
 
-    Machines are the silos, and the server if it keeps a journal.
-    The repetition has another query in round t and the same queries later.  If round t got the same noise both
-    times, the noise would cancel in the difference of its two releases.
+    Machines are the silos, and the server if it keeps a journal.  The repetition has another query in round t and
+    the same queries later.  If round t got the same noise both times, the noise would cancel in the difference of
+    its two releases.
 
     Args:
         cell: Small cell of the audit.

@@ -220,7 +220,11 @@ class Forecast:
 
     @property
     def sentence(self) -> str:
-        """Forecast as a text for a person, with a warning if a constant prediction may do as well."""
+        """Forecast as a text for a person.
+
+        For a linear model it warns if q is so small that a constant prediction is likely to do as well.  If q is
+        large enough, it warns for classes that a constant is right as often as the largest class occurs.
+        """
         coordinate_std, vector_norm = format_upper(self.std, 3), format_upper(self.norm, 3)
         if self.is_network:
             return (
@@ -255,7 +259,7 @@ class Advice:
     epsilon: float
     """ε of the plan by the accountant, at most that of the facts."""
     others: tuple[str, ...]
-    """Sentences on secure aggregation, more rounds and a secret order, and a warning of a large δ."""
+    """Texts on alternatives, such as more rounds, and a warning if δ is large."""
 
     @property
     def text(self) -> str:
@@ -301,8 +305,8 @@ def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: s
     Numbers follow from the rules.  A run with them is planned without data, for its ε and for the forecast of the
     noise in the model.
 
-    Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose
-    files are not opened.
+    Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose files are not
+    opened.
 
     Args:
         facts: Public facts of the federation.
@@ -360,13 +364,14 @@ def _has_one_noise_source(trust: str) -> bool:
 def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
     """Choose travel, rounds and clip by the rules of docs/advise.md.
 
-    With q and F of this module's table, the target travel is 6 q^(2/3) for classes, and 0.7 q for a real target.
-    Classes get as many rounds, from 30 to 100, as the travel needs at the largest turn, and a real target gets 30.
-    A limit of the network on rounds comes before both.  The travel is then at most the largest turn · rounds /
-    √(F² + 1).  The clip is a tenth of √(F² + 1), rounded to three digits.  The step is travel / (clip · rounds).
+    For a linear model, with q and F of this module's table, the target travel is 6 q^(2/3) for classes, and 0.7 q
+    for a real target.  Classes get as many rounds, from 30 to 100, as the travel needs at the largest turn, and a
+    real target gets 30.  A limit on rounds in the facts comes before both.  The travel is then at most the largest
+    turn · rounds / √(F² + 1).  The clip is a tenth of √(F² + 1), rounded to three digits.  The step is
+    travel / (clip · rounds).
 
-    A network has the numbers of `NETWORK_STEP`, with a shorter step above `NETWORK_WIDTH` parameters.  It has
-    fewer rounds only under a limit, with a longer step.
+    A neural network has the numbers of `NETWORK_STEP`, with a shorter step above `NETWORK_WIDTH` parameters.  It
+    has fewer rounds only under a limit, with a longer step.
     """
     q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.parameters is not None:
@@ -458,6 +463,12 @@ def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
 
 
 def _make_forecast(facts: Facts, settings: _AdvisedNumbers, plan: Plan) -> Forecast:
+    """Compute the forecast from the plan, whose `std_in_mean` is the noise of a round's mean gradient.
+
+    A linear model adds up step · noise over all rounds.  For a real target the output is the average of the
+    models, whose noise is that of this sum over √3.  For a network the forecast is of a single round's mean
+    gradient.
+    """
     if facts.parameters is not None:
         std = plan.noise.std_in_mean
         norm = std * math.sqrt(facts.parameters)
@@ -486,9 +497,9 @@ def _explain_settings(
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     """Describe the gain by secure aggregation, more rounds and a secret order, and warn of a large δ.
 
-    The result has a sentence for each.  Secure aggregation is described only if several silos each add noise.  δ
-    is large if its product with the number of units of the largest silo is 1 or more, because a release that shows
-    each unit with probability δ would then be expected to show one.
+    The result has a text for each that applies.  Secure aggregation is described only if several silos each add
+    noise.  δ is large if its product with the number of units of the largest silo is 1 or more, because a release
+    that shows each unit with probability δ would then be expected to show one.
 
     Args:
         facts: Public facts of the federation.
@@ -545,7 +556,7 @@ def advise(
         The scenario with reasons, the forecast of its noise, and alternatives.
 
     Raises:
-        InputError: If no federation has such a fact, with the name of the fact, or if no run can have all facts.
+        InputError: If a fact is out of its range or unknown, or if no run can have all facts.
 
     Example:
         >>> import fedpriv
@@ -583,8 +594,10 @@ def as_advised(
     advice, the step is shortened so that the travel stays that of the advice, or for a network the random walk of
     the noise.
 
-    The scenario is returned unchanged if the program sets another key of [federation], [algorithm] or [privacy]
-    than the advice considers, such as another algorithm or unit, or if the facts allow no advice.
+    The scenario is returned unchanged if it is another one than own-data, if the program sets another key of
+    [federation], [algorithm] or [privacy] than the advice considers, such as another algorithm or unit, or if the
+    facts allow no advice.  Otherwise a Python warning is given if the scenario, and not the program, chose a
+    trusted server.
 
     Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
     label does.  Of `module` the number of trained parameters decides.

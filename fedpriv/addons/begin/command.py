@@ -84,7 +84,8 @@ def inspect_table(
 ) -> None:
     """Print a description of a table, and with `out` write a scenario and a policy for each silo.
 
-    Several files are one table, in which each file is a site.  With `out` the joined table is written there, too.
+    Several files are one table, in which each file is a site unless a column of sites is named.  With `out` the
+    joined table is written there, too.
 
     Without a target, the description has the columns and the number of repeated records.  With a target, it also
     has the columns that are left out, persons, silos with few records or one class, and a note on a target of
@@ -98,8 +99,8 @@ def inspect_table(
             them.
 
     Raises:
-        InputError: If the table cannot be read or run, a column is missing, `out` is given without a target, or a
-            file exists in `out`.
+        InputError: If the table cannot be read or run, a column is missing or has two roles, `out` is given
+            without a target, or a file that would be written exists in `out`.
     """
     if other := [path for path in paths if not is_table_path(path.name)]:
         raise InputError(f"{other[0]}: expected a file of a table, {' or '.join(TABLE_SUFFIXES)}")
@@ -185,7 +186,10 @@ def inspect_table(
 
 
 def _why_refused(scenario: Path) -> str | None:
-    """Return why a run of a written scenario would be refused once its description is public, or None."""
+    """Return why a run of a written scenario would be refused once its description is public, or None.
+
+    The scenario is read, its records are loaded, and their number is checked.  Nothing is run.
+    """
     from fedpriv.plan.task import check_record_count, load_task
     from fedpriv.scenario.load import load_scenario
 
@@ -255,7 +259,8 @@ def _count_units(
 def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
     """Print warnings of silos with few training units, and of sites with fewer than two classes.
 
-    Few are fewer than 10.  The classes of a site are those of its training records, and those of its test records.
+    Few are fewer than 10.  A site is warned of twice if both its training records and its test records have fewer
+    than two classes.
 
     Args:
         encoded: Rows of the table.
@@ -295,16 +300,17 @@ def _make_files(
     """Make the texts of scenario.toml and of a policy silo-N.toml for each silo, by name.
 
     The scenario has the advised settings.  The policies allow one run of it.  The table's description stays
-    public = false in the files, so that a run with noise is refused until its owner has replaced what was read
-    from the records.
+    public = false in the files, so that a run with noise is refused until its owner, who is asked to replace what
+    was read from the records, writes public = true.
 
     Args:
         path: The table.
         schema: Description of the table.
-        sizes: Number of training units of each silo.
+        sizes: Number of units among each silo's training rows, which is that of its batch.
         unit: Keys of [privacy] for persons with several records, empty for records.
         out: Folder of the files, from which the scenario names the table.
-        shards: Description of each site's own file, whose name is that of the site, or empty for one file.
+        shards: Description of each site's own file by its path, or empty for one file.  A file whose name up to
+            the first dot is a site's is named in this silo's policy.
     """
     from fedpriv.plan.task import make_schema_task
     from fedpriv.scenario.load import resolve_cell
@@ -365,7 +371,7 @@ def print_advice(
         further_facts: Other facts, by the names of arguments of `advise`.
         data: Name of the data in the scenario, or None for records.npz.
         out: File of the scenario, or None for none.
-        as_json: Whether JSON is printed in place of a table.
+        as_json: Whether JSON is printed in place of a table and sentences.
 
     Raises:
         InputError: If no federation has these facts, `records` is no list of numbers, or `out` exists.
@@ -465,10 +471,13 @@ def _make_starter_sections(name: str) -> str:
 def create_folder(folder: Path, *, is_comparison: bool = False) -> list[Path]:
     """Write the starter files into a new folder, whole or not at all, and return their paths.
 
-    The scenario has the numbers that `fedpriv advise` recommends for softmax regression, and the folder has an
-    algorithm, a model and a notebook to edit.  In the packaged files NAME stands for the name of the folder, and
-    the line "# ADVISED" for the advised sections.  A comparison is a scenario alone, of four rows
-    with their keys.
+    The folder has a scenario, with the numbers that are advised for softmax regression, and an algorithm, a model
+    and a notebook to edit.  In the packaged files NAME stands for the name of the folder, and the line "# ADVISED"
+    for the advised sections.
+
+    Args:
+        folder: Folder to make, whose name becomes that of the scenario.
+        is_comparison: Whether the folder has only a scenario that compares four algorithms.
 
     Raises:
         InputError: If the folder exists or cannot be written, or its name cannot be a scenario's.
@@ -480,6 +489,7 @@ def create_folder(folder: Path, *, is_comparison: bool = False) -> list[Path]:
         raise InputError(f"fedpriv init {folder}: exists already; give another name")
     source, sections = resources.files(__package__) / "starter", _make_starter_sections(name)
     files = _COMPARISON_FILES if is_comparison else _STARTER_FILES
+    # The files are written to a hidden folder, which is then renamed.
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))

@@ -101,9 +101,10 @@ class ColumnSummary:
     def describe(self) -> str:
         """Describe the column's values, missing cells and remedies in a line.
 
-        A column with odd cells shows the first of them.  A column of numbers shows its range.  A column of words
-        shows up to eight of the most frequent ones, and a remedy if at least 90 % of the words are dates, or
-        numbers with commas.  If words are not listed, only their number is shown.
+        A column of numbers shows its range, and how limits and percents in it are read.  A column of words shows
+        their number and up to eight of the most frequent ones, if words are listed.  It shows a remedy if at least
+        90 % of the words look like dates, or like numbers with commas.  A column with odd cells shows the first of
+        them.
         """
         gaps = f", {self.missing} missing" if self.missing else ""
         if self.odd_cells:
@@ -120,7 +121,10 @@ class ColumnSummary:
         return f"{self.distinct} words{': ' * bool(examples)}{examples}{more}{gaps}{remedy}"
 
     def _describe_marks(self) -> str:
-        """Describe how detection limits and percents among the numbers are read, or return ""."""
+        """Describe how detection limits and percents among the numbers are read, or return "".
+
+        A detection limit is a number after "<" or the like.  Only listed texts are looked at (`words`).
+        """
         limits = [word for word in self.words if _LIMIT.fullmatch(word)]
         percents = [word for word in self.words if _PERCENT.fullmatch(word)]
         text = f"; limits such as {sanitize_line(limits[0], 30)} are read as the limit" if limits else ""
@@ -168,9 +172,9 @@ def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSu
     """Summarize a column as numbers, as numbers with some odd cells, or as words.
 
     A column of numbers has no other cells but missing ones, and is not made of "true" and "false".  A column of
-    numbers with odd cells has at least 10 distinct numbers, and at most a tenth of its cells that are not missing
-    are no numbers.  All other columns are words.  A summary of odd cells has no span, so that its column does not
-    become features.
+    numbers with odd cells has at least 10 distinct numbers, and less than a tenth of its cells that are not
+    missing are no numbers.  All other columns are words.  A summary of odd cells has no span, so that its column
+    does not become features.
 
     Args:
         table: The table, which locates the rows of odd cells in its file.
@@ -286,6 +290,8 @@ def _parse_number(word: str) -> float:
 
 def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
     """Check that the columns with roles exist, and that each has a single role.
+
+    The column of sites has to have a cell that is not missing.
 
     Args:
         table: The table.

@@ -37,8 +37,9 @@ def describe_format(path: Path, cell_format: CellFormat) -> str:
 def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str | None) -> tuple[RawTable, str]:
     """Return one table of the records of all files, and the name of its column of sites.
 
-    The table has the columns that all files have.  If `site` is None, the site is the name of the file, without
-    its suffixes.
+    The table has the columns that all files have.  If `site` is None, a column of sites is added, with the name of
+    a record's file up to the first dot.  Columns that are not in all files are named in `unreadable`, with the
+    reason.
 
     Args:
         paths: Files, one for each site.
@@ -46,7 +47,8 @@ def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str |
         site: Column of sites in each file, or None.
 
     Raises:
-        InputError: A file cannot be read, two files have one name, or the files share no column.
+        InputError: A file cannot be read, two files have one name up to its first dot, or the table would have a
+            single column or none.
     """
     tables = [read_raw_table(path, cell_format) for path, cell_format in zip(paths, formats, strict=True)]
     stems = [path.name.split(".")[0] for path in paths]

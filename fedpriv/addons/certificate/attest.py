@@ -95,9 +95,11 @@ def attest(path: Path, record: Mapping[str, Any], body: str, says: str) -> dict[
         of each of `STATEMENT_PARTS` that the run has, and the signature.
 
     Raises:
-        InputError: If the policy or the ledger cannot be used, a fact cannot be compared, or a release differs.
+        InputError: If the policy, the ledger or the records cannot be used, a fact cannot be compared, or a
+            release differs.
         RunError: If a charge differs, rounds are neither answered nor recorded as missed, another process has the
             ledger locked, or the scenario cannot be planned under the code that the policy permits today.
+        Exception: A record of another shape raises other errors, such as KeyError.
 
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
     that are not those of the scenario's plan, nor for a charge, of the rounds, the first step or the evaluations,
@@ -162,8 +164,8 @@ def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPl
     A part that the run has and the statement lacks, or the reverse, is described as well.  A price of None matches
     a charge whose μ is None, that of a run without noise.
 
-    A charge (μ, slack) is compared with the plan's price at that slack, and not by its ε at the certificate's δ:
-    that ε of a charge with slack is above the plan's own.
+    A charge (μ, slack) is compared, up to rounding, with the plan's price at that slack, and not by its ε at the
+    certificate's δ: that ε of a charge with slack is above the plan's own.
 
     A plan may have two prices: one of the silo's own messages, one of the release made of all silos' messages.
     The policy's trust setting decided which one was charged.  The policy may trust less today than it did in the

@@ -255,7 +255,11 @@ def sign_certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]
 
 
 def format_envelopes(tree: Mapping[str, Any]) -> str:
-    """Format a certificate as DSSE envelopes for other programs, the coordinator's line before the silos'."""
+    """Format a certificate as DSSE envelopes for other programs, the coordinator's line before the silos'.
+
+    An envelope is a line of JSON with a signed document and its signature.  The document of the coordinator is the
+    certificate without this signature, and that of a silo is its statement.
+    """
     document = {name: value for name, value in tree.items() if name != "coordinator"}
     envelopes = [make_envelope(tree["format"], document, tree["coordinator"])]
     for statement in tree["silos"]:
@@ -266,6 +270,8 @@ def format_envelopes(tree: Mapping[str, Any]) -> str:
 
 def read_certificate(path: Path) -> dict[str, Any]:
     """Read a certificate's JSON document without recomputing a figure or checking a signature.
+
+    The result has the keys of the module's table, with values that are not checked except for the format.
 
     Raises:
         InputError: If the file cannot be read, or is no certificate of a known format.
@@ -299,7 +305,7 @@ def verify_certificate(
         require_all_silos: Whether a deployment's certificate without each silo's signature is refused.
 
     Raises:
-        InputError: If the file cannot be read, or is no certificate of this format.
+        InputError: If the file cannot be read, or is no certificate of a known format.
         RunError: If a key is not among `signers`, a signature or a figure is not the expected one, a silo has not
             signed although each has to, `model` is another file or cannot be read, or the document has another
             shape.  The message names the first such fault.
@@ -441,8 +447,9 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
     """Refuse releases that would exhaust a reader's memory, before any of them is expanded.
 
     Participations and clips are stored with numbers of repetitions, and a few bytes could stand for releases of
-    any length.  The sum of the absolute values of all integers of participations, and of all repetitions of clips,
-    is limited to `_MAX_ROUNDS` over all releases.  The number of silos is limited to `_MAX_SILOS`.
+    any length.  The sum of the absolute values of all integers among the values of participations, or in lists
+    that are such values, and of all repetitions of clips, is limited to `_MAX_ROUNDS` over all releases.  The
+    number of silos is limited to `_MAX_SILOS`.
 
     Raises:
         InputError: If a limit is exceeded.
@@ -460,8 +467,8 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
 def _matches(recorded: Any, expected: Any, name: str) -> bool:
     """Whether a recorded value equals the expected one, up to rounding.
 
-    Floating-point figures may differ by 1e-8 of their value.  Figures whose names begin with "epsilon" may be up
-    to 1 % larger.  Dictionaries match key by key, and any other values have to be equal.
+    Floating-point figures, which are 0 or more, may differ by 1e-8 of their value.  Those whose names begin with
+    "epsilon" may be up to 1 % larger.  Dictionaries match key by key, and any other values have to be equal.
 
     Args:
         recorded: Value in the record.
