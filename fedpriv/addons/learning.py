@@ -181,8 +181,8 @@ def _format_points(points: Sequence[str]) -> str:
 def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return sentences on a sweep point's failure to learn, with `_PLACE` for the point's name.
 
-    Scores and losses are means over the point's cells, at least one, which have one seed each.  Other facts, such
-    as the number of classes, are those of the first cell.
+    Scores and losses are means over the point's cells, at least one, which have one seed each.  A number of
+    classes and the share of the commonest class are those of the first cell.
     """
     means = {
         key: statistics.fmean(cell[key] for cell in cells if key in cell)

@@ -1,8 +1,8 @@
 """Commands `fedpriv certify` and `fedpriv silo sign`, and views of a certificate.
 
 A certificate is a signed JSON document on the released model of one cell, which is one run of a sweep.  Its body
-has the record of the cell (scenario, releases, claim) and people's answers.  Each silo adds a signed statement on
-its own privacy budget, under the key "silos".
+has the record of the cell (scenario, releases, claim) and people's answers.  Silos add signed statements on
+their privacy budgets, under the key "silos".
 
 The views show a verified certificate: half a page for a board, a page of all questions, and a model card.  The
 page and the card list questions and answers.  A question that no program can answer has a person's answer, or "to
@@ -286,8 +286,8 @@ _MODEL_NOTE = (
 def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, Any]) -> str:
     """Describe in a sentence the public facts about the data, and who declared them public.
 
-    For a table that the scenario describes, these are the scenario and the policies of silos.  For other data it
-    is fedpriv's own description of the data set, or else the scenario.
+    For a table that the scenario describes, these are the scenario and policies of silos that signed.  For other
+    data it is fedpriv's own description of the data set, or else the scenario.
 
     Args:
         certificate: The certificate, with the silos' statements.

@@ -19,7 +19,7 @@ group of nodes decide the noise for a guarantee μ:
 | name | meaning |
 |---|---|
 | energy E | largest squared displacement of all nodes of the group together, by one record |
-| amplification A | mean over rounds of the sum of squared coefficients of the nodes in the momentum over α |
+| amplification A | mean over rounds of the sum of squared coefficients of the nodes in m_t/α |
 
 One group needs a variance of α² A E/μ², and several with the best shares of the guarantee (α Σ √(A E))²/μ².
 Algorithm 2 has four groups, and each is charged for its own worst record.

@@ -41,8 +41,8 @@ def print_samples(request: SamplesRequest, as_json: bool) -> None:
 
     Args:
         request: Numbers of the command.
-        as_json: Whether plain data is printed in place of a table.  A number of records above 10^18, where the
-            search for the explicit bounds ends, is null there.
+        as_json: Whether plain data is printed in place of a table.  An explicit bound that 10^18 records do not
+            reach is null there.
 
     Raises:
         InputError: A number is out of its range, which is 1 to 10^12 for a dimension, and 10^-6 to 10^6 for others

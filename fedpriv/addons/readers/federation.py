@@ -62,8 +62,9 @@ def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, An
     Keys that the program sets are kept, and the caller writes their values into the scenario afterwards.
 
     * With `clients`, which come in cohorts, silos, samples and epochs are left out.
-    * With `batches` or `batch`, epochs are left out, and the rounds are those of one pass, unless the program sets
-      rounds.  Samples are left out as well with `batches`, or if the program's rounds are fewer than a pass has.
+    * With one value of `batches` or `batch`, epochs are left out, and rounds are those of one pass, unless the
+      program sets them.  Samples are left out as well with `batches`, or if the program's rounds are fewer than
+      those of a pass.
     * Otherwise, if the program sets one number of rounds, or of epochs, every round reads all records.
 
     Args:

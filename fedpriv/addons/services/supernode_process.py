@@ -216,8 +216,8 @@ class SupernodeMonitor:
     def poll(self, *, is_lost: bool = False) -> None:
         """Log the start and the end of an outage of the SuperLink, and certificates that expire soon.
 
-        A silo's node has an outage if it ended or got no answer for 40 s.  Flower's own SuperNode does not report
-        answers, and only its ends are logged.  Certificates are checked once a day.
+        A silo's node has an outage if it is lost or got no answer for 40 s.  Flower's own SuperNode reports no
+        answers, and only its loss is logged.  Certificates are checked at most once a day.
 
         Args:
             is_lost: Whether the node has ended because it lost the SuperLink, or the SuperLink refuses it.

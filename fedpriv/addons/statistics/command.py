@@ -442,7 +442,7 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
 def _print_result(table: TableResult) -> None:
     """Print estimates with intervals, at most 24, and the last value of each survival curve with its band.
 
-    A count below 1.96 standard errors cannot be told from 0, and is printed as "<" and the end of its interval.
+    A count below 1.96 standard errors cannot be told from 0, and is printed as "<" and its interval's high end.
     """
     width = max([1, *(len(estimate.of) for estimate in table.estimates)])
     lines = [[table.name, *([""] * (width - 1)), "", "95 %", "covers"]]

@@ -129,7 +129,7 @@ def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
 
 
 class Executor:
-    """Executor of the tasks of one Runtime API, each of which has a process."""
+    """Executor of one Runtime API's tasks, with a process for each task."""
 
     def __init__(self, address: str, folder: Path, parent: int, types: Sequence[str]) -> None:
         self._address, self._certificate, self._parent, self._types = (
