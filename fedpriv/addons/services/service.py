@@ -5,8 +5,8 @@ cause.  There is one exception: a SuperNode that lost the other side of the netw
 again, without limit.  On request, by SIGTERM or SIGINT, a SuperLink exits with 0, and a SuperNode with 128 plus
 the number of the signal.
 
-The executor, and the node of a silo, write heartbeats to a file while they are at work.  From them and from the
-service's files follows its health, which describes this service only.
+The executor, and the node of a silo, write heartbeats to a file while they are at work.  The service's
+health depends on them and on its files, and describes this service only.
 """
 
 import json

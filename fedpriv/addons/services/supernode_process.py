@@ -150,8 +150,8 @@ def run_supernode(
 def _lock_key(keys: Path | None) -> Iterator[None]:
     """Check certificate and key of a SuperNode, and lock the key for the block.
 
-    No other SuperNode of this machine can then run with the key.  Without `keys` nothing is checked or locked, and
-    on a file system without locks nothing is locked.
+    A second SuperNode on this machine that locks the same file is refused meanwhile.  Without `keys` nothing is
+    checked or locked, and on a file system without locks nothing is locked.
 
     Raises:
         InputError: A file cannot be used, or another SuperNode has the key.

@@ -210,7 +210,7 @@ class SiloNode:
         threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
     def _send_heartbeats(self) -> None:
-        """Send a heartbeat every 10 s, and end the process if one fails: a node without them is offline."""
+        """Send heartbeats, and end the process if one fails, since a node without them is offline."""
         try:
             while True:
                 time.sleep(_HEARTBEAT_SECONDS)
