@@ -1,9 +1,10 @@
 """Findings on runs: models no better than a constant, rising losses, records that no round reads.
 
-`measure_learning` stores with a cell what a constant prediction reaches on its test records.  `describe_findings`
-compares the cell with it, in sentences.
+A cell is one run of a sweep, and the cells of a sweep point differ in their seeds alone.  `measure_learning`
+returns facts that are stored with a cell, such as the loss of the best constant outputs on its test records.
+`describe_findings` compares the cells' scores with these facts, in sentences.
 
-| finding | rule, mostly of the mean over the seeds of a sweep point |
+| finding | rule, mostly about the mean over the seeds of a sweep point |
 |---|---|
 | R² | below 0, that of predicting the mean of the test targets |
 | accuracy | not above the share of the commonest class by two standard errors or 2 points, the smaller |
@@ -13,9 +14,9 @@ compares the cell with it, in sentences.
 | rising loss | after the last round above that after the first evaluated one, by 1 % |
 | outputs | all in 0 … 1 and not all equal, where the loss takes logits |
 | records | some of the training records are read in no round |
-| clipping | of 99.9 % of increments or more in each cell, beside another finding |
+| clipping | of 99.9 % of increments or more in each cell, beside another finding on scores or outputs |
 
-Without a measurement, as where silos evaluate, accuracies are compared with 1 / classes, and the test loss of a
+Without these facts, as where silos evaluate, accuracies are compared with 1 / classes, and the test loss of a
 softmax regression with ln classes, if a table's public description has classes.
 
 Imports: the core.
@@ -58,24 +59,25 @@ _ALL_CLIPPED = 0.999
 
 
 def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] | None) -> dict[str, Any]:
-    """Measure what constant predictions and the start reach on the test records.
+    """Measure what constant predictions, the untrained and the trained model reach on the test records.
 
     The result is empty if silos evaluate the model, or if there is no test loss, no test record or no way to
-    rebuild the model here.  A key is left out where its figure is not known.
+    rebuild the model here.  A key is left out where its figure is not known.  Outputs are those of *sampled*
+    records, every k-th test record, with the least k that leaves at most 10,000.
 
     | key | meaning |
     |---|---|
     | `first` | round and test loss of the first evaluation |
-    | `tests`, `train` | number of test records, and of training records that a simulation has |
-    | `start_and_end` | test loss before round 1, and of the model, on records whose outputs are looked at |
-    | `loss` | test loss of the best constant outputs |
-    | `commonest`, `classes` | share of the commonest class, and number of classes, among test records |
-    | `balanced` | balanced accuracy on records whose outputs are looked at |
-    | `has_unit_outputs` | whether all outputs lie in 0 … 1 although the loss takes logits |
+    | `tests`, `train` | numbers of test and of training records, the latter for simulations of record protection |
+    | `start_and_end` | mean loss of sampled records before round 1, and by the trained model |
+    | `loss` | mean loss of the test records for the best constant outputs |
+    | `commonest`, `classes` | accuracy of always naming a label's commonest class, number of classes in the test |
+    | `balanced` | balanced accuracy of the trained model on sampled records |
+    | `has_unit_outputs` | whether sampled outputs are in 0 … 1 and not all equal, and the loss takes logits |
 
     Args:
-        cell: Cell of the run.
-        outcome: Outcome of the cell.
+        cell: Scenario of the cell.
+        outcome: Outcome of the cell, with the trained parameters.
         first: Round and test loss of the first evaluation, or None.
     """
     if cell.evaluation is not None or not cell.model.row.evaluated or "test_loss" not in outcome.metrics:
@@ -85,7 +87,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
         if task.objective.dimension > outcome.model.size or not len(task.test.labels):
             return {}
         model = make_trained_model(task.objective, outcome.model)
-    except InputError:  # the records are elsewhere, or the model is no module
+    except InputError:  # for example, the records are elsewhere
         return {}
     view = find_labelled_view(task.objective)
     features, labels = task.test if view is None else view.with_labels(task.test)
@@ -116,11 +118,11 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
 
 
 def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
-    """Minimize the mean loss of constant outputs, or return None if the minimum is not finite.
+    """Return the least mean loss of outputs alike for all records, or None if it is not finite.
 
     Args:
         loss: Loss of the model.
-        output: Outputs of one record, (1, …), of which only the shape counts.
+        output: Outputs of one record, (1, …), of which only shape and type count.
         labels: Labels of all test records, (n, …).
     """
     if isinstance(loss, CrossEntropy) and labels.dim() == 1:  # at the shares of the classes
@@ -154,9 +156,10 @@ def _are_shares(outputs: Tensor) -> bool:
 
 
 def describe_findings(results: Results) -> list[str]:
-    """Describe in sentences where a run learnt nothing, or not from all records.
+    """Describe a run's findings (table of this module) in sentences, or return [] without any.
 
-    A sentence on sweep points names up to three of them.  The list is empty without a finding.
+    A sentence that holds for several sweep points is there once, and names up to three of them.  Sentences on
+    records that no round reads come last.
     """
     points_by_sentence = dict[str, list[str]]()
     for point in sweep_points(results):
@@ -180,7 +183,11 @@ def _format_points(points: Sequence[str]) -> str:
 
 
 def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the findings on the cells of a sweep point, with a mark for its name."""
+    """Return sentences on a sweep point's failure to learn, with `_PLACE` for the point's name.
+
+    Scores and losses are means over the point's cells, at least one, which have one seed each.  A number of
+    classes and the share of the commonest class are those of the first cell.
+    """
     means = {
         key: statistics.fmean(cell[key] for cell in cells if key in cell)
         for key in ("test_r2", "test_loss", "test_accuracy", "test_balanced_accuracy")
@@ -220,13 +227,16 @@ def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 def _compare_with_constant(
     cells: Sequence[Mapping[str, Any]], means: Mapping[str, float], facts: Mapping[str, Any]
 ) -> list[str]:
-    """Return reasons why means are no better than those of constants on the same test records."""
+    """Return reasons why the cells' mean scores are no better than those of a constant prediction.
+
+    Means are by name.  `facts` of the first cell have the accuracy of naming the commonest class always.
+    """
     reasons, losses = (
         list[str](),
         [cell["learning"]["loss"] for cell in cells if "loss" in cell.get("learning", {})],
     )
     if (share := facts.get("commonest")) is not None:
-        error = math.sqrt(share * (1.0 - share) / facts["tests"])
+        error = math.sqrt(share * (1.0 - share) / facts["tests"])  # standard error of a share of the test records
         if means["test_accuracy"] <= share + min(2.0 * error, _MARGIN):
             reasons.append(
                 f"accuracy is not clearly above the {100.0 * share:.1f} % of always naming the commonest class"
@@ -247,7 +257,10 @@ def _compare_with_constant(
 
 
 def _compare_with_guessing(cell: Mapping[str, Any], means: Mapping[str, float]) -> list[str]:
-    """Return reasons why means are no better than guessing among a table's public classes."""
+    """Return reasons why mean scores, by name, are no better than guessing among a table's classes.
+
+    The classes are those of the table's public description, without which there is no reason.
+    """
     scenario = cell["scenario"]
     classes = _class_count(scenario.get("data", {}))
     if classes == 0:
@@ -277,7 +290,10 @@ def _class_count(data: Mapping[str, Any]) -> int:
 
 
 def _describe_unread(results: Results) -> list[str]:
-    """Describe the training records that no round reads, of the samples asked for or else of all."""
+    """Describe in sentences how many training records no round reads.
+
+    They are counted among the records that `federation.samples` asks for, or else among all, if that is known.
+    """
     sentences = []
     if unread_counts := [cell["unread"] for cell in results.cells if cell.get("unread")]:
         sentences.append(

@@ -1,9 +1,12 @@
 """Commands `fedpriv certify` and `fedpriv silo sign`, and views of a certificate.
 
-The views are half a page for a board, a page of all questions, and a model card.  All views are made of the
-verified JSON document alone, and name its file.  The page and the card are lists of questions and answers.  A
-question that no program can answer has a person's answer, or "to be filled in by …".  No text of this program
-claims compliance with a law.
+A certificate is a signed JSON document on the released model of one cell, which is one run of a sweep.  Its body
+has the record of the cell (scenario, releases, claim) and people's answers.  Silos add signed statements on
+their privacy budgets, under the key "silos".
+
+The views show a verified certificate: half a page for a board, a page of all questions, and a model card.  The
+page and the card list questions and answers.  A question that no program can answer has a person's answer, or "to
+be filled in by …".  Each view says that it states no compliance with a law.
 
 The questions follow the subjects of NIST SP 800-226 (2025), of SATRE 3.3.09 (a record of the criteria for each
 released output), and of tier 3 of the OpenDP registry of deployments.
@@ -281,10 +284,13 @@ _MODEL_NOTE = (
 
 
 def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, Any]) -> str:
-    """Describe by whom ranges and vocabularies of the data were declared public, in a sentence.
+    """Describe in a sentence the public facts about the data, and who declared them public.
+
+    For a table that the scenario describes, these are the scenario and policies of silos that signed.  For other
+    data it is fedpriv's own description of the data set, or else the scenario.
 
     Args:
-        certificate: The certificate, whose silos may have a policy that declares the table public.
+        certificate: The certificate, with the silos' statements.
         data: Section [data] of the scenario.
     """
     table = data.get("table")
@@ -429,7 +435,11 @@ def _format_html(certificate: VerifiedCertificate, kind: str, files: str, parts:
 
 
 def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> dict[str, list[str]]:
-    """Return the sentences of the page for a board by heading, where an empty sentence is left out."""
+    """Return the sentences of the page for a board, by heading.
+
+    A sentence that does not apply is an empty text here, which the page leaves out.  `statement` is the privacy
+    statement on the certified cell.
+    """
     body, record = certificate.body, certificate.body["record"]
     open_questions = [
         name.replace("_", " ") for name in sorted(RESPONSIBLE_PEOPLE) if not body["people"].get(name)
@@ -488,7 +498,11 @@ _DECISIONS = {
 
 
 def _describe_guesses(certificate: VerifiedCertificate) -> list[str]:
-    """Describe how often an attacker guesses right, for a record, several records and a test record."""
+    """Describe in sentences how often an attacker's guess is right at most.
+
+    The guesses are about one protected unit and, as far as the certificate has figures for them, about several
+    records of a person and about a test record.  A run without noise has a single sentence.
+    """
     claim, record = certificate.claim, certificate.body["record"]
     if claim is None:
         return ["Everything: the run adds no noise, and nothing is guaranteed."]
@@ -515,7 +529,10 @@ def _share_of_cases(probability: float) -> str:
 
 
 def _describe_all_runs(silo: Mapping[str, Any]) -> str:
-    """Describe the best guess from all runs of a silo together, or return "" if there is one run."""
+    """Describe the best guess from all runs of a silo together, or return "" for fewer than two runs.
+
+    The silo's statement has the runs' composed charge: they are μ-GDP, but for a probability, the slack.
+    """
     total_budget = silo["training"]["spent"]
     if total_budget["runs"] < 2:
         return ""
@@ -532,9 +549,9 @@ def _describe_all_runs(silo: Mapping[str, Any]) -> str:
 def format_model_card(certificate: VerifiedCertificate) -> str:
     """Format the model card as Markdown, with the metadata block that model hubs read.
 
-    The card has the first line, on who signed, the title, the claim with its unit (none for a run without noise),
-    and all questions and answers of the page.  Titles, questions and answers are escaped, because other parties
-    may have written them.
+    The first line says who signed, or that this is a simulation.  Then come the title, the claim with its unit
+    (none for a run without noise), and the questions and answers of the page.  Titles and answers are escaped,
+    because other parties may have written them.
     """
     run, record = certificate.body["run"], certificate.body["record"]
     lines = [
@@ -595,25 +612,25 @@ def certify(
 ) -> None:
     """Write a run's certificate into its folder, with its views unless it is an unsigned draft.
 
-    The views are the half page for a board, the page and the model card.  A draft is a deployment's certificate
-    without any silo's signature.  With the views, the run's RO-Crate, which describes the files of the folder, is
-    written anew.  DSSE envelopes are always written.  The outcome is printed, beginning with the coordinator's
-    public key.
+    A draft is a deployment's certificate without any silo's signature.  The signatures are also written as DSSE
+    envelopes, a form for other programs.  The views are the half page for a board, the page and the model card.
+    With the views, the run's RO-Crate, which describes the files of the folder, is written anew.  The printed
+    outcome begins with the coordinator's public key.
 
     Args:
         folder: Folder of the run.
         key: File of the coordinator's key, which is made if it is missing.
-        cell: Number of the certified cell, or None if the run has a single one.
+        cell: Number of the certified cell, or None if the run has a single finished one.
         people: TOML file with people's answers, or None.
-        answers: Further answers as "KEY=TEXT".
+        answers: Further answers as "KEY=TEXT", which replace those of the file.
         silos: Files of the statements that silos have signed.
 
     Raises:
-        InputError: If the run, an answer, the key or a silo's file cannot be used.
-        RunError: If the run's claim is not what releases and scenario give, or a silo's statement or signature is
-            not that of this certificate.
+        InputError: If the run, an answer, the key or a silo's file cannot be used, or a silo signed another body.
+        RunError: If the run's claim is not what releases and scenario give, or the written certificate fails its
+            verification, for example by a silo's wrong signature.
     """
-    # The body is complete and recomputed before anything is written.
+    # The body is complete, and its figures are recomputed, before anything is written.
     results, audit = read_claims(folder), load_audit(folder)
     further_keys = {
         "audit": None if audit is None else dataclasses.asdict(audit),
@@ -629,7 +646,7 @@ def certify(
     )
     path = folder / CERTIFICATE_FILE
     write_bytes(path, sign_certificate(body, silo_statements, coordinator_key))
-    # The written file is verified, with the keys that the statements name.
+    # The written file is verified, with the silos' keys that their statements name.
     certificate = verify_certificate(
         path,
         {COORDINATOR: coordinator_key.public_key(), **silo_keys},
@@ -653,7 +670,10 @@ def certify(
 
 
 def sign(policy: Path, path: Path, out: Path | None) -> None:
-    """Write a silo's signed statement, after recomputing the certificate from ledger and scenario.
+    """Sign a certificate as a silo, and write the signed statement into a file.
+
+    First the certificate's figures are recomputed from its releases and scenario.  Then the releases and the
+    silo's charges for them are compared with the plan of the scenario in the silo's ledger (`attest`).
 
     Args:
         policy: The silo's policy.
@@ -661,8 +681,8 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
         out: File of the statement, or None for silo-N.json beside the certificate.
 
     Raises:
-        InputError: If the file is no certificate, policy or ledger cannot be used, a fact cannot be compared, or a
-            figure or a release differs.
+        InputError: If certificate, policy, ledger, records or key cannot be used, the ledger has no such run, a
+            fact cannot be compared, or a figure or a release differs.
         RunError: If a charge differs, rounds are neither answered nor recorded as missed, another process has the
             ledger locked, or the scenario cannot be planned under the code that the policy permits today.
     """
@@ -689,10 +709,10 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
 def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
     """Read people's answers by key from a TOML file, overridden by KEY=TEXT answers.
 
-    Texts become single lines of at most 2,000 characters.
+    The first 2,000 characters of a text are read, and become a single line.  Keys are not checked here.
 
     Raises:
-        InputError: If the file cannot be read as TOML, an answer is no text or empty, or has no "=".
+        InputError: If the file cannot be read as TOML, an answer is no text or empty, or a "KEY=TEXT" has no "=".
     """
     people: dict[str, Any] = {}
     if path is not None:

@@ -71,7 +71,7 @@ def certify(
     """Certify a released model: its claim, releases and budgets in one signed JSON, and pages made of it.
 
     Every silo of a deployment signs the draft, by `fedpriv silo sign`. With --verify the exit code is 0 only if
-    those whom you trust signed all of it, and its privacy figures are those that its releases give.
+    the coordinator and a deployment's silos, whom you trust, signed it, and its privacy figures fit its releases.
 
     Examples:
 

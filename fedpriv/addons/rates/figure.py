@@ -1,4 +1,4 @@
-"""Figures whose lines are powers of n: values, fitted exponents, and a drawing on logarithmic axes."""
+"""Figures of rates: lines close to a power of their x, with fitted exponents, on logarithmic axes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -35,9 +35,12 @@ class ExponentFit:
 
 
 def fit_power(pairs: Sequence[tuple[float, float]]) -> ExponentFit | None:
-    """Fit the exponent of y in x to pairs (x, y) of positive numbers, or return None for fewer than two.
+    """Fit the exponent of y ~ x^exponent, or return None for fewer than two pairs.
 
     The fit is by least squares of ln y on ln x.  Its 95 % interval is by Student's t, and infinite for two pairs.
+
+    Args:
+        pairs: Pairs (x, y) of positive numbers, whose x are not all equal.
     """
     if len(pairs) < 2:
         return None
@@ -186,13 +189,14 @@ def draw(figure: RateFigure, path: Path) -> None:
 
 
 def _draw_lines(axes: "Axes", figure: RateFigure) -> None:
-    """Draw lines with their exponents in the legend, then the level and the triangles.
+    """Draw the lines, then the level and the triangles.
 
-    The level is a horizontal line.  A triangle is right-angled, with corners at (x, y), (width · x, y) and above
-    or below the latter, and the slope of its slanted side is the exponent of the theory.
+    A line's label for the legend has its fitted exponent, if there is one.  The level is a horizontal line.  A
+    triangle is right-angled, with corners at (x, y), (width · x, y) and above or below the latter.  Its slanted
+    side is a line y ~ x^exponent, with the exponent of the theory.
 
     Args:
-        axes: Axes of the drawing, which get logarithmic scales.
+        axes: Axes of the drawing, which the caller gives logarithmic scales afterwards.
         figure: Lines, level and triangles.
     """
     for line in figure.lines:

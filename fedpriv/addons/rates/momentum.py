@@ -18,10 +18,10 @@ group of nodes decide the noise for a guarantee μ:
 
 | name | meaning |
 |---|---|
-| energy E | largest squared displacement of all nodes of the group together, by one record of norm 1 |
-| amplification A | mean over rounds of the squared coefficients with which the nodes enter the momentum |
+| energy E | largest squared displacement of all nodes of the group together, by one record |
+| amplification A | mean over rounds of the sum of squared coefficients of the nodes in m_t/α |
 
-One group needs a variance of A E/μ².  Several groups with the best shares of the guarantee need (Σ √(A E))²/μ².
+One group needs a variance of α² A E/μ², and several with the best shares of the guarantee (α Σ √(A E))²/μ².
 Algorithm 2 has four groups, and each is charged for its own worst record.
 
 `count_first` and `count_second` count nodes for the worst record.  `estimate_first` and `estimate_second` take the
@@ -122,8 +122,8 @@ def count_second(records: int, dimension: int, epsilon: float) -> float:
     """Return the noise of Algorithm 2, with the worst record of each group.
 
     The four groups are gradients of the first two epochs, gradients of later ones, differences between epochs, and
-    residuals within one.  Their energies are those of records of norm 1, times the square of the largest change of
-    an increment: 2 for a gradient, 2 η N for a difference, and 2 η times the place in the order for a residual.
+    residuals within one.  Their energies are those of increments of norm 1, times the square of an increment's
+    largest change: 2 for a gradient, 2 η N for a difference, and 2 η times the place in the order for a residual.
     Amplifications of the first three are means over 60 rounds.
 
     Args:
@@ -152,10 +152,10 @@ def estimate_first(records: float, dimension: int, epsilon: float) -> float:
 
 
 def estimate_second(records: float, dimension: int, epsilon: float) -> float:
-    """Return the noise of Algorithm 2 for the mean record.
+    """Estimate the noise of Algorithm 2 by the mean record, which stands for the worst.
 
     The four groups are gradients of the first two epochs, gradients of later ones, differences between epochs, and
-    residuals within one, with the energies and amplifications of the mean record.
+    residuals within one.  Energies of later gradients and of differences are taken over all rounds.
 
     Args:
         records: N.
@@ -171,7 +171,8 @@ def estimate_second(records: float, dimension: int, epsilon: float) -> float:
         4.0 * (step * records) ** 2 * _mean_window_energy(records, rounds),
         4.0 / 3.0 * (step * records) ** 2 * _mean_prefix_energy(records, rounds),  # mean of p² over places is N²/3
     )
-    # A window of N rounds that is i epochs old has the coefficient (y^i - x^i)/(y - x), y = 1-γ, x = (1-α)^N.
+    # A window of N rounds that is i = 1, 2, … epochs old has the coefficient (y^i - x^i)/(y - x), y = 1-γ,
+    # x = (1-α)^N, and `coefficients` is the sum of its squares.
     window, y = _mean_window_amplification(round(records), alpha), 1.0 - mixing
     squares = y * y / (mixing * (2.0 - mixing)) - 2.0 * x * y / (1.0 - x * y) + x**2 / (1.0 - x**2)
     coefficients = squares / (y - x) ** 2
@@ -212,7 +213,8 @@ def _node_energy(records: int, ends: tuple[int, int], stride: int) -> NDArray[np
     """Return each record's energy in the nodes of at most N rounds that end within `ends`.
 
     A node of at most N rounds has a record at most once.  So its energy is (1-α)^(2j) for the record that was read
-    j rounds before its end, and the sum over nodes of a level is a circular convolution over places.
+    j rounds before its end, with an increment of norm 1.  The sum over nodes of a level is a circular convolution
+    over places.
 
     Args:
         records: N.
@@ -242,8 +244,8 @@ def _window_energy(records: int, low: int, high: int) -> NDArray[np.float64]:
 def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return each record's energy in the nodes of all prefixes, for two norms of its increments.
 
-    A node of more than N rounds has a record several times, each time (1-α)^N weaker.  Its rounds more than 60 N
-    before its end are left out.
+    A node of more than N rounds may have a record several times, with a factor (1-α)^N for each epoch further
+    back.  Rounds more than 60 N before a node's end are left out.
 
     Args:
         records: N.
@@ -270,9 +272,9 @@ def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], ND
 
 
 def _prefix_amplification(rounds: int, alpha: float) -> float:
-    """Return the mean over t of the squared coefficients of the nodes of the prefix 1 … t.
+    """Return the mean over t = 1 … T of the sum of squared coefficients of the nodes of the prefix 1 … t.
 
-    At most the first 2^22 rounds count.  With 2^k the lowest binary digit of t, round t has the nodes of round
+    At most the first 2^22 rounds count.  With 2^k the lowest binary one of t, round t has the nodes of round
     t - 2^k, decayed by 2^k rounds, and one more of 2^k rounds.
 
     Args:
@@ -289,9 +291,9 @@ def _prefix_amplification(rounds: int, alpha: float) -> float:
 
 
 def _nodes(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last rounds of the largest nodes that compose the rounds first … last, from 1.
+    """Yield the first and last rounds of the fewest nodes that together are the rounds first … last.
 
-    A node of level k begins at round 1 plus a multiple of 2^k.
+    Rounds are counted from 1.  A node of level k has 2^k rounds, and begins at round 1 plus a multiple of 2^k.
     """
     while first <= last:
         # The number of zeros at the end of first - 1 in binary digits, or a large number for round 1.
@@ -310,14 +312,13 @@ def _window_square(first: int, last: int, alpha: float) -> float:
 def _window_amplifications(records: int, rounds: int) -> tuple[float, float, float]:
     """Return the amplifications of early gradients, later gradients and differences.
 
-    They are means over 60 rounds, which seed 0 draws.
+    They are means over 60 rounds, which seed 0 draws.  Early gradients are those of the first two epochs.
 
     Round t is r rounds after the end of epoch q.  Its momentum has the gradients of the first r rounds, decayed,
-    and windows of N rounds that are i = 1, 2, … epochs old.  A window that ends in the first two epochs has early
-    gradients, and the others have later ones.  With y = 1 - γ and x = (1-α)^N, a window that is i epochs old has
-    the coefficient (y^i - x^i)/(y - x), times γ for gradients and y for differences.  The oldest window
-    has the factor 1 for gradients, and no differences.  Other windows that are more than about 40/γ epochs old are
-    left out.
+    and windows of N rounds that are i = 1 … q epochs old, of which the latest ends at t.  A window that ends in
+    the first two epochs counts as early.  With y = 1 - γ and x = (1-α)^N, a window that is i epochs old has the
+    coefficient (y^i - x^i)/(y - x), times γ for gradients and y for differences.  The oldest one has the factor 1
+    for gradients, and no differences.  Other windows that are more than about 40/γ epochs old are left out.
 
     Args:
         records: N.
@@ -355,8 +356,9 @@ def _mean_window_energy(records: float, rounds: float, stride: int = 1) -> float
 def _mean_prefix_energy(records: float, rounds: float) -> float:
     """Return the mean record's energy in the nodes of all prefixes, approximately.
 
-    Nodes of at most N rounds are counted by `_mean_window_energy`.  A longer node has a record in each of its
-    epochs, and is counted as if these were many, or with three quarters of that up to 3 N rounds.
+    Its increments have norm 1.  Nodes of at most N rounds are counted by `_mean_window_energy`.  A longer node has
+    a record about once in each of its epochs, and is counted as if these were many, or with three quarters of that
+    up to 3 N rounds.
 
     Args:
         records: N.
@@ -395,8 +397,8 @@ def crossing(first: Callable[[float], float], second: Callable[[float], float], 
     Args:
         first: Function of N.
         second: Function of N.
-        low: Exponent of ten at which `first` is above.
-        high: Exponent of ten at which `first` is below.
+        low: Exponent of ten at which `first` is above `second`.
+        high: Exponent of ten at which `first` is at most `second`.
 
     Raises:
         InputError: `first` is not above at the lower power, or is above at the higher one.
@@ -410,16 +412,17 @@ def crossing(first: Callable[[float], float], second: Callable[[float], float], 
 
 
 def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
-    """Return noise and bounds of Algorithms 1 and 2 for 10³ to 10¹² records.
+    """Return the figure of the noise and the bounds of Algorithms 1 and 2, for 10³ to 10¹² records.
 
-    Only powers of ten N count for which Theorem 6 has at least N rounds, and Theorem 9 at least 4 N.
+    Lines have values at the powers of ten N for which Theorem 6 has at least N rounds, and Theorem 9 at least 4 N.
+    A line of gradient descent, and exact counts at up to two small N, stand beside them.
 
     Args:
         dimension: d.
         epsilon: ε at δ = 1e-5.
 
     Raises:
-        InputError: Fewer than three of the powers of ten count, or two lines whose crossing is noted do not cross.
+        InputError: Fewer than three powers of ten have enough rounds, or a crossing of the notes is not found.
     """
     sizes = [n for n in log_space(1e3, 1e12, 1) if second_rounds(n, dimension, epsilon) >= 4.0 * n]
     sizes = [n for n in sizes if first_rounds(n, dimension, epsilon) >= n]
@@ -532,11 +535,12 @@ def max_node_weights(rounds: int, rounds_per_epoch: int, decay: float, level: in
 
 
 def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_nodes: bool = False) -> float:
-    """Bound the squared norm of a record at clip 1 over all permutations of all epochs, in O(T N).
+    """Bound the squared norm of a record in all nodes at clip 1, over all permutations of all epochs.
 
-    A node of at most N rounds meets two epochs at most, so that the largest sum over these nodes follows exactly
-    by dynamic programming over the record's position in the last epoch.  A longer node counts with the square of
-    `max_node_weights`.
+    A record's weight in a node that ends at round z is Σ decay^(z-i) over its rounds i in the node, and its
+    squared norm is the sum of its squared weights.  A node of at most N rounds meets two epochs at most.  So the
+    largest sum over these nodes follows exactly by dynamic programming over the record's position in the last
+    epoch.  A longer node counts with the square of `max_node_weights`.
 
     Guarantee: no sequence of permutations has a record of a larger `visited_squared_norms`, so that noise for this
     bound can be planned before a seed is known.
@@ -545,7 +549,7 @@ def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_n
         rounds: T.
         rounds_per_epoch: N.
         decay: Decay per round.
-        all_nodes: Whether right halves are counted, too.
+        all_nodes: Whether all nodes of a level count, or every second one, the left halves, which make prefixes.
 
     Example:
         >>> bound_over_orders(rounds=4, rounds_per_epoch=2, decay=1.0)

@@ -2,7 +2,7 @@
 
 The papers are those of Reshef & Levy, of Kornowski, Liu & Talwar, and of Choquette-Choo, Ganesh & Thakurta.
 Functions whose names end with `_figure` return a `RateFigure`: lines on logarithmic axes with their exponents,
-triangles that show the exponents of the theory, tables and notes.  Numbers of Reshef & Levy are for their
+tables, notes, and possibly triangles that show exponents of the theory.  Numbers of Reshef & Levy are for their
 experiment on MNIST: β = 392.5 (smoothness), L = √1570 (Lipschitz constant), D = 0.1 (diameter of the models),
 d = 7,850 (parameters) and δ = 1e-5, with |S| records at M silos.  Those of Choquette-Choo et al. are for
 scenarios/complexity-table.toml.
@@ -60,8 +60,9 @@ def gradients_of_appendix_f(records: float, silos: float, epsilon: float) -> flo
 def gradient_figure() -> RateFigure:
     """Return gradients against |S| for DP-μ²-FL and for Appendix F, at ε = 1, 8 and that of ρ = 4.
 
-    DP-μ²-FL reads 2|S| - M gradients, whatever ε is.  The paper's ρ is the μ of Gaussian DP.  Lines of Appendix F
-    are fitted from 10^5 records on, since the exponent 3/2 holds for many records only.
+    M is 10.  DP-μ²-FL reads 2|S| - M gradients, whatever ε is.  The paper's ρ is the μ of Gaussian DP.  Lines of
+    Appendix F are fitted from 10^5 records on, since the exponent 3/2 holds for many records only.  A table has
+    multiples at other M.
     """
     sizes = log_space(1e3, 1e7)
     epsilons = {"1": 1.0, "8": 8.0, "24.4 (ρ = 4)": epsilon_of(4.0, _DELTA)}
@@ -105,9 +106,9 @@ def gradient_figure() -> RateFigure:
 def samples_figure(epsilon: float = 1.0) -> RateFigure:
     """Return the records of Table 1 of Kornowski et al. against d, at α = 0.5, β = 0.3, L = Φ = 1.
 
-    The results are for a Goldstein measure, the smallest norm of a weighted mean of gradients within the radius
-    2α, of at most β.  L is the Lipschitz constant, and Φ bounds the decrease of the loss.  Triangles stand near
-    the dimension 2^15, the entry 12 of each row.
+    A result is the number of records for a Goldstein measure of at most β: the smallest norm of a weighted mean of
+    gradients within the radius 2α.  L is the Lipschitz constant, and Φ bounds the decrease of the loss.  Triangles
+    stand near the dimension 2^15, the entry 12 of a row.
 
     Args:
         epsilon: ε.
@@ -171,9 +172,9 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
     γ = 0.05.  The noise is that of a binary tree over the rounds: the sum up to round t + 1 has as many nodes as
     t + 1 has binary ones, each with the noise σ = √(levels of the tree) / (B μ).
 
-    With η_t = t + 1 for t = 0 … T-1 and η_{0:t} their sum, both bounds are a mean of terms with weights η_{0:t},
-    and a multiple of β R² over η_{0:T-1}.  The terms hold ‖b_t‖ = √(d · nodes) σ/β of the noise, and
-    q_t = 2 √(3 η_t ln(6 T/γ)/B) of the sampling.
+    With η_t = t + 1 for t = 0 … T-1 and η_{0:t} = η_0 + … + η_t, both bounds are Σ_t η_{0:t} (term of round t),
+    plus a multiple of β R², over η_{0:T-1}.  The terms have ‖b_t‖ = √(d · nodes) σ/β of the noise, and q_t =
+    2 √(3 η_t ln(6 T/γ)/B) of the sampling.
 
     The versions by the proofs differ from the printed ones (docs/errata.md).  The printed Theorem 3 has lost a
     ‖b_t‖, and has a β too many in its first bracket.  The printed Theorem 15 lacks 1/η_{0:t} in 3 β ‖b_t‖ R.  The
@@ -214,8 +215,8 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
 def single_epoch_figure() -> RateFigure:
     """Return the bounds of Theorems 3 and 15 against n = 2^12 … 2^30, with T = n^(1/4) rounded.
 
-    Dotted lines are the printed bounds, and solid ones those by the proofs.  The level is L R, the Lipschitz
-    constant times the radius of the ball of models.
+    Dotted lines are the printed bounds, and solid ones those by the proofs (`theorems_3_and_15`).  The level is
+    L R, the Lipschitz constant times the radius of the ball of models.
     """
     sizes = {float(2**power): round(2.0 ** (power / 4)) for power in range(12, 31)}
     cells = {n: theorems_3_and_15(AcceleratedSetting(int(n), rounds)) for n, rounds in sizes.items()}
@@ -264,7 +265,7 @@ def print_rates(paper: str, plot: Path | None, as_json: bool) -> None:
         as_json: Whether plain data is printed in place of tables.
 
     Raises:
-        InputError: The paper is not known, or the file cannot be written.
+        InputError: The paper or the file's ending is not known, or the file cannot be written.
     """
     if paper not in FIGURES:
         raise InputError(f"PAPER = {paper}: known are {', '.join(FIGURES)}{suggestion(paper, FIGURES)}")

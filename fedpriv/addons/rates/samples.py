@@ -35,16 +35,18 @@ class SamplesRequest:
 
 
 def print_samples(request: SamplesRequest, as_json: bool) -> None:
-    """Print the records that each result needs, for every dimension and ε.
+    """Print how many records each result needs, for every dimension and ε.
+
+    The results are those of the paper's Table 1, and explicit bounds with all constants.
 
     Args:
         request: Numbers of the command.
-        as_json: Whether plain data is printed in place of a table.  A number of records beyond the search of the
-            explicit bounds is null there.
+        as_json: Whether plain data is printed in place of a table.  An explicit bound that 10^18 records do not
+            reach is null there.
 
     Raises:
-        InputError: A number is out of its range, which is 1 to 10^12 for the dimension, and 10^-6 to 10^6 for
-            others but δ.
+        InputError: A number is out of its range, which is 1 to 10^12 for a dimension, and 10^-6 to 10^6 for others
+            but δ.
     """
     public = {
         "target": [request.target],
@@ -139,10 +141,10 @@ def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> di
 
 
 def _find_min_records(bound: Callable[[int], float], target: float) -> float:
-    """Return the smallest n at which the bound is at most the target, or at most about a hundredth more.
+    """Return the smallest n of at least 3 at which the bound is at most the target, or about 1 % more.
 
-    The search doubles n from 4 and then bisects, so it presumes that the bound falls in n.  The result is 3 or
-    more, and infinity if 10^18 records do not suffice.
+    The search doubles n from 4 and then bisects, so it presumes that the bound falls in n.  The result is infinity
+    if 10^18 records do not suffice.
 
     Args:
         bound: Function of the number of records n.

@@ -12,15 +12,15 @@ and T_k the smallest number whose r_k is at most the target.  Then
     T = T_{k-1} (T_k/T_{k-1})^f,   f = ln(r_{k-1}/target)/ln(r_{k-1}/r_k)
 
 An exponent is the least-squares slope of ln(value) on ln(n), with two 95 % intervals: by Student's t, and by 400
-draws of the seeds with replacement.  A value counts in the fit only if it is neither at its start nor at a floor.
-With `smallest` the start is the sweep's least number of rounds, and a floor is a target that no number reaches.
-Without it they are the keys `start` and `floor` of the section.
+draws of the seeds with replacement, if there are several seeds.  A value counts in the fit only if it is neither
+at its start nor at a floor.  With `smallest` the start is the sweep's least number of rounds, and a floor is a
+target that no number reaches.  Without it they are the keys `start` and `floor` of the section.
 
 Keys of the section: `along` is the swept key of n, `by` that of the compared values, which have a line each, and
-`smallest` that of the rounds.  `metric` is the measured figure.  `over` says whether the best or the worst point
-counts, where the best has the smallest mean.  Seeds of `chosen_on` count for no mean but those by which the point
-is chosen without `smallest`.  `theory` has an exponent for some values of `by`.  A point is one value of each
-swept key, and its cells are its runs, one a seed.
+`smallest` that of the rounds.  `metric` is the measured figure.  Without `smallest`, `over` says whether the best
+or the worst point counts, where the best has the smallest mean.  Seeds of `chosen_on` serve that choice, and count
+for no value.  `theory` has an exponent for some values of `by`.  A point is one value of each swept key, and its
+cells are its runs, one a seed.
 """
 
 import math
@@ -127,7 +127,7 @@ def find_values(results: Results, scaling: Growth) -> list[ScalingLine]:
 def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
     """Estimate the values at all n for one value of `by`, and fit their exponent.
 
-    Seeds of `chosen_on` count for no value.  If one seed is left there are no draws, and spreads are 0.
+    Seeds of `chosen_on` count for no value.  With fewer than two others there are no draws, and spreads are 0.
 
     Args:
         results: Results of the run.
@@ -156,8 +156,8 @@ def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
 def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Size:
     """Collect the sweep points that have finished cells and these values of the `fixed` keys.
 
-    The value of `scaling.along` is n.  Dimension and ε of the target are those of the last point, and the target
-    is NaN without a factor or without points.
+    The value of `scaling.along` is n.  Dimension and ε, for the target, are those of the first cell of the last
+    point.  The target is NaN without a factor or without points.
 
     Args:
         results: Results of the run.
@@ -179,15 +179,16 @@ def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Siz
 
 
 def _estimate(scaling: Growth, size: Size, seeds: Sequence[int]) -> Value:
-    """Return the value at one n over these seeds, which may occur several times.
+    """Estimate the value at one n by these seeds, which may occur several times.
 
-    It is None without finished cells.  Without `smallest` the best or worst point is chosen on the seeds of
-    `chosen_on`, or else on these seeds, and the value is its mean over these seeds.
+    With `smallest` it is a number of rounds (`_interpolate`).  Without, it is the mean metric over `seeds` of the
+    best or worst point, which is chosen by its mean over the seeds of `chosen_on`, if there are any, or else over
+    `seeds`.  The value is None without finished cells.
 
     Args:
         scaling: Section [scaling].
         size: Points at this n, and their target.
-        seeds: Seeds of a mean.
+        seeds: Seeds whose cells are averaged.
     """
     if not size.points:
         return Value(None, is_fitted=False)
@@ -203,9 +204,9 @@ def _estimate(scaling: Growth, size: Size, seeds: Sequence[int]) -> Value:
 def _interpolate(size: Size, seeds: Sequence[int]) -> Value:
     """Return the interpolated number of rounds at which the mean metric reaches the target.
 
-    The interpolation is that of this module's formula, with T_k and T_{k-1} as `after` and `before`.  If r_{k-1}
-    is infinite or r_k is not positive, the number is T_k.  It is None if no number of rounds reaches the target,
-    and is not fitted if the least one does.
+    A number of rounds counts with its best point, which has the smallest mean.  The interpolation is that of this
+    module's formula, with T_k and T_{k-1} as `after` and `before`.  If r_{k-1} is infinite or r_k is not positive,
+    the number is T_k.  It is None if no number of rounds reaches the target, and is not fitted if the least does.
 
     Args:
         size: Points at one n, and their target.
@@ -250,8 +251,8 @@ def _half_width(values: Sequence[float | None]) -> float:
 def scaling_table(results: Results) -> TextTable:
     """Return the table of a run's [scaling]: a row for each value of `by`, and a column for each n.
 
-    The last columns are the fitted exponent, its interval over draws of the seeds and that of theory, with
-    `smallest` also the exponent of gradient evaluations.
+    The last columns are the fitted exponent with its interval by Student's t, its interval over draws of the
+    seeds, the exponent of the theory, and with `smallest` the fitted exponent of gradient evaluations.
 
     Raises:
         InputError: A key of the section is not swept.
@@ -297,8 +298,8 @@ def _format_entry(value: Value, scaling: Growth) -> str:
 def scaling_chart(results: Results) -> Chart | None:
     """Return the chart of a run's [scaling], or None for a run without the section.
 
-    It shows values with 95 % intervals, fitted lines, and a grey triangle for each different exponent of the
-    theory.
+    It shows values with 95 % intervals, fitted lines, and a grey triangle for each different exponent that the
+    theory has for a fitted line.
 
     Raises:
         InputError: A key of the section is not swept.
@@ -330,10 +331,10 @@ def scaling_chart(results: Results) -> Chart | None:
 
 
 def _fitted_line(line: ScalingLine, look: Look) -> list[Series]:
-    """Return the fitted line, and a triangle with the theory's exponent near its right end.
+    """Return the fitted line, and a triangle with the theory's exponent near its last value.
 
-    There is no line without a fit, and no triangle without an exponent of the theory.  The triangle begins a fifth
-    below the line, and is a factor 3 wide.
+    The result is empty without a fit, and has no triangle without an exponent of the theory.  The triangle begins
+    a fifth below the line, at a third of the last n, and ends at the last n.
 
     Args:
         line: Values and fit.

@@ -1,6 +1,6 @@
 """Command `fedpriv privacy theorem`: numbers that theorems prescribe.
 
-Leakage is rounded up.  Noise is rounded down if a run has it, and up if a theorem prescribes it.
+In tables, ε and δ are rounded up.  Noise is rounded down if a run has it, and up if a theorem prescribes it.
 
 A sweep point has one value of each key that the scenario sweeps.  The problem is the public numbers from which
 theorems start, such as records and dimension.  A prescription is a theorem's numbers for a run, with the
@@ -46,7 +46,7 @@ def theorem(
     """Print a scenario's numbers beside those of its algorithm's theorems, with the conditions.
 
     Once for every point of the sweep, by its first seed.  Noise is that of a coordinate of one fresh vector, in
-    the mean over silos.
+    the mean over silos, or of one silo in the table of silos.
 
     Examples:
 
@@ -76,8 +76,9 @@ def _print_point(comparison: dict[str, Any]) -> None:
 
     Args:
         comparison: Dictionary that `compare_with_theorems` returns: "algorithm", "point" (swept values),
-            "problem", "scenario" (numbers, or a "refusal"), "silos" (numbers of each silo, or none), "theorems"
-            (name, numbers, conditions and "refusal" of each) and "bound" (of the excess risk, or None).
+            "problem", "scenario" (numbers, or a "refusal", the reason why it cannot be run), "silos" (numbers of
+            each silo, or none), "theorems" (name, numbers, conditions, assumption and "refusal" of each) and
+            "bound" (of the excess risk at the scenario's numbers, or None).
     """
     # Problem: the numbers that the theorems start from.
     swept = ", ".join(f"{key} = {value}" for key, value in comparison["point"].items())
@@ -139,11 +140,14 @@ def _print_conditions(section: dict[str, Any]) -> None:
 
 
 def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str:
-    """Format a value, ε and δ rounded up, other numbers but noise to nearest.
+    """Format a value for a table, a float with up to six significant digits.
+
+    An ε or δ is rounded up, the standard deviation of noise up or down, and another float to nearest.  None is a
+    dash, and any other value is its `str`.
 
     Args:
-        name: Name of the value, which says whether the value is an ε ("epsilon…"), a δ or a "noise std".
-        value: Number or text, or None for a dash.
+        name: Name of the value, which says whether it is an ε ("epsilon…"), a δ ("delta") or noise ("noise std").
+        value: The value.
         is_prescribed: Whether a theorem prescribes the value.  Noise is then rounded up, and the noise of a run is
             rounded down.
     """
@@ -164,14 +168,17 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
     The result has "point" (swept values), "algorithm", "problem" (public numbers that theorems start from),
     "scenario" (numbers of a run, with the measured excess risk if known), "silos" (μ, ε and noise of each silo, if
     they have targets of their own), "theorems" (numbers, conditions, assumption and "refusal" of each) and "bound"
-    (of the excess risk at the scenario's numbers, or None without one).  A "refusal" is the reason why the numbers
-    cannot be run, or None if they can.  A scenario that cannot be run has a "refusal" in place of its numbers.  A
-    Lipschitz constant, smoothness or bound that is infinite is None.
+    (of the excess risk at the scenario's numbers, or None without one).  A theorem's "refusal" is the reason why
+    its numbers cannot be run, or None if they can.  A scenario that cannot be run has such a reason in place of a
+    run's numbers.  A Lipschitz constant, smoothness or bound that is infinite is None.
 
     Args:
         point: The sweep point.
-        gap: Largest decrease of the loss from the start, for theorems whose bound needs it.
-        run: Results folder with the measured excess risk.
+        gap: Largest decrease of the loss from the start, for theorems whose bound needs it, or None.
+        run: Results folder with the measured excess risk, or None.
+
+    Raises:
+        InputError: The data or the results cannot be read, or `gap` is not positive.
     """
     from fedpriv.accounting.gaussian import check_positive
     from fedpriv.plan.plan import excess_risk_bound, make_plan, make_problem

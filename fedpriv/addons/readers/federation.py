@@ -20,14 +20,15 @@ def complete_federation(
 ) -> dict[str, Any]:
     """Return a scenario whose [federation] follows the records, their sites, and the program's settings.
 
+    For records with sites each site becomes a silo, and `data.partition` becomes "site".
+
     Args:
-        tree: Scenario as nested dictionaries, with all training records as `federation.samples` unless the
-            scenario says otherwise.
+        tree: Scenario as nested dictionaries.
         data: Records that a program gives.
         settings: Values that the program sets for the scenario own-data, or None for another scenario.
 
     Raises:
-        InputError: A scenario other than own-data has another number of silos than the records have sites.
+        InputError: The scenario, or for own-data the program, sets another number of silos than there are sites.
     """
     federation = dict(tree.get("federation", {}))
     if settings is not None:
@@ -46,6 +47,7 @@ def complete_federation(
             f"federation.silos = {silos}: the records are of {len(counts)} sites, each of which is a silo; give "
             "that number, or leave it out"
         )
+    # All records are read once an epoch: each silo reads its own in equal batches.
     if federation.get("samples") == sum(counts) and "batch" not in federation:
         rounds_per_epoch = max(1, int(federation.get("rounds", 1)) // int(federation.get("epochs", 1)))
         del federation["samples"]
@@ -57,9 +59,13 @@ def complete_federation(
 def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, Any], units: int) -> dict[str, Any]:
     """Return the section without shipped numbers that the program's numbers contradict.
 
-    * Clients in cohorts have no silos, samples and epochs.
-    * Batches decide how many epochs there are.  A batch decides the rounds, too, unless the program gives them.
-    * Otherwise every round reads all records, if the program gives one number of rounds or of epochs.
+    Keys that the program sets are kept, and the caller writes their values into the scenario afterwards.
+
+    * With `clients`, which come in cohorts, silos, samples and epochs are left out.
+    * With one value of `batches` or `batch`, epochs are left out, and rounds are those of one pass, unless the
+      program sets them.  Samples are left out as well with `batches`, or if the program's rounds are fewer than
+      those of a pass.
+    * Otherwise, if the program sets one number of rounds, or of epochs, every round reads all records.
 
     Args:
         federation: Section of the shipped scenario, with the program's number of records.

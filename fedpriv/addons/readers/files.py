@@ -1,7 +1,7 @@
-"""Convert files of tables to text: compressed files, spreadsheets, and texts in UTF-16.
+"""Convert files of tables to .csv text with commas in UTF-8, which the core reads.
 
-The core reads the text, which is .csv in UTF-8.  Empty rows of a spreadsheet stay, so that a line has the number
-of its row if no cell has an end of line.
+The files are compressed texts, spreadsheets, texts in UTF-16, and texts with other separators or marks in numbers.
+Empty rows of a spreadsheet stay, so that a line has the number of its row if no cell has an end of line.
 """
 
 import codecs
@@ -44,7 +44,14 @@ def read_text(path: Path, cell_format: CellFormat) -> bytes:
 
 @lru_cache(maxsize=1)
 def _convert(path: Path, cell_format: CellFormat, size: int, changed: int) -> bytes:
-    """Convert a file, and convert it again when its size or its time of modification is another."""
+    """Convert a file to .csv with commas, and cache the last result until an argument is another.
+
+    `size` and `changed` (in nanoseconds) are those of the file, so that a changed file is read again.
+
+    Raises:
+        InputError: The file cannot be converted.
+        UnicodeDecodeError: The text has another separator or other numbers, and is not in UTF-8.
+    """
     content = path.read_bytes()
     if path.suffix.lower() == ".xlsx":
         return _rows_as_text(_read_sheet(path, content))
@@ -71,10 +78,11 @@ def find_separator(path: Path) -> str:
 
 
 def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
-    """Return a function that writes a number of this format with a point, and leaves any other text.
+    """Return a function that writes a number of this format with a point, and without marks of thousands.
 
-    A number may have the sign of a detection limit before it, and of percent behind it.  A text that is a number
-    with a point, and none in this format, gets a remark, so that it is not read as a number of another size.
+    A number may have the sign of a detection limit before it, and of percent behind it.  Other texts stay as they
+    are.  Only a text that is a number with a point, and none in this format, gets a remark, so that it is not read
+    as a number of another size.
 
     Guarantee: the function depends on the format alone, so that a record's cells depend on the record alone.
     """
@@ -98,9 +106,9 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
 
 
 def _decode_utf16(content: bytes, path: Path) -> bytes:
-    """Return the text in UTF-8 if it is in UTF-16.
+    """Convert a text in UTF-16 to UTF-8, and return any other content unchanged.
 
-    Such a text begins with a mark of the order of bytes, or has a zero among its first two bytes.
+    UTF-16 is found by a mark of the order of bytes at the start, or by a zero among the first two bytes.
     """
     if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" not in content[:2]:
         return content
@@ -115,6 +123,8 @@ def _decode_utf16(content: bytes, path: Path) -> bytes:
 
 def _read_sheet(path: Path, content: bytes) -> list[list[str]]:
     """Return the rows of a spreadsheet's only sheet with cells, as texts.
+
+    Rows with a text have the length of the widest one, and others are empty.
 
     Raises:
         InputError: openpyxl is not installed, the file is no spreadsheet, or several sheets have cells.
@@ -159,7 +169,7 @@ def _rows_as_text(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _cell_text(value: Any) -> str:
-    """Return a cell's text: numbers without a format, dates without a time of day as year-month-day."""
+    """Return a cell's text: whole numbers below 2^53 without a point, midnights as year-month-day."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -15,11 +15,11 @@ def register_frame(frame: DataFrame) -> str:
     """Copy a DataFrame, and return the table name under which it can be loaded.
 
     The name follows from the content and the user's key (`in_memory_name`), and ends in .parquet, so that it reads
-    as the path of a table.  Later changes of the DataFrame change no run.  Columns that hold no numbers, words or
-    booleans are passed over until they are asked for.
+    as the path of a table.  Later changes of the DataFrame change no run.  Columns that no table can have, such as
+    lists, are passed over until they are asked for.
 
     Raises:
-        InputError: The value has no records, or no column that can be read.
+        InputError: The value has no records or no column that can be read, or the core refuses its column names.
     """
     columns, names, unreadable = _read_columns(frame)
     table, digest = table_from_columns(columns, names, "train", unreadable), hashlib.sha256()
@@ -37,7 +37,8 @@ def _read_columns(frame: Any) -> tuple[dict[str, Any], list[str], dict[str, str]
     """Copy the columns of a DataFrame, together, or one by one if a column cannot be exported.
 
     Returns:
-        The columns with unique names, the names of all columns, and the reason why a column cannot be exported.
+        Columns of unique names, by name, the names of all columns, and reasons by the name of a column that cannot
+        be exported.
     """
     try:
         table = deepcopy(pyarrow.table(frame))  # Arrow alone would share the memory of NumPy's columns

@@ -1,7 +1,8 @@
 """Items of torch Datasets, DataLoaders, Hugging Face data sets and lists, as arrays.
 
-An item is a pair (record, label), a longer tuple, or a dictionary.  `fields` names the parts of a longer item that
-are record and label.  Without `fields`, a dictionary of two entries has its label under a usual name, or last.
+An item is a pair (record, label), a longer tuple, or a dictionary.  `fields` names the parts of an item that are
+record and label.  Without `fields`, a dictionary of two entries has its label under the one usual name that it has
+(`_LABEL_NAMES`), or else last.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -34,8 +35,8 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).
 
     Raises:
-        InputError: There are no items, an item's record or label is not known, or records or labels differ in
-            shape.
+        InputError: The value is no data set of items, has no items, an item's record or label is not known, or
+            records or labels are no arrays of one shape.
     """
     pairs = [_split_item(item, source, fields) for item in _iterate_items(data, source)]
     if not pairs:
@@ -55,7 +56,7 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
 
 
 def _iterate_items(data: Any, source: str) -> Iterable[Any]:
-    """Iterate over items by their numbers if there are numbers, and else in the order of the iterable."""
+    """Return an iterable of the items, and refuse other data, such as arrays, dictionaries and DataFrames."""
     if isinstance(data, Mapping) and all(hasattr(part, "__len__") for part in data.values()):
         names = sanitize_line(", ".join(map(repr, data)), 200)
         raise InputError(f"{source}: is a dictionary of {names}; give one data set of it, or (records, labels)")
@@ -80,7 +81,8 @@ def _split_item(item: Any, source: str, fields: Fields | None) -> tuple[Any, Any
     """Return the record and the label of an item, or of a batch of items.
 
     Raises:
-        InputError: The item lacks a part that `fields` names, or there are no `fields` and the item is no pair.
+        InputError: The item lacks a part that `fields` names, or there are no `fields` and the item is neither a
+            pair nor a dictionary of two entries.
     """
     if fields is not None:
         record_field, label_field = fields
@@ -114,10 +116,12 @@ def _describe_parts(item: Any) -> str:
 
 
 def _join_arrays(values: Sequence[Any], noun: str, source: str, is_batched: bool) -> NDArray[Any]:
-    """Concatenate batches (n, ...), or stack values (...), which have one shape.
+    """Concatenate batches (n, ...), or stack values (...), which have one shape (apart from n).
+
+    Messages name the values by `noun`, and the program's argument by `source`.
 
     Raises:
-        InputError: Shapes differ.  The message names the first two values that do.
+        InputError: A value is no array, or shapes differ.
     """
     arrays = [to_array(value, f"{source}: {noun}") for value in values]
     shapes = [array.shape[1:] if is_batched else array.shape for array in arrays]

@@ -1,6 +1,6 @@
-"""Prepare a module that a program gives: wrappers are taken off, and what cannot be trained is named.
+"""Prepare a program's module: wrappers are taken off, and some modules are refused.
 
-What holds for every model is checked when the model is built (`fedpriv.loss.imported.check_outputs`).
+The outputs of a module are checked later (`fedpriv.loss.imported.check_outputs`).
 """
 
 import copy
@@ -21,7 +21,7 @@ _WRAPPERS = (nn.DataParallel, DistributedDataParallel)
 
 
 def prepare_module(model: Any, labels: NDArray[Any], classes: int | None, loss: Any) -> nn.Module | None:
-    """Return a module that can be copied, without wrappers of several devices.
+    """Return a module that can be copied, without wrappers of several devices, or None without a module.
 
     Args:
         model: Module of a program, or None for the scenario's model.
@@ -62,7 +62,7 @@ def prepare_module(model: Any, labels: NDArray[Any], classes: int | None, loss: 
 
 
 def _describe_value(value: Any) -> str:
-    """Describe a value that is no module, with what would be one."""
+    """Describe a value that is no module for an error message, mostly with what to give in its place."""
     if isinstance(value, type) and issubclass(value, nn.Module):
         return f"and {value.__name__} is the class of one; give an instance, such as {value.__name__}(…)"
     if isinstance(value, Mapping):

@@ -30,11 +30,13 @@ def read_parts(
         fields: Names or positions of an item's record and label, or None.
 
     Returns:
-        Records with labels of both parts, and the sites, or None.  Sites are in the order of the list, or of
-        their sorted names.  Test records that are not split have no sites.
+        The training and the test part, each records (n, ...) and labels (n, ...), and the sites, or None if
+        training records are not split.  Sites are names, and each record's number of its site, in the order of the
+        list, or of the sorted values of `sites`.  Test records that are not split have no such numbers.
 
     Raises:
-        InputError: Records cannot be read, parts differ in shape, or `sites` does not fit the records.
+        InputError: Records cannot be read, silos' parts differ in shape, `sites` does not fit the records, or the
+            list `test` does not fit `train`.
     """
     (train_pair, train_sites), (test_pair, test_sites) = (
         _read_part(part, name, fields) for part, name in ((train, "train"), (test, "test"))
@@ -62,9 +64,12 @@ def read_parts(
 
 
 def _read_part(part: Any, source: str, fields: Fields | None) -> tuple[_Pair, NDArray[np.int64]]:
-    """Return the records and labels of a part, and the silo of each record.
+    """Return the records and labels of a part, and the number of each record's silo, (n,).
 
-    There are no rows of silos for a part that is not split by silo.
+    The numbers are empty, (0,), for a part that is not a list of data sets, one for each silo.
+
+    Raises:
+        InputError: The records cannot be read, or those of two silos differ in shape.
     """
     if not (isinstance(part, list) and part and all(map(_is_data_set, part))):
         return to_record_arrays(part, source, fields), _NO_ROWS

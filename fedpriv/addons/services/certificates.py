@@ -2,7 +2,8 @@
 
 This module makes, reads and checks certificates, warns before they end, and renews them with the authority's key.
 An authority is a key and its certificate (ca.key, ca.crt), with which the SuperLink's certificate (server.pem) is
-signed.  PEM is the text form of certificates and keys.
+signed.  A server that only processes of one machine reach has a certificate that signs itself, as ca.crt and
+server.pem.  PEM is the text form of certificates and keys.
 
 A SuperLink registers the public keys of SuperNodes in the files keys/nodes/silo-N.pub, each until its file is
 removed or has another key.  Revocation removes that file.  A SuperLink notices renewals, revocations and new keys
@@ -239,9 +240,9 @@ class ExpiryMonitor:
         self._paths, self._last_report = paths, float("-inf")
 
     def poll(self) -> None:
-        """Log once a day each certificate that ends within 30 days, and each file without a readable one.
+        """Log certificates that have ended or end within 30 days, and files without a readable one.
 
-        A call within a day after the last report does nothing.
+        The files are read by the first call, and by later ones a day or more after they were read last.
         """
         if time.monotonic() - self._last_report < _DAY_SECONDS:
             return
@@ -275,15 +276,14 @@ def _end_of(path: Path) -> float:
 
 
 def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
-    """Renew server.pem in `key_folder` for at most a year, with the same key and names.
+    """Renew server.pem in `key_folder` for at most a year from now, with the same key and names.
 
-    The authority's ca.key and ca.crt are in `authority_folder`.  The new certificate ends no later than the
-    authority's own, and is valid from an hour ago, for clocks that are late.  It is written over the old one, and
-    returned.
+    The new certificate ends no later than the authority's own, and is valid from an hour ago, for clocks that are
+    late.  It is written over the old one, and returned.
 
     Args:
         key_folder: Folder of a SuperLink with server.pem, and with the ca.crt that silos trust.
-        authority_folder: Folder of the authority.
+        authority_folder: Folder of the authority, with ca.key and ca.crt.
 
     Raises:
         InputError: If the certificate names another authority, or ca.crt in `key_folder` has another one's key, if
@@ -331,8 +331,8 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
 def file_stamps(*paths: Path) -> list[tuple[int, int]]:
     """Return (inode, change time in ns) of each file or folder, to detect that it was changed or removed.
 
-    The change time also shows new permissions, and contents under an old modification time.  What is missing is
-    left out.
+    The change time also shows new permissions, and contents under an old modification time.  What is missing or
+    cannot be looked at is left out.
     """
     stamps = []
     for path in paths:
@@ -345,10 +345,10 @@ def file_stamps(*paths: Path) -> list[tuple[int, int]]:
 def read_registered_keys(keys: Path) -> dict[str, bytes]:
     """Read the registered public keys of SuperNodes (PEM) in keys/nodes, by names of silos such as silo-0.
 
-    A file that cannot be read, or is no key, is left out with a warning, so that it stops no other silo.
+    A .pub file that cannot be read, or is no key, is left out with a warning, so that it stops no other silo.
 
     Raises:
-        InputError: If there is no key, a file has another name, or two silos have the same key.
+        InputError: If there is no key, a .pub file has another name, or two silos have the same key.
     """
     paths = sorted((keys / "nodes").glob("*.pub"))
     unnamed_paths = [path for path in paths if not _SILO_FILE.fullmatch(path.name)]
@@ -418,7 +418,7 @@ class KeyMonitor:
         self._stamps: list[tuple[int, int]] | None = None
 
     def poll(self) -> tuple[list[str], dict[str, bytes]]:
-        """Return the silos whose keys were revoked since the last call, and the new keys (PEM) by silo.
+        """Return the names of silos whose keys were revoked since the last call, and new keys (PEM) by name.
 
         A key that this SuperLink has known before is not new.  Files are read by the first call, and later only if
         one of them or their folder has changed.

@@ -2,8 +2,8 @@
 
 A deployment has a SuperNode and a guard for each silo.  Without an address, SuperLink, SuperNodes and guards are
 started as processes of this machine.  With an address, the app is submitted to a SuperLink whose silos other
-people run.  A token in the run's folder identifies a run, because Flower gives a resubmitted run another number.
-Silos and server resume from ledgers and journal under the same token.
+people run.  A token in the run's folder identifies a run of a deployment, because Flower gives a resubmitted run
+another number.  Silos and server resume from ledgers and journal under the same token.
 
 Each silo of this machine has its own shard, ledger with keys, and policy.  They lie in folders that are made with
 mode 0700, and of a silo's processes only the SuperNode talks to the SuperLink.
@@ -154,7 +154,7 @@ def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
     """Start a SuperLink that admits the SuperNodes of `silos` silos only, whose keys are in home/node-N.
 
     The server's certificate and the SuperNodes' keys are made anew in `home`.  The SuperLink ends with the block,
-    and so do all processes that were started with a Flower home in `home`.
+    and so do the processes of silos, whose Flower homes are in `home`.
 
     Raises:
         RunError: The SuperLink does not start.
@@ -213,15 +213,15 @@ GUARD_SOCKET = "guard.sock"
 
 
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
-    """Write a policy for each silo whose limits suffice for this run, with shards and ledgers.
+    """Write a policy for each silo, with limits that suffice for this run, and missing shards and ledgers.
 
-    A shard has the silo's training records, and its held-out test records, if any, for evaluations.  Shard and
-    ledgers of a silo that has one of them are not changed, because the ledgers record earlier releases.  A shard
-    is a table (.csv) if the model reads raw cells of a table, and otherwise a file of arrays (.npz).
+    A shard has the silo's training records, and test records if the silo has any.  It is a table (.csv) if the
+    model reads raw cells of a table, and otherwise a file of arrays (.npz).  Shard and ledgers of a silo that has
+    one of them are not changed, because the ledgers record earlier releases.
 
     Args:
         cell: Cell of the run.
-        folder: Folder of shards and ledgers, which survives an interruption.
+        folder: Folder of shards and ledgers, which survives an interruption of the run.
         home: Folder of policies and sockets.
 
     Returns:
@@ -349,7 +349,7 @@ class RunProgress:
 def follow_run(
     link: SuperLink, run: int, reader: FolderReader, describe_lost_process: HealthCheck, progress: RunProgress
 ) -> CellOutcome:
-    """Relay a run's progress until it has an outcome, and return the outcome.
+    """Relay a run's progress to the observer until the run has an outcome, and return the outcome.
 
     Progress, evaluations and the outcome are read from the run's folder several times a second.  About every 5 s
     waits are read from the folder, and the SuperLink is asked for the run's status.
@@ -424,11 +424,11 @@ def run_deployment(
 
     Each cell has a folder with its token, which an interrupted run leaves behind.  A second call takes a finished
     outcome from that folder, and submits an unfinished run again under the same token, so that the run continues.
-    A run that a restart of the SuperLink ended is submitted again at once.  Otherwise an error stops the run at a
-    SuperLink of other people, and ends a SuperLink of this machine as a whole.
+    A run that a restart of the SuperLink ended is submitted again at once.  Another error stops the run at a
+    SuperLink with an address, and ends a SuperLink that was started here as a whole.
 
     Args:
-        cells: Cells of the run.
+        cells: Cells to run.
         observer: Observer of progress.
         folder: The RUN_DIR.  The server writes below this folder, which must exist where the SuperLink runs.
         connection: Address of a SuperLink, or none, so that all processes are started on this machine.
@@ -488,11 +488,11 @@ def run_deployment(
 
 @contextmanager
 def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator[tuple[SuperLink, HealthCheck]]:
-    """Open a SuperLink, with a function that describes a necessary process that has ended.
+    """Open a SuperLink, and yield it with a function that describes a necessary process that has ended.
 
-    Without an address, SuperLink and silos are started on this machine, and end with the block.  In a run that
-    continues without missing silos, no process of a silo is necessary.  With an address, nothing is started, and
-    no process is necessary.
+    The function returns None while there is no such process.  Without an address, SuperLink and silos are started
+    on this machine, and end with the block.  The processes of silos are then necessary, unless the run continues
+    without missing silos.  With an address, nothing is started, and no process is necessary.
 
     Args:
         cell: Cell of the run.
@@ -536,14 +536,15 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOut
     s, because Ray's processes would outlive an interrupted simulation.
 
     Args:
-        cells: Cells of the run.
+        cells: Cells to run.
         observer: Observer of progress.
 
     Yields:
         The outcome of each cell, with the index of the cell.
 
     Raises:
-        InputError: Ray is not installed, the user is root, or a cell has settings of the vectorized engine.
+        InputError: Ray is not installed, the user is root, a cell has settings of the vectorized engine, or a
+            server refuses its run.
         RunError: A run failed.
     """
     refuse({"--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'": find_spec("ray") is None})

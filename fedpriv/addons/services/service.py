@@ -5,8 +5,8 @@ cause.  There is one exception: a SuperNode that lost the other side of the netw
 again, without limit.  On request, by SIGTERM or SIGINT, a SuperLink exits with 0, and a SuperNode with 128 plus
 the number of the signal.
 
-The executor, and the node of a silo, write heartbeats to a file while they are at work.  The service's health
-follows from these heartbeats and from its files, and describes this service only.
+The executor, and the node of a silo, write heartbeats to a file while they are at work.  The service's
+health depends on them and on its files, and describes this service only.
 """
 
 import json
@@ -59,8 +59,9 @@ class Heartbeat(NamedTuple):
 def write_heartbeat(part: str, error: str = "") -> None:
     """Record that `part`, which is this process, did its work, or the error that prevented it.
 
-    An error leaves the time of the last success as it was.  Before the first success, the time of the first error
-    stands in its place.  A process outside a service records nothing.
+    The file of the part has its last heartbeat (`Heartbeat`).  An error leaves the time of the last success as it
+    was, or the time of the first error in its place before the first success.  A process outside a service, which
+    has no folder for heartbeats, records nothing.
     """
     if (folder := os.environ.get(HEARTBEAT_FOLDER_VARIABLE)) is None:
         return
@@ -125,7 +126,7 @@ class OutageLog:
         """Log an outage, unless the last line about it is less than a minute old.
 
         Args:
-            since: Start of the outage by the monotonic clock.
+            since: Start of the outage by the monotonic clock, which counts in the first call for an outage.
             reason: Reason that the line names, or "".
         """
         now = time.monotonic()
@@ -292,12 +293,12 @@ _OWN_STEMS = {"ca", "server", "superexec", "refused", "node", EXECUTOR, SUPERNOD
 
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
-    """Make an empty `folder` of mode 0700, and delete it at the end of the block.
+    """Make an empty `folder` of mode 0700, and delete it with its files at the end of the block.
 
     The folder of a service that was killed is replaced, and one with other files stays as it is.
 
     Raises:
-        InputError: The folder cannot be made, or has other files.
+        InputError: The folder cannot be made, or has files that are no service's.
     """
     strange_paths = (
         [] if not folder.is_dir() else [path for path in folder.iterdir() if path.stem not in _OWN_STEMS]

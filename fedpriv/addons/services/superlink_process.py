@@ -92,11 +92,12 @@ class PathFilter:
         self._app, self._prefix, self._health, self._status = app, prefix, health, status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request by its path, or forward it to the inner app.
+        """Answer an HTTP request by its path, or forward it to the inner app.
 
         /health gets 200, or 503 with the reason if the health check returns one.  `STATUS_PATH` gets the status as
-        JSON if there is a status function.  Paths that begin with the prefix, and events of the lifespan, are
-        forwarded, and other paths get 404.  A connection that is neither, such as a WebSocket, gets no answer.
+        JSON if there is a status function.  Other paths are forwarded if they begin with the prefix, and get 404
+        otherwise.  Events of the server's start and end (lifespan) are forwarded.  Other kinds of connections,
+        such as a WebSocket, get no answer.
         """
         if scope["type"] not in ("http", "lifespan"):
             return
@@ -139,7 +140,8 @@ def serve_superlink(
         metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
 
     Raises:
-        InputError: Keys or certificates, an address, the file of runs or the installed Flower cannot be used.
+        InputError: Keys or certificates are missing, or they, an address, the file of runs or the installed Flower
+            cannot be used.
         RunError: A part ends without a signal, or Flower refuses to register a key at the start or to revoke one.
     """
     # Read keys and certificates, and refuse bad ones, before sockets are made.
@@ -254,9 +256,9 @@ def _why_unhealthy(folder: Path, certificates: Sequence[Path], checks: Sequence[
     """Return a fault of the service, or None.
 
     Args:
-        folder: Folder of the service's own certificate, key and secret, which tasks read when they start.
-        certificates: Files of the certificates for SuperNodes.
-        checks: Further checks.
+        folder: Folder of the certificate, key and secret that the service made for itself.
+        certificates: Files of the certificates for SuperNodes, empty without them.
+        checks: Further checks, of which the first fault is returned.
     """
     try:
         check_certificates(folder / AUTHORITY_FILE, folder / CERTIFICATE_FILE, *certificates)
@@ -304,7 +306,7 @@ async def _serve_until_signal(
     Args:
         servers: Servers of this process, each with its listening socket.
         executor: Process of the executor.
-        poll: Function that is awaited between two checks of servers and executor.
+        poll: Function that is awaited between two checks of whether servers and executor still run.
 
     Raises:
         RunError: A server or the executor ended before a signal.  Errors of `poll` pass.
@@ -334,7 +336,7 @@ class _CertificateReloader:
         self._stamps = file_stamps(*self._files)
 
     def poll(self) -> None:
-        """Load the certificate if its files have changed and are valid."""
+        """Load the certificate into the server's TLS settings if its files have changed and are valid."""
         last_stamps, self._stamps = self._stamps, file_stamps(*self._files)
         if self._stamps == last_stamps or not self._config.loaded or self._config.ssl is None:
             return

@@ -148,9 +148,10 @@ def run_supernode(
 
 @contextmanager
 def _lock_key(keys: Path | None) -> Iterator[None]:
-    """Check certificate and key of a SuperNode, and lock the key against other SuperNodes of this machine.
+    """Check certificate and key of a SuperNode, and lock the key for the block.
 
-    Without `keys` nothing is checked.  On a file system without locks nothing is locked.
+    A second SuperNode on this machine that locks the same file is refused meanwhile.  Without `keys` nothing is
+    checked or locked, and on a file system without locks nothing is locked.
 
     Raises:
         InputError: A file cannot be used, or another SuperNode has the key.
@@ -182,8 +183,8 @@ class SupernodeMonitor:
     def why_unhealthy(self) -> str | None:
         """Return the fault of the service itself, or None.
 
-        The part with heartbeats has to be at work, and certificate and key, if any, to be readable and valid.  A
-        SuperLink that is away is no fault.
+        The part with heartbeats has to be at work, and certificate and key, if any, have to be readable and valid.
+        For the silo's node, attempts to reach a SuperLink that is away count as work.
         """
         try:
             if self._keys is not None:
@@ -213,10 +214,13 @@ class SupernodeMonitor:
         ]
 
     def poll(self, *, is_lost: bool = False) -> None:
-        """Log an outage of the SuperLink and its end, and once a day a certificate that expires soon.
+        """Log the start and the end of an outage of the SuperLink, and certificates that expire soon.
 
-        `is_lost` means that the node has ended because it lost the SuperLink, or the SuperLink refuses it.  Of
-        Flower's own SuperNode only such ends are logged.
+        A silo's node has an outage if it is lost or got no answer for 40 s.  Flower's own SuperNode reports no
+        answers, and only its loss is logged.  Certificates are checked at most once a day.
+
+        Args:
+            is_lost: Whether the node has ended because it lost the SuperLink, or the SuperLink refuses it.
         """
         heartbeat = last_beat(self._heartbeat_folder, SUPERNODE, self._start_time)
         if self._part != SUPERNODE:  # Flower's own SuperNode does not report answers
@@ -281,7 +285,8 @@ def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -
 def _run_parts(commands: Mapping[str, Sequence[str]], monitor: SupernodeMonitor) -> tuple[str, int]:
     """Run parts until one of them ends, and return its name and exit code.
 
-    The other parts are then asked to end, so that the SuperLink learns of the end of a node.
+    The other parts are then asked to end, so that the SuperLink learns of the end of a node, and killed if they
+    run for 20 s more.  While the parts run, the monitor is polled about twice a second.
     """
     parts: dict[str, subprocess.Popen[bytes]] = {}
     try:

@@ -60,9 +60,10 @@ def format_number(value: float) -> str:
 def table_rows(table: TableResult) -> list[dict[str, Any]]:
     """Return one row for each estimate and each point of a survival curve.
 
-    A row has its labels, its value, the ends of its interval of 95 % and the subject of the interval, which is
-    these records or the population.  Labels of counts are the cell's words or bins by the name of the column, or
-    by "column NAME" for a name in `_FIGURES`.  Labels of other kinds are one text, "of".
+    A row has its labels, its "value", the ends "low" and "high" of its interval of 95 %, and in "covers" the
+    subject of the interval, which is these records or the population.  A count has a label for each column of the
+    table, the cell's word or bin, by the name of the column, or by "column NAME" for a name in `_FIGURES`.  Other
+    rows have one label, "of".
     """
     rows = []
     for estimate in table.estimates:
@@ -109,7 +110,10 @@ def _replace_infinities(value: Any) -> Any:
 
 
 def render_csv(tables: Sequence[TableResult]) -> str:
-    """Render the rows of all tables (`table_rows`) as one CSV file, with a row's labels in one column."""
+    """Render the rows of all tables (`table_rows`) as one CSV file.
+
+    Its columns are the name of the table, a row's labels joined by " / ", and the keys of `_FIGURES`.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["table", "of", *_FIGURES])
@@ -209,10 +213,10 @@ def _draw_bars(table: TableResult) -> Markup:
 
 
 def _draw_curve(table: TableResult, curve: Curve) -> Markup:
-    """Draw a survival curve, or the share of records below each edge, with its band.
+    """Draw a survival curve, or the share of records below each edge, with its band of 95 %.
 
-    Values at neighbouring edges are joined by straight lines.  The vertical axis is from 0 to 1, and the
-    horizontal one from the first edge to the last.
+    Neighbouring values are joined by straight lines.  The vertical axis is from 0 to 1, and the horizontal one
+    from the first time or edge to the last.
     """
     # Positions are in units of the SVG's view box, with y downwards and room for the labels of both axes.
     first, last = curve.at[0], curve.at[-1]
@@ -386,7 +390,7 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
     """Print the size of each table, its error under each trust setting, and the price of all tables.
 
     The error is that of one released number, in units of protection: half an interval of 95 % in text, a standard
-    deviation in JSON.
+    deviation in JSON.  The price is the privacy that a run would cost, as μ and ε.
 
     Args:
         stats: Plan and scenario.
@@ -438,7 +442,7 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
 def _print_result(table: TableResult) -> None:
     """Print estimates with intervals, at most 24, and the last value of each survival curve with its band.
 
-    A count below 1.96 standard errors is printed as "< high", with the upper end of its interval.
+    A count below 1.96 standard errors cannot be told from 0, and is printed as "<" and its interval's high end.
     """
     width = max([1, *(len(estimate.of) for estimate in table.estimates)])
     lines = [[table.name, *([""] * (width - 1)), "", "95 %", "covers"]]
@@ -511,16 +515,18 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
     """Compute the coefficients of a cell of results.json, by feature, with the constant last.
 
     A coefficient is a weight of the regression that the model holds, with a 95 % interval for sampling and noise.
-    The noise is that of the ledger's releases in the rounds, not of the plan.  Its variance in the mean over
-    silos is Σ_stream std² · Σ_silo share², where a silo's share is its share of all records, and a stream
-    without silos, such as the server's, counts with share 1.
+    The noise is that of the recorded releases in the rounds, not of the plan.  A release stream is the releases
+    of one party, or of several alike, with noise of one std each.  The noise's variance in the mean over silos is
+    Σ_stream std² · Σ_silo share², where a silo's share is its share of a round's records, and a stream without
+    silos, such as the server's, counts with share 1.
 
     Args:
         record: Record of the cell.
         folder: Folder of the run, which has the model's file.
 
     Raises:
-        InputError: The cell has neither the model of ridge statistics nor the algorithm noisy-newton.
+        InputError: The cell has neither the model of ridge statistics nor the algorithm noisy-newton, or its
+            scenario or data cannot be used.
     """
     import numpy as np
     import torch

@@ -1,10 +1,10 @@
-"""Client of the SuperLink's Control API, for starting, listing and stopping runs over HTTP.
+"""Clients of a SuperLink's APIs over HTTP, and of the Control API, which starts, lists and stops runs.
 
 A route is a path of the SuperLink with the types of its request and its answer.  A bundle is the packed files of a
 Flower app, which a run is started with.  A follower of a run is a command that asks for the run's status until it
 ends.
 
-Requests that need modules of Flower import these, which takes seconds.  Showing silos and runs needs none.
+Modules of Flower are imported where they are needed, since that takes seconds.
 """
 
 import hashlib
@@ -123,15 +123,17 @@ class RunStatus:
 class ControlClient:
     """Client of the Control API at `unix:SOCKET` or host:port, over TLS if there are root certificates.
 
-    Every method raises RunError if the answer is a refusal, and UnreachableError if no connection is made within 5
-    seconds, no answer comes within 30, or the answer cannot be read.
+    Requests raise RunError for a refusal, and its subclass UnreachableError for a missing connection after 5
+    seconds, for a silence of 30, and for an answer that cannot be read.
     """
 
     address: str
     root_certificates: Path | None = None
 
     def start_run(self, pyproject: str, out: str, simulation: Mapping[str, int] | None = None) -> int:
-        """Submit an app that consists of its pyproject.toml, and return the run's id.
+        """Submit an app that consists of a pyproject.toml alone, and return the run's id.
+
+        The silos and the server run fedpriv as installed, so that the bundle needs no code.
 
         Args:
             pyproject: Text of the file.
@@ -186,6 +188,9 @@ class ControlClient:
     def _answer(self, ask: Callable[[httpx.Client], Any]) -> Any:
         """Call `ask` with an HTTP client of the SuperLink, and return its result.
 
+        Args:
+            ask: Function that sends a request, and raises httpx.HTTPStatusError for a refusal.
+
         Raises:
             LostRunError: If the SuperLink does not know the run.
             UnreachableError: If there is no answer, or none that can be read.
@@ -208,7 +213,7 @@ class ControlClient:
 
 
 def _explain_unreachable(error: Exception) -> str:
-    """Return the error's text, with advice for an expired certificate or a missing listener.
+    """Return the error's text or type, with advice for an expired certificate or a missing listener.
 
     On Linux a missing socket is errno 2, and a port without a listener is errno 111.
     """

@@ -80,7 +80,7 @@ class TaskProcess:
                 self.client.ask(TASK_HEARTBEAT, TASK_HEARTBEAT.request_type(), timeout=2.0)
 
     def report_failure(self) -> None:
-        """Report to the log and to Flower how a failed process ended, and nothing of one that succeeded."""
+        """Report to the log and to Flower how the ended process failed, or nothing if its exit code is 0."""
         if self.process.returncode == 0:
             return
         details = f"{_TASK_TITLES.get(self.task_type, 'a task')} {describe_exit(self.process.returncode)}"
@@ -129,7 +129,7 @@ def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
 
 
 class Executor:
-    """The tasks of one Runtime API."""
+    """Executor of one Runtime API's tasks, with a process for each task."""
 
     def __init__(self, address: str, folder: Path, parent: int, types: Sequence[str]) -> None:
         self._address, self._certificate, self._parent, self._types = (
@@ -147,7 +147,7 @@ class Executor:
         self.tasks: list[TaskProcess] = []
 
     def poll(self) -> None:
-        """Ask for one task and start its process, then send heartbeats or report failures for all tasks.
+        """Ask for one more task and start its process, if there is one, then attend to all tasks.
 
         A task whose process runs gets a heartbeat while it may still be starting.  One whose process has ended is
         reported if it failed, and forgotten.
@@ -191,7 +191,7 @@ def _signed_headers(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mappi
 
 
 def main(address: str, folder: str, parent: str, *types: str) -> NoReturn:
-    """Start tasks and watch over them until the parent process ends or a signal comes, and then end them.
+    """Start tasks, and end them when the parent process has ended or SIGTERM or SIGINT comes.
 
     Args:
         address: Address of the Runtime API.

@@ -1,6 +1,6 @@
 """ASGI app in front of Flower's SuperLink, which reads a few of its wire messages.
 
-silo ── query for me? ──▶ front ──▶ SuperLink ── none ──▶ request held until a query is complete, at most 2 s
+silo ── query for me? ──▶ front ──▶ SuperLink ── none ──▶ request held until a query is complete, about 2 s at most
 
 | event | Flower | here |
 |---|---|---|
@@ -95,7 +95,12 @@ class Exchange:
         self._app, self._scope, self.body, self.receive = app, scope, body, receive
 
     async def forward(self, body: bytes | None = None, route: Route | None = None) -> Response:
-        """Return Flower's answer to the request, or to another body or route from the same sender."""
+        """Return Flower's answer to the request, or to one with another body or route and the same headers.
+
+        Args:
+            body: Body in place of the request's, or None.
+            route: Route in place of the request's path, or None.
+        """
         path = self._scope["path"] if route is None else route.path
         request = httpx.Request(
             self._scope["method"],
@@ -122,8 +127,8 @@ class Front:
 
         Args:
             app: App of the SuperLink.
-            long_polling: Whether to handle all events of the module's table, or to check only the senders of
-                replies.
+            long_polling: Whether to handle all events of the module's table, or to check the senders of replies
+                only.
         """
         self.app = app
         self._waiting_events: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
@@ -141,7 +146,10 @@ class Front:
         self._handlers = {route.path: (route, handle) for route, handle in handlers[: None if long_polling else 1]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer requests of handled routes by their handlers, and forward unreadable and all other requests."""
+        """Answer a request by the handler of its route, or forward it unchanged.
+
+        Requests without a handler are forwarded, and those whose body is not of the route's request type.
+        """
         route, handle = self._handlers.get(scope["path"] if scope["type"] == "http" else "", (None, None))
         if route is None or handle is None:
             await self.app(scope, receive, send)
@@ -160,9 +168,10 @@ class Front:
         return await self._hold(exchange, request.node.node_id, _HOLD_SECONDS, lambda: exchange.body)
 
     async def _on_server_pull(self, request: Any, exchange: Exchange) -> Response:
-        """Hold a server's request for replies, and leave out queries whose replies miss objects.
+        """Hold a server's request for replies to its queries, without those whose replies miss objects.
 
-        A request that names no query is forwarded at once.  A query whose reply was given out is forgotten.
+        Flower would hold the whole request for such a reply.  A request that names no query is forwarded at once.
+        A query whose reply was given out is forgotten.
         """
 
         def finished_only() -> bytes:
@@ -181,13 +190,14 @@ class Front:
     async def _hold(self, exchange: Exchange, node: int, seconds: float, body: Callable[[], bytes]) -> Response:
         """Forward the request until the answer is not empty, time is up, or the sender has disconnected.
 
-        A refusal is returned at once.  The request is forwarded again when a message for the node is complete.
+        A refusal is returned at once.  An empty answer is awaited further: the request is forwarded again whenever
+        the node is woken (`_wake`), and a last time when time is up.
 
         Args:
             exchange: The request.
             node: Node that waits for messages.
             seconds: Longest wait.
-            body: Function that returns the body to forward, called for each attempt.
+            body: Function that returns the body to forward, called each time.
         """
         departure, event = asyncio.ensure_future(exchange.receive()), asyncio.Event()
         deadline = time.monotonic() + seconds
@@ -211,7 +221,7 @@ class Front:
                 del self._waiting_events[node]
 
     async def _on_server_push(self, request: Any, exchange: Exchange) -> Response:
-        """Forward a server's queries, remember the node of each, and await their objects.
+        """Forward a server's queries, and remember their nodes, which are woken when all objects have come.
 
         The nodes of the last 10,000 queries are remembered.
         """
@@ -225,11 +235,14 @@ class Front:
         return answer
 
     async def _on_silo_push(self, request: Any, exchange: Exchange) -> Response:
-        """Refuse a reply in another node's name, and answer a repeated announcement with the missing objects.
+        """Forward the announcement of a reply, or refuse one in another node's name.
 
-        The first announcement of a reply goes to Flower.  If the reply answers a query to this node, its objects
-        are awaited, and the server that waits for replies is woken when they are complete.  Otherwise the server
-        is woken at once.  A request with several replies, or with none, is forwarded without these further steps.
+        If Flower accepts a reply to a query to this node, its objects are awaited, and the server that waits for
+        replies is woken when they are complete.  Otherwise the server is woken at once.
+
+        The answer to an announcement may be lost, and a node then repeats it.  While Flower waits for objects of
+        the reply, a repeated announcement is answered here with their names, if Flower still accepts the node in
+        the run.  A request with several replies, or with none, is forwarded without these further steps.
         """
         node, replies = request.node.node_id, [message.metadata for message in request.messages_list]
         if any(reply.src_node_id != node for reply in replies):
@@ -269,9 +282,10 @@ class Front:
             self._wake(receivers)
 
     async def _on_object_push(self, request: Any, exchange: Exchange) -> Response:
-        """Forward an object, wake the receivers of a complete message, and accept a repeated object.
+        """Forward an object of a message, and wake the message's receivers if it was the last missing one.
 
-        An object that Flower refuses counts as stored if this session has stored it and its SHA-256 is its id.
+        An object that Flower does not store counts as stored if it was stored before in this session and its
+        SHA-256 is its id: a node repeats an object if the answer was lost.
         """
         answer = await exchange.forward()
         session, name = self._sessions.get(request.session_id), request.object_id
@@ -339,10 +353,10 @@ class SuperLinkApp:
             self._nodes[name] = REGISTER_NODE.answer_type.FromString(answer.content).node_id
 
     async def unregister_node(self, name: str) -> None:
-        """Revoke the key of the SuperNode with this name.
+        """Revoke the key of the SuperNode with this name, which has to be registered.
 
         For a node that never connected, Flower's first answer is an error, although Flower has forgotten the node.
-        Flower's second answer is that it knows no such node.
+        So a second request follows, to which Flower answers that it knows no such node.
 
         Guarantee: once this function returns, the SuperLink treats a holder of the key as unknown, and its node is
         offline for every run.
@@ -369,7 +383,7 @@ class SuperLinkApp:
         )
 
     async def check_access(self, *, has_registered_keys: bool, has_fleet: bool) -> None:
-        """Check before anyone is answered that routes exist, and that protected ones refuse strangers.
+        """Check, before anyone is answered, that routes exist and that protected ones refuse strangers.
 
         Guarantee: nobody without the executor's secret gets a task, and no SuperNode without a registered key gets
         a message, if `has_registered_keys`; or the service does not start.
@@ -379,7 +393,7 @@ class SuperLinkApp:
             has_fleet: Whether SuperNodes can connect.
 
         Raises:
-            InputError: A route is missing, or a protected one answers a stranger.
+            InputError: A route of `ROUTES` is missing, or a protected one does not refuse a stranger (401, 403).
         """
         for route in ROUTES:
             # A path that exists answers POST only, and so refuses GET in this way.
@@ -403,7 +417,7 @@ class SuperLinkApp:
 def make_superlink_app(options: Sequence[str]) -> SuperLinkApp:
     """Make Flower's SuperLink with all its APIs, as served by `flower-superlink OPTIONS`, with a front.
 
-    If the installed Flower lacks names that only save time, a warning is logged, and there is no long polling.
+    If the installed Flower lacks a name that only saves time, a warning is logged, and there is no long polling.
 
     Args:
         options: Options of Flower's command.

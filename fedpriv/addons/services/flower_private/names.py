@@ -5,8 +5,8 @@ with the parameters, attributes or value that are used, or a route: a path of th
 request and answer.  The test tests/engines/test_flower_names.py fails for code that imports another name of
 Flower, and for a row that no code uses.
 
-`check_names` refuses a Flower that lacks a row, in one line.  Rows that only gain speed are reported separately:
-without them a service is slower and says so.
+`check_names` refuses, in one line, a Flower that differs from a row.  Rows that only gain speed are reported
+instead: without them a service is slower and says so.
 
 docs/flower-releases.md tells maintainers how to proceed after a release of Flower.
 """
@@ -44,10 +44,10 @@ class PythonName:
     """Expected value of a constant, or None if it is not checked."""
 
     def find_fault(self) -> str | None:
-        """Return a difference of the installed Flower from this row, or None.
+        """Describe the first difference of the installed Flower from this row, or return None.
 
-        A difference is a missing name, another value, a missing attribute, or other first parameters.  The
-        parameters are the same if the function has them first, in this order, and can be called with them alone.
+        A difference is a name that cannot be imported, another value, a missing attribute, or other parameters.
+        The parameters agree if the function has them first, in this order, and can be called with them alone.
         """
         path = f"{self.module}.{self.name}"
         try:

@@ -1,13 +1,13 @@
 """State that a SuperLink knows about silos and runs.
 
-SuperNodes appear by their registered keys, and their requests contain the time of the signature and fedpriv's
-version.  Commands that follow a run appear by its id, which is in their requests.  None of these facts is in a
-message of a run, and none is written to a file, except the reason for which a silo's clock keeps it out.
-
-The list of runs survives a restart in one file, if it has one, without a message, a token or an array.
-
 A silo is named silo-N by the key that is registered for it.  The Control API serves commands, and the Fleet API
 serves SuperNodes.  A follower of a run is a command that asks for the run's status until it ends.
+
+SuperNodes appear by their registered keys, and their requests contain the time of the signature and fedpriv's
+version.  Followers of a run appear by its id, which is in their requests.  None of these facts is written to a
+file, except the reason for which a silo's clock keeps it out.
+
+The list of runs survives a restart in one file, if it has one, without a message, a token or an array.
 """
 
 import datetime
@@ -59,7 +59,7 @@ class Presence:
         Args:
             app: App that answers the requests.
             nodes: Public key (PEM) by the name of the silo.
-            refusals_path: File in which a run's server finds the reason for which a silo is not admitted, or None.
+            refusals_path: File in which a run's server finds the silos that their clocks keep out, or None.
         """
         self.app = app
         self._name_by_key: dict[bytes, str] = {}
@@ -72,8 +72,8 @@ class Presence:
         """Forward a request to the app, and record its sender.
 
         A request to the Control API is recorded by the run in its header, if it follows one.  A request to the
-        Fleet API is recorded by the silo's key, after the app has admitted it (200), or has refused its signature
-        (401) because of the silo's clock.
+        Fleet API is recorded by the silo's registered key, when the app admits it (200), or refuses it (401)
+        because of the silo's clock.
         """
         headers = (
             Headers(scope=scope) if scope["type"] == "http" else Headers()
@@ -127,12 +127,16 @@ class Presence:
     def _note_silo(self, headers: Headers, arrival_time: float, *, is_admitted: bool) -> None:
         """Record a silo's admitted request, or the refusal of a signed request with a wrong clock.
 
-        Flower has verified the signature of an admitted request.  A refused request is verified here.
+        Flower has verified the signature of an admitted request, and a refused one is verified here.  The file of
+        refusals is written when the silo begins to be kept out, or is admitted again.
 
         Args:
             headers: Headers with the key, the time of the signature, and the signature.
             arrival_time: Arrival of the request, in seconds of the epoch.
             is_admitted: Whether the app admitted the request.
+
+        Raises:
+            ValueError, KeyError, TypeError, InvalidSignature: The key is of no silo, or a header is wrong.
         """
         from flwr.common.constant import TIMESTAMP_HEADER  # slow to import, and no command needs them
         from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
@@ -216,13 +220,15 @@ class RunHistory:
     """Last thousand runs, stored in a file of mode 0600 if a path is given."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the file of runs, where unfinished runs are marked as failed by the restart, and lock it.
+        """Lock the file of runs against other SuperLinks, and read it if it exists.
+
+        Runs that the file has as unfinished count as failed by the restart, since their servers are gone.
 
         Args:
             path: File, which need not exist, or None for a history in memory.
 
         Raises:
-            InputError: The file cannot be used.
+            InputError: The file cannot be used, others can read it, or another SuperLink has it locked.
         """
         self._path, self._next_poll = path, 0.0
         self._runs: dict[str, dict[str, Any]] = {}
@@ -266,10 +272,10 @@ class RunHistory:
         return True
 
     def update(self, runs: Iterable[Any]) -> None:
-        """Record these runs, log their changes, and write the file if they have changed.
+        """Record these runs, as Flower lists them, log their changes, and write the file if any changed.
 
-        An error such as a full disk is ignored.  The file is then written after the next change, or by the next
-        call if there is no file.  Details of a run are not written to the file.
+        The file has no details of runs, and is also written if it is missing.  A failure to write it, such as by a
+        full disk, is ignored.
         """
         last_runs, current_runs, now = self.runs(), [_run_data(run) for run in runs], time.monotonic()
         for data in current_runs:
@@ -288,7 +294,12 @@ class RunHistory:
                 write_bytes(self._path, json.dumps(entries).encode(), PRIVATE_MODE)
 
     def _log_changes(self, data: Mapping[str, Any], now: float) -> None:
-        """Log the changes of a run of this SuperLink: its state, its rounds, and the silos that it waits for."""
+        """Log a run's start and end, changes of the silos that it waits for, and rounds once a minute at most.
+
+        Args:
+            data: The run, from `_run_data`.
+            now: Time on the monotonic clock.
+        """
         run, status, report = data["run"], RunStatus(data["state"]), read_report(data["folder"])
         last_report, last_time = self._reports.get(run, (RunReport(), 0.0))
         is_round_due = report.rounds > last_report.rounds and now - last_time > _ROUND_LOG_SECONDS
@@ -364,23 +375,23 @@ _AWAY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class FederationSilo:
-    """A silo with a registered key.  Times are in seconds of the epoch, or None for events that never happened."""
+    """A silo with a registered key, and what the SuperLink knows about it since its start."""
 
     silo: int
     """Number of the silo."""
     connected: bool
     """Whether a request was admitted in the last minute, and none since then was refused for its clock."""
     seen: float | None
-    """Time of the last admitted request."""
+    """Time of the last admitted request in seconds of the epoch, or None without one."""
     fedpriv: str | None
     """Version that the silo claims to run."""
     clock_ahead: float | None
     """Seconds by which the silo's clock was ahead of the coordinator's, minus the request's travel time."""
     refused: str | None
-    """Reason for which the silo is not admitted, or None."""
+    """Reason why the last request was refused for its clock, if less than two minutes ago, or None."""
 
     def format_line(self) -> str:
-        """Format one line for a person."""
+        """Format one line for a person: refusal, or connection, version and clock."""
         ago = "never" if self.seen is None else f"{time.time() - self.seen:.0f} s ago"
         if self.refused:
             return f"silo {self.silo}: not let in (last connected: {ago}): {self.refused}"

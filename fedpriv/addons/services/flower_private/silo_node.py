@@ -122,16 +122,18 @@ class FleetClient:
     def ask(self, route: Route, *, patience: float = _PATIENCE_SECONDS, **fields: Any) -> Any:
         """Return the SuperLink's answer to a request, which is repeated while no answer comes.
 
+        A success is written as the node's heartbeat, and so is a failure of the kinds that end in LostError.
+
         Args:
             route: Route of the request.
-            patience: Seconds for which the request is repeated.
+            patience: Seconds after which a failed request is not repeated any more.
             **fields: Fields of the request.
 
         Raises:
-            httpx.HTTPStatusError: The SuperLink refused this request, or answered with status 502 or above until
-                the end of `patience`.
-            LostError: No answer came until the end of `patience`, or the SuperLink does not know the key or
-                refuses this machine's clock.
+            httpx.HTTPStatusError: The SuperLink refused this request (below 502, but 401), or answered with status
+                502 or above until the end of `patience`.
+            LostError: No answer that can be read came until the end of `patience`, or the SuperLink does not know
+                the key or refuses this machine's clock (401).
         """
         request = route.request_type(**fields)
         deadline, pause = time.monotonic() + patience, 0.1
@@ -157,7 +159,7 @@ class FleetClient:
             pause = min(2.0 * pause, 2.0)
 
     def connect(self, previous_id: int | None, *, registers_itself: bool) -> int:
-        """Connect as the node whose key is registered, and return its id.
+        """Connect as the node whose key is registered, and return its id in Flower.
 
         Args:
             previous_id: Id of this node in an earlier process, which may still count as connected, or None.
@@ -208,7 +210,7 @@ class SiloNode:
         threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
     def _send_heartbeats(self) -> None:
-        """Send heartbeats, and end the process if they fail, since a node without them is offline."""
+        """Send heartbeats, and end the process if one fails, since a node without them is offline."""
         try:
             while True:
                 time.sleep(_HEARTBEAT_SECONDS)
@@ -245,7 +247,7 @@ class SiloNode:
                 _log.warning("a message is left unanswered, since it is no query: %s", sanitize_line(str(error)))
 
     def _answer(self, run: int, tree: Any) -> None:
-        """Fetch a query by its tree of object ids, send the reply, and confirm the query.
+        """Fetch a query by its tree of object ids, send the app's reply, and confirm the query.
 
         Args:
             run: Id of the run.
@@ -282,10 +284,10 @@ class SiloNode:
             pause = min(2.0 * pause, 1.0)
 
     def _call_app(self, run: int, query: Message) -> Message:
-        """Return the app's reply to a query, or an error reply.
+        """Return the reply of fedpriv's app to a query, or an error reply.
 
-        The app is called with the configuration of the run's bundle.  A run of another app, and an exception of
-        the app, give an error reply.
+        The app is called with the run's configuration, which is fetched once a run.  A run of another app, and an
+        exception of the app, give an error reply.  Errors of `FleetClient.ask` pass.
         """
         if run not in self._configurations:
             self._configurations[run] = self._fetch_configuration(run)
@@ -320,7 +322,7 @@ class SiloNode:
         Args:
             run: Id of the run.
             reply: Reply, with content or with an error.
-            start_time: Start of the work on the query, on the monotonic clock, of which Flower gets the duration.
+            start_time: Start of the work on the query, on the monotonic clock.  Flower gets the time since then.
         """
         request, contents = PUSH_MESSAGES.request_type(), dict[str, bytes]()
         _add_objects(request.message_object_trees.add(), reply, contents)
@@ -364,7 +366,8 @@ def _add_objects(tree: Any, value: InflatableObject, contents: dict[str, bytes])
 def read_configuration(bundle: bytes) -> dict[str, Any] | None:
     """Return the run configuration in a bundle by dotted keys, or None for another app or a broken bundle.
 
-    A bundle whose pyproject.toml has more than 1 MiB counts as broken, and is not unpacked.
+    A bundle, the packed files of an app, has the configuration in its pyproject.toml.  A file of more than 1 MiB
+    is not unpacked, and the result is None.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
@@ -392,13 +395,14 @@ def _flatten_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 def main(superlink: str, silo: str, guard: str, keys: str) -> None:
     """Connect the node, and answer queries until the process is asked to end or the SuperLink is lost.
 
-    The node's id is written to a file, so that a successor of a killed process can disconnect it.
+    The node's id is written to a file beside the heartbeats, so that the successor of a killed process can
+    disconnect it.
 
     Args:
         superlink: Address of the SuperLink.
         silo: Number of the silo.
         guard: Socket of the silo's guard.
-        keys: Folder with ca.crt and node.key, or "-".
+        keys: Folder with ca.crt and node.key, or "-" for no TLS.
     """
     configure_service_logging(silo=int(silo))
     exit_on_signals()
