@@ -108,8 +108,8 @@ def find_algorithm(name: str) -> Algorithm:
 
     Raises:
         InputError: There is no such row, or an extension cannot be imported.  For a name without a row the message
-            lists the names, and suggests a close one or the option `--import`.  For a name of
-            `_ABSENT_ALGORITHMS`, in any case of letters, it says what to take in its place.
+            lists the names, and suggests a close one or the option `--import`.  For some algorithms of the
+            literature, such as "scaffold", it says instead what to take in their place.
     """
     if name not in ALGORITHMS:
         load_extensions()

@@ -184,7 +184,7 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
     """Return T, α and η of Theorem 6.
 
     T is the number of rounds, α the weight of a new gradient in the momentum, and η the length of a step.  More
-    rounds need more noise, so that the privacy bounds T: it is the largest integer of at least 2 with
+    rounds need more noise, so that the target (ε, δ) limits T: it is the largest integer of at least 2 with
     T log2 T ≤ ε N² / √(d ln(1/δ)).  α = ε N / (T log2 T √(d ln(1/δ))) is clipped to [1/N, 1], and η = 1/√(NT).
     α would be 1/N if T were not rounded.
 

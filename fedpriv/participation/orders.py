@@ -7,7 +7,7 @@ an objective that wraps another one, its `base`.
 `Participation` is the protocol of all participations, and `ParticipationKeys` are keys of [federation] that only
 some of them take.  `PublicRounds` is the base class of participations whose rounds are no secret, and
 `PublicOrder` of those in which everybody knows the batches of a silo's order that a round reads.  (`registry` has
-`DrawnOrder`, the base class of those that draw the rounds of every record.)
+`DrawnOrder`, the base class of those that draw the rounds of every record without secrecy.)
 
 | class | order |
 |---|---|

@@ -363,7 +363,8 @@ def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) 
     """Check that increments can be clipped to the clips of every round.
 
     With noise a clip has to lie between 2^-40 and 2^40, and without noise it may be any finite number of 2^-40 or
-    more.  The clip divided by the batch size has to be at least 2^-70, since float32 holds no smaller factors.
+    more.  The clip divided by the batch size has to be at least 2^-70, so that float32 holds the factors by which
+    gradients are scaled.
 
     Args:
         rounds: Rounds of the run, each with a clip for every part of an increment.

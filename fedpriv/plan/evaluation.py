@@ -176,7 +176,7 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
 
     * In most data sets any row may go to any silo.  With the partition "iid" the rows are drawn at random, and
       else a silo's labels are about as frequent as in its training records.
-    * With a partition by site, a silo gets the first rows of its site.
+    * With a partition by site, a silo gets the first rows of its site, if test records have sites.
     * Cells of a table may decide whether a row counts for training or for testing.  Then each row is in both
       parts, and a silo gets the first rows that it has in the training part, unless it holds persons or clients.
       With a partition by site, these precede the site's other rows.
@@ -339,8 +339,8 @@ class EvaluationPlan:
         figures come from the means over the rows read, with the standard deviation of their noise.
 
         Args:
-            published: Mean scores over the rows read, with noise: (silos, numbers of a score), or (1, numbers of
-                a score) if only the mean over silos is published.
+            published: Mean scores over the rows read, with any noise: (silos, numbers of a score), or (1, numbers
+                of a score) if only the mean over silos is published.
         """
         # From here `published` has means over the rows that count.
         row_means, published = published.double(), published.double() / self.counted_share

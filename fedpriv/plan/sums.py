@@ -105,10 +105,9 @@ class RunningSums:
         """Compute κ and the largest overlap of two rounds of one record, 0 for disjoint blocks.
 
         κ = max_t clip_t ‖C_t‖ bounds what an increment of norm clip_t adds to C s.  The overlap of rounds s and t
-        is ⟨C_s, C_t⟩ clip_s clip_t / κ², from 0 to 1 up to rounding: the larger it is, the more alike are the
-        record's contributions in both rounds.  Noise whose columns fade without an end has overlaps.  All other
-        noise, integers, and mechanisms with an assumption are treated as blocks: the rows of C s that a record of
-        one round changes, which have to be disjoint for two rounds (`block_displacement`).
+        is ⟨C_s, C_t⟩ clip_s clip_t / κ², from 0 to 1 up to rounding.  Noise whose columns fade without an end has
+        overlaps.  All other noise, integers, and mechanisms with an assumption are treated as blocks: the rows of
+        C s that a record of one round changes, which have to be disjoint for two rounds (`block_displacement`).
 
         Guarantee: κ² and the overlap times κ² are v and a of `accounting.fading` at σ = 1, rounded up, for noise
         that fades, C ≥ 0, in real numbers.  These are the largest clip_t² ‖C_t‖², and the largest

@@ -600,7 +600,7 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
         Row indices of each silo or client, as many as its size.
 
     Raises:
-        InputError: There are too few rows for these sizes.
+        InputError: There are too few rows for these sizes, or a silo has fewer rows than shards.
     """
     if data.partition == "dirichlet":
         assert data.concentration is not None

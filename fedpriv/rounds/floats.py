@@ -324,8 +324,8 @@ class SeededNoise:
         """Return the party's unit vectors of round t, (d,) or (draws, d), and the same array or None.
 
         Their entries have variance 1.  The array is (d,), unless the plan has a number of vectors for the round,
-        which are stacked then.  It is returned a second time if the caller may write into it.  Short vectors are
-        drawn for several rounds at once (`PrefetchedNoise`), and stay in memory for later calls.
+        which are stacked then.  It is returned a second time if the caller may write into it.  Short vectors may
+        be drawn for several rounds at once (`PrefetchedNoise`), and stay in memory for later calls.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:

@@ -129,9 +129,9 @@ def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> l
 def drop_superseded_keys(tree: dict[str, Any], overrides: Overrides) -> None:
     """Drop keys from a cell's tree that an override excludes.
 
-    An overridden privacy target drops the targets that are not overridden, and so does an override of
-    privacy.mode by the single value "none".  An overridden partition drops the keys that only other partitions
-    take (`PARTITION_KEYS`), unless they are overridden themselves.
+    An overridden privacy target drops the targets that are not overridden, and so does "none" as the fixed value
+    of privacy.mode.  An overridden partition drops the keys that only other partitions take (`PARTITION_KEYS`),
+    unless they are overridden themselves.
 
     Args:
         tree: Nested keys of a cell, which the function changes.

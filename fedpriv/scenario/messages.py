@@ -202,9 +202,9 @@ def _close_keys(
 ) -> tuple[list[str], list[str]]:
     """Return the known keys that resemble an unknown one, and all known keys.
 
-    Known keys are those of the section in which the unknown one stands.  A key at the top, outside of sections,
-    may also be meant for a section: then SECTION.KEY is a known key for each section that has it, and these count
-    as the only ones that resemble it.
+    Known keys are those of the section in which the unknown one stands.  A key at the top of `model` may also be
+    meant for a section of it: then SECTION.KEY is a known key for each section that has it, and these count as the
+    only ones that resemble it.
 
     Args:
         path: Keys from `model` to the unknown key, the key last.

@@ -290,7 +290,7 @@ class Cell(Section):
 
         Raises:
             ValueError: A requirement is not met.  The message is of the first one that is not.
-            InputError: The trust setting or the model is not known.
+            InputError: A name, such as that of the model, is not known.
         """
         federation, privacy, unit = self.federation, self.privacy, self.privacy.protected_unit
         trust, private = find_trust(self.algorithm.trust), self.privacy.mode != "none"

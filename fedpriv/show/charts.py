@@ -469,7 +469,7 @@ def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
     """Chart the root mean square over rounds of the noise in a release, against the number of rounds.
 
     Up to twelve numbers of rounds are spaced about geometrically, from one round for each epoch to the rounds of
-    the setting.  For each of them every mechanism is calibrated anew at the run's μ.  A mechanism has a series.
+    the setting.  For each of them the mechanisms are calibrated anew at the run's μ.  A mechanism has a series.
 
     Args:
         question: Accounting setting and μ of a run, and the mechanism that it used.

@@ -272,8 +272,8 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
 def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
     """Draw a panel's series, and set scales, limits, labels and ticks of its axes.
 
-    Ticks on the y axis are the names of the chart's rows, if it has any, else at most about six round numbers.
-    Ticks on the x axis are those of the chart, or such numbers, without ticks whose labels would overlap.
+    Ticks on the y axis are the names of the chart's rows, if it has any, else about six numbers or fewer
+    (`Scale.ticks`).  Ticks on the x axis are those of the chart, or such numbers, if their labels do not overlap.
     """
     for rank, series in enumerate(panel.series):
         _draw_series(axes, chart, series, rank)

@@ -193,8 +193,8 @@ def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
     """Make the table with a row for each sweep point.
 
     Columns are the swept keys, silos, rounds, μ and ε, the shared metrics, gradients, bytes sent, the clipped
-    share and seconds.  A column of figures is left out if a swept key has its name.  Figures of add-on rows are in
-    the columns of metrics only.
+    share and seconds.  A column of figures is left out if a swept key has its name in the table.  Figures of
+    add-on rows are in the columns of metrics only.
 
     Args:
         results: Results of the run.

@@ -208,7 +208,7 @@ def _describe_privacy(results: Results) -> str:
     """Describe μ by the best guess of an attacker, or the largest ε and δ if a cell with noise has no μ.
 
     The best guess is the largest probability of guessing right which of two equally likely neighbours was used.
-    If a cell has no noise, the text also says that such a cell protects nothing.
+    If a cell has no noise, the text says that such a cell protects nothing.
     """
     noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
     warning = "" if len(noisy_cells) == len(results.cells) else "A cell without noise protects nothing."
@@ -233,7 +233,7 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
     """List client or silo, server or curator, and public with their data and knowledge in a trust setting.
 
     A party that adds noise also has the noise's key or seed, if any cell has noise.  A curator is server and silos
-    in one.  Clients are those of a pool, to whose sum the server adds the noise.
+    in one.  Clients are those of a pool, to whose sum the server adds any noise.
 
     Args:
         name: Name of the trust setting.

@@ -5,9 +5,9 @@ The time of planning it is bounded if the guard sets a limit.
 
 * A cell is the scenario of one run as an object, with a value for each key.
 * A plan has what is known of a run before round 1, such as batch sizes, clips and noise.
-* Neighbours are two data sets that differ in one unit, a record or a person, under a relation: another unit takes
-  its place ("replace-one"), or it contributes zero ("zero-out").
-* A trust setting says who adds the noise: each silo, the server, or all silos together under masks.
+* Neighbours are two data sets that differ in one unit, a record, a person or a client, under a relation: another
+  unit takes its place ("replace-one"), or it contributes zero ("zero-out").
+* A trust setting says who adds the noise, such as each silo, the server, or all silos together under masks.
 * The charged stream is the sequence of releases by which a run is priced: the silo's own messages, or the releases
   that the silos' messages are combined to, if the policy trusts whoever combines them.
 * A charge is a run's entry in the silo's ledger, with the price that the run was charged when it was opened.
@@ -217,8 +217,8 @@ class Admission:
 
         Raises:
             RunError: If the policy does not allow the scenario, the scenario cannot be planned, or planning takes
-                longer than `time_limit`.  The text depends on the scenario, the policy, the code that is
-                installed, the shape of the shard's records, and the number of records and persons.
+                longer than `time_limit`.  The text depends on the scenario, the policy, the installed code, the
+                shape of the shard's records, and the number of records and persons.
         """
         with self._refuse_errors():
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
