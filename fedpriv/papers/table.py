@@ -104,16 +104,17 @@ _ABSENT_ALGORITHMS = {
 def find_algorithm(name: str) -> Algorithm:
     """Return a row by its name, after loading extensions for an unknown name.
 
-    Extensions are a user's modules, which may call `add_algorithm`.
+    Extensions are a user's modules, which may call `add_algorithm`.  A scenario gives the name.
 
     Raises:
         InputError: There is no such row, or an extension cannot be imported.  For a name without a row the message
-            lists the names, and suggests a close one or `--import`, or it says what to take in place of some
-            known algorithms.
+            lists the names, and suggests a close one or the option `--import`.  For some algorithms of the
+            literature, such as "scaffold", it says instead what to take in their place.
     """
     if name not in ALGORITHMS:
         load_extensions()
     if name not in ALGORITHMS:
+        # Algorithms of the literature that a user may look for here, and not only misspell.
         if (answer := _ABSENT_ALGORITHMS.get(name.lower())) is not None:
             raise InputError(f"algorithm.name = {name!r}: is not of fedpriv: {answer}")
         names = ", ".join(map(repr, ALGORITHMS))

@@ -109,20 +109,22 @@ class NormalizedSGD:
 def _take_bounded_step(iterate: Tensor, direction: Tensor, step: Scalar) -> Tensor:
     """Return iterate - step · direction, rounded to the iterate's type, with a step within the bound.
 
-    A rounded step is too long if its norm exceeds step (1 + 5e-7).  Then the step before rounding is multiplied by
-    this bound over the norm, `_ATTEMPTS` times at most.  If rounding outweighs the step, shorter steps may not
+    The bound is `movement_bound(step)`, on which the noise of Algorithm 2 relies, and rounding can exceed it.  A
+    rounded step is too long if its norm exceeds step (1 + 5e-7).  Then the step before rounding is multiplied by
+    this limit over the norm, `_ATTEMPTS` times at most.  If rounding outweighs the step, shorter steps may not
     suffice.  Then each coordinate that moved too far is rounded towards its old value.
 
     Args:
         iterate: w_t, (..., d), in the type of the result.
-        direction: Vectors of norm 1, or 0, (..., d) in float64.
-        step: η.
+        direction: Vectors of norm 1 up to rounding, or 0, (..., d) in float64.
+        step: η, the length of the step.
 
     Returns:
         w_{t+1}, (..., d).
     """
     origin, limit = iterate.double(), step * _STEP_ROUNDING
     displacement = step * direction
+    # Rows of the leading axes are shortened one by one, as far as they are too long.
     for _ in range(_ATTEMPTS):
         result = (origin - displacement).to(iterate.dtype)
         length = torch.linalg.vector_norm(result.double() - origin, dim=-1, keepdim=True)
@@ -130,6 +132,7 @@ def _take_bounded_step(iterate: Tensor, direction: Tensor, step: Scalar) -> Tens
         if is_known_true(~is_too_long.any()):
             return result
         displacement = torch.where(is_too_long, displacement * (limit / length), displacement)
+    # The last resort: the next number of the type, nearer to the old coordinate.
     result = (origin - displacement).to(iterate.dtype)
     nearer = torch.where((result.double() - origin).abs() > displacement.abs(), result.nextafter(iterate), result)
     return torch.where(is_too_long, nearer, result)
@@ -180,14 +183,19 @@ def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False)
 def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) -> TheoremParameters:
     """Return T, α and η of Theorem 6.
 
-    T is the largest integer of at least 2 with T log2 T ≤ ε N² / √(d ln(1/δ)).  α = ε N / (T log2 T √(d ln(1/δ)))
-    is clipped to [1/N, 1], and η = 1/√(NT).  α is 1/N up to the rounding of T.
+    T is the number of rounds, α the weight of a new gradient in the momentum, and η the length of a step.  More
+    rounds need more noise, so that the target (ε, δ) limits T: it is the largest integer of at least 2 with
+    T log2 T ≤ ε N² / √(d ln(1/δ)).  α = ε N / (T log2 T √(d ln(1/δ))) is clipped to [1/N, 1], and η = 1/√(NT).
+    α would be 1/N if T were not rounded.
 
     Args:
-        records: N.
-        dimension: d.
-        epsilon: ε.
-        delta: δ.
+        records: N, the number of records.
+        dimension: d, the number of coordinates.
+        epsilon: ε of the run.
+        delta: δ of the run.
+
+    Returns:
+        T, α and η, with 0 for γ, which Algorithm 1 does not have.
 
     Raises:
         InputError: There is no such T, or ε or δ is out of its range.
@@ -200,6 +208,7 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
     budget = epsilon * records**2 / noise_factor
     if budget < 2.0:
         raise InputError(f"{records} records are too few for Theorem 6 at epsilon = {epsilon:g}, d = {dimension}")
+    # Bisection: T log2 T is within the budget at `low`, and above it at `high`.
     low, high = 2, max(4, math.ceil(budget))
     while high - low > 1:
         middle = (low + high) // 2
@@ -211,14 +220,15 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
 def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremParameters:
     """Return T, α, η and γ of Theorem 9.
 
-    T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋, α = N^{3/4} ε / (T^{3/4} √d) and at least 1/N, η = 1/√(NT) and γ = ηN.  α is
-    1/N up to the rounding of T.  The theorem's rate is claimed and not proved: its proof needs fresh permutations,
-    and the algorithm a fixed one.
+    T is the number of rounds, α the weight of a new gradient in the momentum, η the length of a step, and γ the
+    weight of new gradients in the sums of Algorithm 2.  T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋,
+    α = N^{3/4} ε / (T^{3/4} √d) and at least 1/N, η = 1/√(NT) and γ = ηN.  α would be 1/N if T were not rounded.
+    The theorem's rate is claimed and not proved: its proof needs fresh permutations, the algorithm a fixed one.
 
     Args:
-        records: N.
-        dimension: d.
-        epsilon: ε.
+        records: N, the number of records.
+        dimension: d, the number of coordinates.
+        epsilon: ε of the run.
 
     Raises:
         InputError: ε is not a finite number above 0, α > 1, or T < 4N, so that γ > 1/2.  The proof needs T ≥ 4N,
@@ -397,9 +407,9 @@ class MomentumTreeSettings(MomentumSettings, NoiseSettings):
 def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
     """Return the chosen mechanism, or with calibration = "paper" a tree with the paper's noise.
 
-    The paper's noise on a node of the tree, which holds the sum of an interval of rounds, is 4 √V σ times the clip
-    under replace-one, with V from `paper_node_count` and σ from `simple_noise_multiplier`, and half of that under
-    zero-out.  If exact counting asks for more, the tree has that.
+    A node of the tree holds the sum of an interval of rounds.  The paper's noise on it is 4 √V σ times the largest
+    clip under replace-one, with V from `paper_node_count` and σ from `simple_noise_multiplier`, and half of that
+    under zero-out.  If exact counting asks for more, the tree has that.
 
     Args:
         settings: Keys of the row.
@@ -416,14 +426,16 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
     if decay > 1.0 - 1.0 / rounds_per_epoch + 1e-12:
         raise InputError(f'algorithm.calibration = "paper" needs alpha of at least 1/N = 1/{rounds_per_epoch}')
     node_count = paper_node_count(problem.rounds, rounds_per_epoch)
+    # A sensitivity in clips: calibration multiplies it by the clip, by 2 under replace-one, and divides it by μ.
     return PaperTree(decay, least=2.0 * math.sqrt(node_count) * _sigma_mu(problem, reduced=False))
 
 
 def _prescribe_theorem_6(settings: MomentumTreeSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """Prescribe Theorem 6, with its bound on E‖∇F(w_U)‖ if G, L and the gap of the loss are known.
+    """Prescribe the numbers of Theorem 6 for this run, with its bound on E‖∇F(w_U)‖ if that is known.
 
-    L is the smoothness of the loss, and the gap a bound on its fall, from the numbers of the run in `problem`.  G
-    is the clip.  With a clip below the Lipschitz constant of the loss nothing is proved, and no bound is given.
+    The bound needs finite G, L and gap: G is the clip, L the smoothness of the loss, and the gap a bound on how
+    far the loss can fall.  With a clip below the Lipschitz constant of the loss nothing is proved.  Without a
+    privacy target, or if the theorem has no T for it, the result has a reason in place of numbers.
     """
     prescription = _prescribe(
         "Theorem 6", problem, partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)

@@ -7,12 +7,12 @@ an objective that wraps another one, its `base`.
 `Participation` is the protocol of all participations, and `ParticipationKeys` are keys of [federation] that only
 some of them take.  `PublicRounds` is the base class of participations whose rounds are no secret, and
 `PublicOrder` of those in which everybody knows the batches of a silo's order that a round reads.  (`registry` has
-`DrawnOrder`, the base class of those that draw the rounds of every record.)
+`DrawnOrder`, the base class of those that draw the rounds of every record without secrecy.)
 
 | class | order |
 |---|---|
-| `FixedOrder` | every batch once an epoch, in the same order in every epoch |
-| `FreshOrder` | every batch once an epoch, in a public permutation of every epoch's own |
+| `FixedOrder` | batches one after the other, in the same order in every epoch |
+| `FreshOrder` | batches one after the other, in a public permutation of every epoch's own |
 | `MinSeparation` | any rounds that keep a distance, for accounting |
 | `Phases` | one pass in phases, each of which ends with a round that reads nothing |
 
@@ -91,16 +91,18 @@ _FACT_TEXTS = {
 def declared_dependence(part: object) -> Dependence:
     """Return the dependence that an objective declares, or `UNDECLARED` if it declares none.
 
-    Facts are those on which an increment may depend, such as the record's content or its position among the
-    records that are read.  The dependence of a view includes positions and undeclared facts of its `base`.
+    A dependence is a set of facts that decide a record's increment, such as the record's content or its position
+    among the records that are read.  `UNDECLARED` has all facts.  A view, which wraps the objective `base`, also
+    depends on positions and on undeclared facts if its `base` does.
 
     Guarantee: a view of an objective that declares nothing depends on undeclared facts, and one of an objective
     that declares positions depends on positions, whatever the view declares.
 
     Args:
-        part: The objective, or a view whose `base` is one.
+        part: The objective, or a view.
     """
     declared: Any = getattr(part, "dependence", UNDECLARED)
+    # A `base` with increments of its own, `per_record`, is an objective.
     base = getattr(part, "base", None)
     if isinstance(declared, Dependence):
         inner = declared_dependence(base) if hasattr(base, "per_record") else Dependence(0)
@@ -506,13 +508,13 @@ class FixedOrder(PublicOrder):
 
     There are `rounds` / `rounds_per_epoch` epochs, of which the last one may be partial.  With rounds_per_epoch ==
     rounds each record takes part in exactly one round (single pass).  A single pass may read several batches in
-    some rounds.  Then `batch_counts` has the number of batches of every round, and otherwise it is empty.
+    some rounds.  Then `batch_counts` has the number of batches of every round.
 
     Guarantee: the records that are read in round p ≤ `rounds_per_epoch` take part in those of the rounds p,
     p + rounds_per_epoch, p + 2 rounds_per_epoch, … that are at most `rounds`, and in no other.
 
     Raises:
-        ValueError: `batch_counts` is not empty, and the participation is no single pass, or `batch_counts` has not
+        ValueError: `batch_counts` is not empty, and `rounds_per_epoch` is not `rounds`, or `batch_counts` has not
             one number of 1 or more for every round.
 
     Example:
@@ -539,6 +541,8 @@ class FixedOrder(PublicOrder):
 
     def batches(self, t: int) -> range:
         """Return the consecutive batches of the silo's order, counted from 0, that round t (from 1) reads.
+
+        The range has one batch, or `batch_counts[t - 1]` batches if these are given.
 
         Raises:
             ValueError: Round t does not exist.
@@ -585,7 +589,7 @@ class FreshOrder(PublicOrder):
     longer run read the same batches; an order with another `digest` than its permutations' does not exist.
 
     Raises:
-        InputError: A number is out of its range, or `digest` is not that of the permutations.
+        InputError: A number is no integer in its range, or `digest` is not that of the permutations.
 
     Example:
         >>> order = FreshOrder(rounds=6, rounds_per_epoch=3, seed=1)
@@ -602,8 +606,15 @@ class FreshOrder(PublicOrder):
     digest: str = ""
 
     def __post_init__(self) -> None:
-        """Check the numbers, and compute `digest`, or compare it with the permutations' if it is given."""
+        """Check the numbers, and compute `digest`, or compare it with the permutations' if it is given.
+
+        A given digest pins the permutations: another order than the one it was written for is refused.
+
+        Raises:
+            InputError: A number is no integer, or is out of its range, or the digests differ.
+        """
         lengths = self.rounds, self.rounds_per_epoch
+        # Rounds from 1 to a limit, since the permutations stay in memory, and a seed from 0.
         if {*map(type, (*lengths, self.seed))} != {int} or not (
             min(*lengths, self.seed + 1) >= 1 and max(lengths) <= _MAX_FRESH_ROUNDS
         ):

@@ -2,8 +2,8 @@
 
 The tables map names to classes.  `DrawnOrder` is the base class of distributions of rounds that users add, and of
 clients that come by themselves (`ClientAvailability`).  It accounts for both as for any rounds that keep a
-distance (`MinSeparation`).  A batch is a fixed number of rows, and a silo, or a pool of clients, has as many
-batches as an epoch has rounds.  Sampling randomness is random bits that follow from a key.
+distance (`MinSeparation`).  A batch is a fixed number of rows, and under a `DrawnOrder` a silo, or a pool of
+clients, has as many batches as an epoch has rounds.  Sampling randomness is random bits that follow from a key.
 """
 
 import dataclasses
@@ -111,9 +111,11 @@ class DrawnOrder(PublicRounds, MinSeparation):
     def select_rows(
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        """Return the rows that `rounds_of` draws for round t, (B,).
+        """Return the rows that `rounds_of` draws for round t, (B,), in ascending order.
 
-        `rounds_of` gives the rounds of every row of the silo, (rows, n), filled up with 0 for no round.
+        `rounds_of` gives the rounds of every row of the silo, (rows, n), filled up with 0 for no round.  It is a
+        user's method, so that the rounds are checked against what is charged: at most `max_rounds_per_record` for
+        a row, `min_separation` or more apart.
 
         Args:
             t: Round, from 1.
@@ -128,6 +130,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
         """
         self.check_round(t)
         count = self.batches_per_silo * batch
+        # Sorted by row, each round stands beside the row's next one, after the zeros.
         rounds = np.sort(self.rounds_of(count, silo, randomness()), axis=1)
         earlier, later = rounds[:, :-1], rounds[:, 1:]
         if (
@@ -171,7 +174,7 @@ class ClientAvailability(DrawnOrder):
     A simulation draws for each client a residue modulo `min_separation`.  The client can come in rounds of this
     residue, and comes in each with probability `min_separation` / `rounds_per_epoch` until it has come
     `max_participations` times.  So a cohort has one batch in expectation until clients reach this limit, and fewer
-    clients afterwards.  A cohort is never cut and never filled up.
+    clients afterwards.  `select_rows` neither cuts a cohort nor fills it up.
 
     Raises:
         InputError: A number is below 1, or `min_separation` is above `rounds_per_epoch`.
@@ -197,12 +200,15 @@ class ClientAvailability(DrawnOrder):
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
         """Build the participation with `min_separation`, which is required.
 
+        `max_participations` is at most the number of times that a client can answer in the run.
+
         Args:
-            order: Public order.
+            order: Public order, of which the numbers of rounds are taken.
             keys: Keys of the scenario for participation, with a `min_separation` of 1 or more.
 
         Raises:
-            InputError: `min_separation` is missing or too large, or there is more than one group.
+            InputError: `min_separation` is missing or too large, `max_participations` is below 1, or there is more
+                than one group.
         """
         keys.refuse_groups(cls.name)
         if keys.min_separation is None:
@@ -220,10 +226,11 @@ class ClientAvailability(DrawnOrder):
     def select_rows(
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        """Return the clients that come in round t, (B,).
+        """Return the numbers of the clients that come in round t, (B,), in ascending order.
 
         A client comes in round t if t has the client's residue, round t is drawn for the client, and fewer than
-        `max_participations` earlier rounds of the residue were drawn for the client.
+        `max_participations` earlier rounds of the residue were drawn for the client.  All of this is computed from
+        the randomness again in every round, so that nothing is stored between rounds.
 
         Args:
             t: Round, from 1.
@@ -239,7 +246,7 @@ class ClientAvailability(DrawnOrder):
         separation, probability = self.min_separation, self.min_separation / self.rounds_per_epoch
         has_residue = sampling_randomness.numbers(count, separation, silo, 0) == t % separation
         participation_counts = np.zeros(count, np.int64)
-        # Else there are too few earlier rounds of a residue to reach the limit.
+        # Count earlier rounds that were drawn.  In the first rounds there are too few of them to reach the limit.
         if self.max_participations < -(-t // separation):
             for earlier_round in range(t - separation, 0, -separation):
                 participation_counts += sampling_randomness.bernoulli(count, probability, silo, earlier_round)
@@ -286,9 +293,9 @@ def add_participation(kind: type[DrawnOrder]) -> None:
         kind: Frozen dataclass, a subclass of `DrawnOrder`.
 
     Raises:
-        InputError: The name is that of a participation of fedpriv, has other characters than lower-case letters,
-            digits and dashes, or begins with a dash, or the class is no subclass of `DrawnOrder`, has no `title`,
-            or overrides a member that the charge rests on.
+        InputError: The name is missing, is that of a participation of fedpriv, has other characters than
+            lower-case letters, digits and dashes, or begins with a dash, or the class is no subclass of
+            `DrawnOrder` (or is `DrawnOrder`), has no `title`, or overrides a member that the charge rests on.
     """
     if DrawnOrder not in getattr(kind, "__mro__", ()) or kind is DrawnOrder:
         raise InputError(
@@ -302,6 +309,7 @@ def add_participation(kind: type[DrawnOrder]) -> None:
             f"add_participation: {kind.__name__} has the name {name!r}: needed are a `title`, and a `name` of "
             "lower-case letters, digits and dashes"
         )
+    # Members are compared with those of `DrawnOrder` without calling them.
     overridden = [
         member
         for member in _FIXED_MEMBERS
@@ -343,15 +351,18 @@ def find_sampling_class(name: str) -> type[Participation]:
 def make_participation(name: str, order: Participation, keys: ParticipationKeys) -> Participation:
     """Build the participation called `name` from the declared order.
 
+    A user's participation also has to survive being written as data and read back, as a ledger does with it.
+
     Args:
         name: Name of `federation.sampling`.
         order: Public order that the scenario declares.
         keys: Further keys of [federation].
 
     Raises:
-        InputError: There is no participation of this name, or it does not take one of the `keys`.  A user's
-            participation is also refused if its `from_schedule` makes another class, if its rounds or rounds of an
-            epoch differ from the order's, or if `participation_from_data` would not return an equal participation.
+        InputError: There is no participation of this name, or it refuses the numbers of the order or the `keys`.
+            A user's participation is also refused if its `from_schedule` makes another class, if its rounds or
+            rounds of an epoch differ from the order's, or if `participation_from_data` would not return an equal
+            participation.
     """
     kind = find_sampling_class(name)
     result = kind.from_schedule(order, keys)

@@ -316,7 +316,8 @@ class BalancedSubsampling(RandomAllocation):
     ) -> NDArray[np.int64]:
         """Draw a set of rounds for every row by Floyd's algorithm, and return the rows with round t, (B,).
 
-        A row has as many different rounds of its group as the run has epochs.
+        A row has as many different rounds of its group as the run has epochs, and every set of that size is
+        equally likely.  The draws depend on the row and not on t, so that each round finds the same sets.
 
         Args:
             t: Round, from 1.
@@ -329,7 +330,9 @@ class BalancedSubsampling(RandomAllocation):
         """
         count, base = self.batches_per_silo * batch, self.rounds // self.groups - self.epochs
         drawn_rounds, sampling_randomness = np.empty((self.epochs, count), np.int64), randomness()
-        for draw in range(self.epochs):  # Floyd's algorithm: a repeated draw is replaced by the newest round
+        # Rounds of a group count from 0.  Draw i is one of the first base + i + 1, and a repeated one is replaced
+        # by the last of these, which earlier draws could not reach.
+        for draw in range(self.epochs):
             candidates = sampling_randomness.numbers(count, base + draw + 1, silo, draw)
             drawn_rounds[draw] = np.where((drawn_rounds[:draw] == candidates).any(0), base + draw, candidates)
         rows = np.arange(count)[self.group_rows(t)]

@@ -10,9 +10,9 @@ guarantee in real numbers needs clips, noise and sums that floating point holds,
 Before a cell is planned or sent, its noise may be fitted to the points that the run publishes: a mechanism's name
 and numbers take the place of "auto", or of a name without numbers (`fit_cell_noise`).  A fit depends on public
 numbers only: the row's optimizer, its clips up to a factor, the participation, and the options of the noise.  A
-program that builds a plan from the result finds numbers there, and need not fit.  Published points are an affine
-map of the row's released sums.  The map is computed from the row's own optimizer (`compute_response`), so that no
-second formula has to agree with the optimizer.
+program that builds a plan from the result finds numbers there, and need not fit.  A fit needs published points
+that are an affine map of the row's released sums.  The map is computed from the row's own optimizer
+(`compute_response`), so that no second formula has to agree with the optimizer.
 
 A release is a vector that leaves a silo or the server with its noise: here a running sum of increments, which are
 the clipped contributions of records.  A silo's records are read in batches of a fixed size, or of an expected size
@@ -79,19 +79,20 @@ def compute_response(
 ) -> NoiseResponse:
     """Compute the weights of released sums in the points that an optimizer publishes.
 
-    The points are the output after T rounds, and some that are evenly spaced among the queries x_2, …, x_T and the
-    output (without the output if it is x_T itself).  The weights are the gradients of the points with respect to
-    the releases, in one coordinate: the optimizer is run as a stream (`_OptimizerStream`) and differentiated
+    By these weights the noise of the releases adds up in a point, and a fit makes that noise small.  The points
+    are the output after T rounds, and some that are evenly spaced among the queries x_2, …, x_T and the output
+    (without the output if it is x_T itself).  The weights are the gradients of the points with respect to the
+    releases, in one coordinate: the optimizer is run as a stream (`_OptimizerStream`) and differentiated
     (`apply_adjoint`).  First the optimizer is checked to be linear, over at most 4 rounds.
 
     Args:
         optimizer: Optimizer of the row.
         make_round: Function of t that returns the estimator's public record of round t.
-        rounds: T.
+        rounds: T, the number of rounds.
         max_points: Most of the evenly spaced points, or None for `max_queries(rounds)`.
 
     Returns:
-        Weights of the points, (points, T), and of the output, (T,).
+        Weights of the evenly spaced points, (points, T), and of the output, (T,).
 
     Raises:
         InputError: The optimizer is not linear in the released sums.
@@ -103,6 +104,7 @@ def compute_response(
         (query, _), (_, output) = _probe_stream(probe, 2, 1.0).tolist()
         # Anytime SGD publishes x_T, which is also its last query: one point, not two.
         point_count -= query == output
+    # Index i is the query of round i + 2, or the output if i = T - 1.  A row picks one of these.
     point_indices = spaced_indices(point_count, max_queries(rounds) if max_points is None else max_points)
     weights = np.zeros((len(point_indices) + 1, rounds))
     weights[np.arange(len(point_indices)), point_indices] = 1.0
@@ -211,15 +213,15 @@ def fit_scenario_noise(
 ) -> tuple[Scenario, dict[str, FittedNoise]]:
     """Fit the noise of every cell that leaves its noise to be fitted.
 
-    Cells with the same request (the text of everything that a fit depends on) share one fit.
+    A request is the text of everything that a fit depends on.  Cells with the same request share one fit.
 
     Args:
         scenario: Scenario of the run.
-        cached_fits: Fits of a run that is resumed, by `asked`, which are not repeated.
+        cached_fits: Fits of a run that is resumed, by request, which are not repeated.
         on_fit: Function that is called with every new fit.
 
     Returns:
-        The scenario with fitted numbers in every cell that left its noise to be fitted, and its fits by `asked`.
+        The scenario with fitted numbers in every cell that left its noise to be fitted, and its fits by request.
 
     Raises:
         InputError: No noise can be fitted to a cell.
@@ -252,9 +254,10 @@ def response_and_workload(
 ) -> tuple[NoiseResponse, Workload]:
     """Return the response of a row's published points to noise, and the workload of its running sums.
 
-    The response has the weights of the released sums in the points: those of the row's optimizer, or rows of the
-    identity for an algorithm that publishes the released sums themselves.  Response and workload are computed for
-    clips and steps of scale 1, in one dimension, and for clips that are not divided by the batches of a round.
+    The workload is the decay, the clips and the participation of the running sums.  The response has the weights
+    of the released sums in some points: those of the row's optimizer, or rows of the identity for an algorithm
+    that publishes the released sums themselves.  Response and workload are computed for clips and steps of scale
+    1, in one dimension, and for clips that are not divided by the batches of a round.
 
     Args:
         row: Row of the algorithms' table.
@@ -262,8 +265,8 @@ def response_and_workload(
         schedule: Participation of the records.
 
     Raises:
-        InputError: The row publishes no points to which noise is fitted, participation is secret, or the row's
-            optimizer is not linear in the released sums.
+        InputError: The row publishes no points to which noise is fitted, participation is secret, the row's
+            optimizer is not linear in the released sums, or the row refuses its settings.
     """
     if row.published is None:
         raise InputError(
@@ -275,6 +278,7 @@ def response_and_workload(
             f'algorithm.mechanism: with federation.sampling = "{schedule.name}" nobody may know in which rounds a '
             "record takes part, and noise is fitted to such rounds; name a mechanism that needs no fit"
         )
+    # Numbers that do not matter for the shape of the noise are 1.
     units = settings.with_unit_scale()
     problem = Problem(dimension=1, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=schedule)
     estimator, rounds = row.estimator(units, problem), schedule.rounds
@@ -290,8 +294,9 @@ def response_and_workload(
 def _fit_request(cell: Cell) -> str | None:
     """Return a JSON text of everything that the fit of a cell depends on, or None without a fit.
 
-    The text has the row, the mechanism's name and options, the settings and the participation.  The scale of
-    clips and steps is left out, so that cells that differ in this scale share a fit.
+    The text has the row, the mechanism's name and options, the settings that are not at their defaults, and the
+    participation.  The scale of clips and steps is left out, so that cells that differ in this scale only share a
+    fit.  Cells without a fit have noise whose numbers are given, or need none.
     """
     settings = cell.algorithm.settings
     if not (isinstance(settings, NoiseSettings) and settings.needs_fit):
@@ -307,6 +312,9 @@ def _fit_noise(request: str, cell: Cell) -> FittedNoise:
     Args:
         request: Text of everything that the fit depends on (`_fit_request`), which is stored with the fit.
         cell: Cell whose settings ask for a fit.
+
+    Raises:
+        InputError: No noise can be fitted to the cell.
     """
     settings, start_seconds = cell.algorithm.settings, time.perf_counter()
     assert isinstance(settings, NoiseSettings)
@@ -316,6 +324,7 @@ def _fit_noise(request: str, cell: Cell) -> FittedNoise:
             make_noise_cost(response, workload),
             settings.mechanism,
             settings,
+            # "auto" scales noise over the rounds only where no clip is raised: both use the same room.
             scalable=settings.late_clip == "same",
         )
     return FittedNoise(
@@ -353,15 +362,17 @@ Then 22 binary digits of float64 lie below one standard deviation.
 def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) -> None:
     """Check that increments can be clipped to the clips of every round.
 
-    A clip has to lie between 2^-40 and 2^40, and the clip divided by the batch size has to be at least 2^-70.
+    With noise a clip has to lie between 2^-40 and 2^40, and without noise it may be any finite number of 2^-40 or
+    more.  The clip divided by the batch size has to be at least 2^-70, so that float32 holds the factors by which
+    gradients are scaled.
 
     Args:
-        rounds: Rounds of the run.
-        max_batch_size: Most records (or other units) of one silo in a batch.
-        is_private: Whether the run has noise.  Without noise a clip may be any finite number of 2^-40 or more.
+        rounds: Rounds of the run, each with a clip for every part of an increment.
+        max_batch_size: Most records (or other units) of one silo in a batch, 1 or more.
+        is_private: Whether the run has noise.
 
     Raises:
-        InputError: A clip is too small or too large for floating point.
+        InputError: A clip is out of its range, or is not a number.
     """
     for round_record in rounds:
         for clip in round_record.clips:
@@ -436,7 +447,8 @@ def make_exact_plan(
 ) -> ExactPlan:
     """Plan the lattice, sums and noise of a run whose releases are integers.
 
-    The cell's μ is converted to a μ for the units of one silo in the public order, for which the finest lattice
+    The cell's μ is converted to a μ for the units of one silo in the public order: the order that is accounted
+    for in place of a secret participation, and otherwise the participation itself.  For this μ the finest lattice
     and its noise are fitted.  Then the precision of a clip is checked if increments are less than 2 clips apart,
     and the slack of the claim in any case.
 
@@ -453,7 +465,8 @@ def make_exact_plan(
         increment_diameter: Largest distance of two increments, in clips.
 
     Raises:
-        InputError: The run's releases cannot be made of integers.  The message names the algorithm and the reason.
+        InputError: The run's releases cannot be made of integers, or its secret participation cannot be accounted
+            for.  The message has the reason.
     """
     # The target in the public order.
     name, schedule, trust = cell.algorithm.row.name, cell.schedule, cell.algorithm.trust_setting
@@ -619,6 +632,9 @@ def make_message_grid(cell: Cell, noise: Noise, max_sum: float) -> Grid:
 def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
     """Return the workload of an estimator's running sums, for a mean over one batch.
 
+    A workload holds what the noise is calibrated by: participation, decay, clips, and the period after which sums
+    restart.
+
     Guarantee: from round 2 on the sums of every round decay as the workload says, by which the noise is calibrated
     and charged: by 0 in a round that restarts them, and by `estimator.decay` in all others.
 
@@ -627,7 +643,8 @@ def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
         schedule: Participation: which records a round reads.
 
     Raises:
-        InputError: A round of the estimator has another decay, or decay, clips or period are out of their ranges.
+        InputError: A round of the estimator after the first has another decay than the workload says, or decay,
+            clips or period are out of their ranges.
     """
     workload = Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
     for round_record in make_rounds(estimator, schedule.rounds)[1:]:
@@ -664,9 +681,8 @@ def calibrate_float_noise(
 ) -> Noise:
     """Compute the noise of every party that reaches the cell's target, in floating point.
 
-    A cell without a target gets no noise.  The participation gives the μ' to which noise has to be calibrated
-    (amplification by secret sampling allows a larger one), and the trust setting turns μ' into standard
-    deviations.
+    The participation gives the μ' to which noise has to be calibrated (amplification by secret sampling allows a
+    larger one), and the trust setting turns μ' into standard deviations.  A cell without a target gets no noise.
 
     Guarantee: up to roundings to the safe side, a public order gets its μ exactly.  Secret sampling gets at most
     the (ε, δ) of that μ at the cell's δ.
@@ -680,14 +696,14 @@ def calibrate_float_noise(
         increment_diameter: Largest distance of two increments, in clips.
 
     Raises:
-        InputError: Sampling cannot be accounted for.
+        InputError: The participation cannot be accounted for with this mechanism.
     """
     target, relation, delta = cell.target_mu, cell.privacy.relation, cell.privacy.delta
     if target is None:
         return Noise()
     sums = RunningSums(mechanism, workload, relation)
     distance, mu, mus = schedule.distance(sums), schedule.calibrated_mu(sums, target, delta), None
-    if cell.privacy.shares:  # silos have targets of their own
+    if cell.privacy.shares:  # silos have targets of their own, and `target` is the largest
         mus = [schedule.calibrated_mu(sums, silo_target, delta) for silo_target in cell.target_mus or ()]
     return cell.algorithm.trust_setting.calibrate_noise(
         distance,

@@ -12,8 +12,8 @@ The first step is a run of one round, whose model is moments of columns:
     first_step_cell(cell) ─▶ any engine ─▶ CellOutcome ─▶ scaling of its model ─▶ apply_scaling ─▶ the rounds
 
 The model is the noisy mean of these moments over silos, like a mean of gradients.  Before anything is run,
-`prepare_scenario` checks the records of all cells, fits their noise, and plans the rounds that wait for a first
-step.
+`prepare_scenario` checks the records of all cells if they are here, fits noise where that is left to be done, and
+plans the rounds that wait for a first step.
 
 This module also assigns the records on which each silo of a simulation or demonstration trains and evaluates.
 """
@@ -55,7 +55,7 @@ def first_step_cell(cell: Cell) -> Cell | None:
     """Return the run that is the cell's first step, or None if no first step is left to take.
 
     The first step is a run of DP-SGD with one round, whose objective is moments of the columns with numbers.
-    All records that a silo reads in the later rounds take part in it, once: its batch is (batches of a silo) ·
+    All records that a silo can read in the later rounds take part in it, once: its batch is (batches of a silo) ·
     (batch size).  None is returned for data without a table and for scaling that is known or not asked for.
 
     Guarantee: the first step is √share · μ-GDP for each record under the cell's relation, where the run's target
@@ -63,7 +63,7 @@ def first_step_cell(cell: Cell) -> Cell | None:
     first step without noise.
 
     Raises:
-        InputError: The algorithm's trust setting has no first step.
+        InputError: DP-SGD cannot be run with the algorithm's trust setting.
     """
     schema = cell.data.table_schema
     if schema is None or not cell.data.needs_first_step:
@@ -77,6 +77,7 @@ def first_step_cell(cell: Cell) -> Cell | None:
             f"data.scale: its first step cannot be taken with algorithm.trust = {cell.algorithm.trust!r}; leave "
             "[data.scale] out"
         )
+    # The share of the budget that the rounds leave to their other step, or no noise in a run without noise.
     privacy_keys = {"mode": "none"} if budget.rounds_mu is None else {"mu": budget.other_mu}
     return cell.derive_cell(
         PrivacySection.model_validate(
@@ -170,19 +171,24 @@ def _prepare_first_step(cell: Cell, for_release: bool) -> Cell | None:
 def partition_test_records(cell: Cell) -> list[Tensor]:
     """Return the row indices of the test records on which each silo evaluates.
 
-    Each silo gets `evaluation.records` rows of `Task.test_with_missing`, where some rows may not count.
+    Each silo gets `evaluation.records` rows (one number for all silos, or one for each) of the test part
+    `Task.test_with_missing`, in which some rows may not count.
 
+    * In most data sets any row may go to any silo.  With the partition "iid" the rows are drawn at random, and
+      else a silo's labels are about as frequent as in its training records.
+    * With a partition by site, a silo gets the first rows of its site, if test records have sites.
     * Cells of a table may decide whether a row counts for training or for testing.  Then each row is in both
       parts, and a silo gets the first rows that it has in the training part, unless it holds persons or clients.
-    * With a partition by site, a silo gets the first rows of its site.  In the case above, the rows that it has in
-      the training part precede the site's other rows.
-    * Otherwise any row may go to any silo.  With the partition "iid" the rows are drawn at random, and else a
-      silo's labels are about as frequent as in its training records.
+      With a partition by site, these precede the site's other rows.
 
     No row goes to two silos.
 
+    Args:
+        cell: Cell of the training, with a section [evaluation].
+
     Raises:
-        InputError: The scenario asks for more test records than all silos have, or than one of them has.
+        InputError: The scenario asks for more test records than the data have, or than a silo has, or the data
+            cannot be used (`load_task`).
     """
     assert cell.evaluation is not None
     task, sizes = load_task(cell), cell.evaluation.records_per_silo(cell.federation.silos)
@@ -206,9 +212,12 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
 def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | None:
     """Return the row indices in `test_with_missing` of each silo, in reading order, (rows of the silo,).
 
-    The result is None if any row may go to any silo.  Otherwise a silo has rows that it also has in the training
-    part (if cells of a table decide which rows count, and no units are formed), rows of its site (for a partition
-    by site), or both, the former first.
+    The result is None if any row may go to any silo.  A silo has rows of its own in two cases:
+
+    - Cells of a table decide which rows count, and no units are formed: the rows that it has in the training part.
+    - The partition is by site, and test rows have sites: the rows of its site.
+
+    In both cases together the rows of the training part precede the other rows of the site.
 
     Args:
         cell: Cell of the training.
@@ -220,6 +229,7 @@ def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | Non
     )
     if not (by_site or by_row):
         return None
+    # `test_index_of_train` leads from a row's index in the training part to its index in the test part.
     test_indices = (
         [task.test_index_of_train[share.numpy()] for share in partition_records(cell)]
         if by_row and task.test_index_of_train is not None
@@ -250,7 +260,7 @@ def _take_first(
         sizes: Number of rows that each silo evaluates on.
 
     Raises:
-        InputError: A silo has too few.  The message names the silo.
+        InputError: A silo has fewer rows than that.  The message has the site's name or the silo's number.
     """
     schema = cell.data.table_schema
     names = schema.sites if schema is not None and cell.data.partition == "site" else ()
@@ -286,9 +296,9 @@ def held_out_records_by_silo(cell: Cell) -> list[Records]:
 def train_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
     """Return the row indices, in the training part of the data set, of each silo's training records.
 
-    A silo that holds persons gets all records of its persons, whether they count or not, in the order of the data.
-    A silo that holds clients gets their records unit by unit, and other silos get the rows of `partition_records`,
-    both in reading order.
+    A silo of single records gets the rows of `partition_records`, in reading order.  If units of protection have
+    several records, it holds units: clients, whose records it gets client by client, in reading order, or persons.
+    It gets all records of its persons, whether they count or not, in the order of the data.
     """
     task, shares = load_task(cell), [share.numpy() for share in partition_records(cell)]
     if task.unit_indices is None:
@@ -329,8 +339,10 @@ class EvaluationPlan:
         figures come from the means over the rows read, with the standard deviation of their noise.
 
         Args:
-            published: (silos, `dimension`), or (1, `dimension`) if only the mean over silos is published.
+            published: Mean scores over the rows read, with any noise: (silos, numbers of a score), or (1, numbers
+                of a score) if only the mean over silos is published.
         """
+        # From here `published` has means over the rows that count.
         row_means, published = published.double(), published.double() / self.counted_share
         shares = torch.tensor(self.plan.weights if self.publishes_each_silo else (1.0,), dtype=torch.float64)
         metrics = {name: float(value) for name, value in self.scores.to_metrics(shares @ published).items()}
@@ -360,12 +372,15 @@ def evaluation_count(cell: Cell) -> int:
 
 
 def evaluation_cell(cell: Cell) -> Cell:
-    """Return the run of a cell's evaluations, with a round for each evaluation of all test records.
+    """Return the run of a cell's evaluations, with a round for each, in which all test records are read.
 
     The run is one of DP-SGD whose increments are scores of norm at most `increment_norm` of the section
     [evaluation] for a classification, and 0.5 for other models.  The noise is calibrated to the evaluations' own
-    target, or absent without one.  Under secure aggregation every silo adds the whole noise, so that its message
-    is private by itself.
+    target, or absent without one.  If the server adds the training's noise, it adds that of evaluations, too.  If
+    not, also under secure aggregation, every silo adds the whole noise to its message, which is private by itself.
+
+    Args:
+        cell: Cell of the training, with a section [evaluation].
     """
     section, silos = cell.evaluation, cell.federation.silos
     assert section is not None

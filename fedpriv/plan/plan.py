@@ -194,7 +194,7 @@ class Plan:
     """Rounds 1, 2, …"""
 
     def __post_init__(self) -> None:
-        """Derive all fields below `model_length`, and then the table of rounds.
+        """Derive all fields below `model_length`, with the table of rounds as the last one.
 
         A masked message has bytes of words on integers, and numbers of 64 bits otherwise.  A message to which the
         server adds noise has integers or float64, and any other message the type of the models.
@@ -229,12 +229,13 @@ class Plan:
     def _planned_rounds(self) -> Iterator[PlannedRound]:
         """Iterate over the public numbers of all rounds, in order.
 
-        The derived fields `integers_at_server` and `masked` must be set.  A stored vector has d numbers, or d
-        for each noise vector if the server adds up integers; a masked message on integers has word_bits / 8
-        bytes for each.
+        The derived fields `integers_at_server` and `masked` must be set.  With d values of a release, the vector
+        that a server stores of a round has d numbers, or d for each noise vector if the server adds up integers.
+        A message has as many numbers, or word_bits / 8 bytes for each if it is masked and has integers.
         """
         schedule, exact, length = self.schedule, self.exact_plan, self.objective.dimension
         steps = make_rounds(self.estimator, schedule.rounds)
+        # No round follows the last one, which counts as a decay of 0.
         for step, next_decay in zip(steps, [*(step.decay for step in steps[1:]), 0.0], strict=True):
             t, batch_count = step.t, max(1, schedule.expected_batches(step.t))
             integer_round = None if exact is None else exact.plan_round(t, batch_count)
@@ -373,16 +374,17 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
 def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Mechanism, Workload]:
     """Return estimator, mechanism and running sums of a cell's row, before any noise is calibrated.
 
-    The mechanism is made for the running sums of the estimator's own clips.  A row may raise its clips once its
-    mechanism is known, and the running sums then have the raised clips.
+    The mechanism is made for the running sums of the estimator's own clips.  Settings may raise the clips of some
+    rounds once the mechanism is known (`Settings.clip_factors`), and the running sums then have the raised clips.
 
     Args:
         cell: Cell of a scenario.
         problem: Public numbers of the run, such as the dimension and the constants of the loss.
 
     Raises:
-        InputError: The row has no estimator or mechanism for these settings, or the estimator's rounds decay
-            otherwise than its running sums are charged (`make_workload`).
+        InputError: The row has no estimator or mechanism for these settings, no clip factors are known for the
+            sums, or `make_workload` refuses the estimator, such as for rounds that decay otherwise than its sums
+            are charged.
     """
     row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
     estimator = row.estimator(settings, problem)
@@ -426,6 +428,7 @@ def find_increment_diameter(
 ) -> float:
     """Return the largest distance of two increments in clips, 2 unless a smaller one is proved.
 
+    Two vectors of norm 1 clip are up to 2 clips apart, and a smaller distance needs less noise under replace-one.
     A smaller one is `objective.diameter` / clip, at least 1, times 1 + 2^-20 for roundings.
 
     Guarantee: smaller than 2 only where all that is released is one round's sum of increments, or sums of plain
@@ -483,8 +486,9 @@ def _uses_integers(cell: Cell, for_release: bool) -> bool:
 def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     """Return the bound on the excess risk that the cell's row proves for its settings, or None.
 
-    The bound is computed by the row from public numbers: the problem's, the clips, and the standard deviation of
-    the noise in each release.  Nothing is proved for
+    The excess risk is the mean loss of the output above the least one in the run's ball.  The row computes its
+    bound from public numbers: the problem's, the clips, and the standard deviation of the noise in each release.
+    Nothing is proved for
 
     - runs without a ball, and losses that are not known to be convex and smooth in the run's ball,
     - records that are read more than once or in secret,
@@ -527,10 +531,10 @@ NO_ABSENCES = Absences({})
 
 
 def draw_absences(cell: Cell) -> Absences:
-    """Draw the absences of a scenario, a function of its seed and the same for every engine.
+    """Draw the absences of a simulation, a function of the cell alone, so that every engine has the same.
 
     A silo is absent in the rounds that `federation.away` lists for it, and in every other round with probability
-    `federation.drop_out`, independently.
+    `federation.drop_out`, independently, by public random numbers of the cell's seed.
     """
     federation, rounds = cell.federation, cell.schedule.rounds
     rounds_by_silo: dict[int, set[int]] = {

@@ -63,10 +63,11 @@ class RunningSums:
         return self.certified.value
 
     def block_displacement(self, groups: int) -> float:
-        """Compute κ = max_t clip_t ‖C_t‖, rounded up, if no column C_t has more than `groups` nonzero rows.
+        """Compute κ = max_t clip_t ‖C_t‖, rounded up, if no column C_t has more than `groups` bands.
 
-        clip_t is the clip of round t.  A record of round t changes only the rows t … t + bands - 1 of C s, its
-        block, and by a vector of norm at most κ, where bands is the largest number of such rows of a column.
+        clip_t is the clip of round t, and a column with b bands is 0 outside of the rows t … t + b - 1.  So a
+        record of round t changes only these rows of C s, its block.  An increment of norm clip_t moves the block
+        by at most κ.
 
         Guarantee: if a number is returned, the blocks of two rounds that lie `groups` or more apart are disjoint.
         The record's increment depends on no release of its own block.  So blocks are accounted for as rounds with
@@ -76,8 +77,8 @@ class RunningSums:
             groups: Least distance of two rounds of one record.
 
         Raises:
-            InputError: The columns are not known to have few bands, or have more than `groups`.  The
-                message names the reason.
+            InputError: The columns are not known to have few bands, or have more than `groups`.  The message has
+                the reason.
         """
         decay, blocks = self.workload.decay, self.mechanism.blocks(self.workload)
         refusal = "secret participation (federation.sampling) cannot be accounted for"
@@ -103,8 +104,8 @@ class RunningSums:
     def displacement_and_overlap(self, groups: int) -> tuple[float, float]:
         """Compute κ and the largest overlap of two rounds of one record, 0 for disjoint blocks.
 
-        κ = max_t clip_t ‖C_t‖ bounds the contribution of a record in one round to C s.  The overlap of rounds s
-        and t is ⟨C_s, C_t⟩ clip_s clip_t / κ², from 0 to 1.  Noise whose columns fade without an end has
+        κ = max_t clip_t ‖C_t‖ bounds what an increment of norm clip_t adds to C s.  The overlap of rounds s and t
+        is ⟨C_s, C_t⟩ clip_s clip_t / κ², from 0 to 1 up to rounding.  Noise whose columns fade without an end has
         overlaps.  All other noise, integers, and mechanisms with an assumption are treated as blocks: the rows of
         C s that a record of one round changes, which have to be disjoint for two rounds (`block_displacement`).
 
@@ -117,11 +118,12 @@ class RunningSums:
 
         Raises:
             InputError: The noise is treated as blocks, and `block_displacement` refuses it; or a record may take
-                part in more than 2,000 rounds.  The message names the reason.
+                part in more than 2,000 rounds.  The message has the reason.
         """
         if not self.mechanism.fades or self.exact or self.mechanism.assumption is not None:
             return self.block_displacement(groups), 0.0
         clips, columns = self.workload.clips, self.mechanism.columns(self.workload)
+        # Rounds of one record are all in one group.
         rounds_by_group = [np.arange(first, len(clips), groups) for first in range(min(groups, len(clips)))]
         if len(rounds_by_group[0]) > MAX_ROUNDS:
             raise InputError(
@@ -131,6 +133,7 @@ class RunningSums:
             )
         max_square = float(np.max(clips**2 * columns.squared_norms)) * (1.0 + _ROUNDING)
         products = (columns.inner(group) * np.outer(clips[group], clips[group]) for group in rounds_by_group)
+        # Above the diagonal stand the products of two different rounds.
         max_product = max(float(np.max(np.triu(group, 1))) for group in products)
         return math.sqrt(max_square) * (1.0 + _ROUNDING), max_product * (1.0 + 1e-12) / max_square
 
@@ -142,8 +145,9 @@ class RunningSums:
         k-th rounds of all groups are treated as one round: inner products of their columns are replaced by the
         largest of any group, and clips too, in units of κ.
 
-        Guarantee: the chains are above all overlaps of two rounds of one record, whatever the record's group, for
-        the noise of `displacement_and_overlap`.
+        Guarantee: before it is split into epochs, the chain is above all overlaps of two rounds of one record,
+        less an overlap that all rounds share and that counts as known, whatever the record's group, for the noise
+        of `displacement_and_overlap`.  The split lowers no expectation that accounting uses (`find_overlaps`).
 
         Args:
             groups: Distance of two consecutive rounds in which a record may take part.
@@ -153,12 +157,13 @@ class RunningSums:
             Overlaps, or None if no two rounds overlap, or if `bins` is above 200.
 
         Raises:
-            InputError: `displacement_and_overlap` refuses the noise, or a record may take part in too many rounds.
+            InputError: `displacement_and_overlap` refuses the noise, or the number of a record's rounds.
         """
         max_norm, max_overlap = self.displacement_and_overlap(groups)
         if max_overlap == 0.0 or bins > LONGEST_CHAIN:
             return None
         columns, clips = self.mechanism.columns(self.workload), self.workload.clips / max_norm * (1.0 + _ROUNDING)
+        # Entry k is the k-th round of any group.
         epochs = -(-len(clips) // (groups * bins))
         products, norms = np.zeros((epochs * bins,) * 2), np.zeros(epochs * bins)
         for first in range(min(groups, len(clips))):

@@ -54,7 +54,7 @@ from fedpriv.scenario.schema import Cell, ModelSection
 def group_records(records: Records, units: UnitTable) -> Records:
     """Group records into units, with a row of zeros and the label of an absent record for each absent one.
 
-    If the units take the records one after another, the result is a view of the records.
+    If the units take the records 0, 1, 2, … one after another, the result is a view of the records.
 
     Args:
         records: Records, (n, ...).
@@ -153,14 +153,14 @@ class Task(PublicTask):
 def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> Records:
     """Combine features with labels, where a regression's labels get type `dtype`.
 
-    Labels of rows that do not count are -1, or NaN for numbers, and stay so.  Several labels of a record follow
-    its features in the same row, as 0 if the record does not count.  The `labels` of such records only state
-    whether each record counts.
+    Labels of rows that do not count are -1, or NaN for numbers, and stay so.  Several labels of a record are
+    moved to the end of its features, as 0 if the record does not count.  The `labels` of such records then only
+    state whether each record counts.
 
     Args:
         features: (B, f).
         labels: (B,) classes or numbers, or (B, …) for several labels of a record.
-        dtype: Type of real-valued labels.
+        dtype: Type of real-valued labels in the result.
 
     Returns:
         Features (B, f), or (B, f + labels of a record), and labels (B,).
@@ -243,8 +243,8 @@ class ModelInputs:
             classes: Number of classes, 0 for real targets.
 
         Raises:
-            InputError: Records have several labels and the model takes one, or the model does not fit the records
-                otherwise.
+            InputError: Records have several labels and the model takes one, or the model or the algorithm does not
+                fit the records otherwise.
         """
         row = self.model.row
         extend = None if self.algorithm is None else find_algorithm(self.algorithm[0]).model
@@ -284,7 +284,7 @@ def load_public_task(cell: Cell) -> PublicTask:
 
     Raises:
         InputError: The scenario holds out, splits or spares training records, of which a deployment's server has
-            none; or data, model and metrics do not fit together.
+            none; or the test records cannot be loaded; or data, model and metrics do not fit together.
     """
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
@@ -326,7 +326,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
         validation: Number of training records that are held out as test records, or None to use the test records.
 
     Raises:
-        InputError: Data set and model do not fit, or there are too few records.
+        InputError: The data cannot be loaded, data and model do not fit, or there are too few records.
     """
     # The data set, split and blanked as asked for.  Features that are still to be scaled are not rounded before.
     data, model = inputs.data_name, inputs.model
@@ -400,10 +400,12 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
 def load_task(cell: Cell) -> Task:
     """Return the cell's task, with units as rows and with the metrics of the scenario.
 
-    Without units rows are records.  If `run.passes` is set, gradients are computed in bfloat16.
+    Rows are single records if these are the unit of protection.  If `run.passes` is set, gradients are computed
+    in bfloat16.
 
     Raises:
-        InputError: Data, model and metrics do not fit together, or there are too few records.
+        InputError: The data cannot be loaded, data, model and metrics do not fit together, or there are too few
+            records.
     """
     unit, inputs, validation = cell.privacy.protected_unit, ModelInputs.from_cell(cell), cell.data.validation
     if unit.name == RECORD.name:
@@ -426,7 +428,8 @@ def _load_unit_task(
 ) -> Task:
     """Load the task whose training rows are units.
 
-    A unit is a person with the first `max_records` records that count, or a client with `max_records` records.
+    A unit is a person with the first `max_records` records that count, or a client with `max_records` records.  A
+    person with fewer has absent records in their place.
 
     Args:
         unit: Unit of protection, "user" or "client".
@@ -460,8 +463,9 @@ def _load_unit_task(
 def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     """Return the task's objective with the metrics of the scenario, as views that score the test records.
 
-    The objective is unchanged if silos evaluate, or if the scenario asks for no metrics, no metrics of each site
-    and no Goldstein radius.
+    A view wraps the objective.  One scores the test records for `run.metrics` and for metrics of each site, and
+    one measures Goldstein stationarity for `run.goldstein_radius`.  If silos evaluate, or if the scenario asks for
+    none of these, the objective is unchanged.
 
     Raises:
         InputError: The metrics, or Goldstein stationarity, cannot be computed on the test records, or those of a
@@ -503,10 +507,12 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
 def check_record_count(cell: Cell) -> None:
     """Check that the data set has as many training records as the cell reads.
 
-    One pass reads (batches of a silo) · (batch sizes of all silos) records, or units if these are rows.
+    One pass reads (batches of a silo) · (sum of the silos' batch sizes) records, or units if these are the rows of
+    the task.  With a partition by site, each site needs the records of its silo.
 
     Raises:
-        InputError: The data set, or one of its sites, has fewer, or there are more sites than silos.
+        InputError: The data set, or one of its sites, has fewer, there are more sites than silos, or the data
+            cannot be used (`load_task`).
     """
     task, batches = load_task(cell), cell.schedule.batches_per_silo
     if cell.data.partition == "site":
@@ -541,8 +547,8 @@ def check_record_count(cell: Cell) -> None:
 def partition_records(cell: Cell) -> list[Tensor]:
     """Return the row indices of each silo's training records, in reading order.
 
-    Rows are records, or units if these are rows of the task.  They are drawn with the cell's seed: iid, skewed by
-    label, or by site.
+    Rows are single records, or units (persons or clients) if these are the rows of the task.  They are drawn with
+    the cell's seed: iid, skewed by label, or by site.  A pool of clients counts as one silo.
 
     Guarantee: no row is held twice, so one record or unit of one silo is one of the federation.
 
@@ -550,7 +556,8 @@ def partition_records(cell: Cell) -> list[Tensor]:
         A tensor (batches · batch size,) for each silo.
 
     Raises:
-        InputError: The scenario asks for more records than there are, or skews records with several labels.
+        InputError: The scenario asks for more records than there are, or skews records with several labels, or the
+            data cannot be used (`load_task`).
     """
     check_record_count(cell)
     task = load_task(cell)
@@ -580,16 +587,20 @@ def row_labels(task: Task) -> NDArray[Any]:
 
 
 def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed: int) -> SiloRows:
-    """Partition rows over silos, or over clients, as [data] says, except by site, which takes no labels.
+    """Partition rows over silos, or over clients, at random or skewed by label.
 
     Args:
-        data: Section [data], whose `partition` is "dirichlet", "shards" or "iid".
+        data: Section [data], whose `partition` is "dirichlet", "shards" or "iid", with the strength of the skew.
+            A partition by site takes no labels and is not made here.
         labels: Label of each row, (rows,).
         sizes: Number of rows of each silo or client.
         seed: Seed of the draw.
 
     Returns:
-        Row indices of each silo or client.
+        Row indices of each silo or client, as many as its size.
+
+    Raises:
+        InputError: There are too few rows for these sizes, or a silo has fewer rows than shards.
     """
     if data.partition == "dirichlet":
         assert data.concentration is not None

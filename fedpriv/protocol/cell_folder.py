@@ -106,8 +106,8 @@ class FolderReporter(RunObserver):
 class FolderReader:
     """Reader of one cell's reports, in the engine's process.
 
-    A damaged evaluation or result raises a RunError of one line, and a release that no run can have an InputError.
-    A damaged report of progress or of a wait counts as missing.
+    A damaged evaluation or result raises a RunError, and a release that no run can have an InputError.  A damaged
+    report of progress or of a wait counts as missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -123,6 +123,9 @@ class FolderReader:
 
     def read_new_evaluations(self) -> Iterator[dict[str, Any]]:
         """Yield the evaluations that earlier calls have not yielded, one for each line of the history.
+
+        An evaluation has metrics by name, and its round as the key "round".  A line that is still being written
+        waits for a later call, and a damaged line is not read again.
 
         Raises:
             RunError: A line is damaged.
@@ -150,8 +153,8 @@ class FolderReader:
         """Return the outcome of the run, or None if no end of the run is reported.
 
         Raises:
-            InputError: The run failed at the server with an InputError, whose message this error has; or a stored
-                release is none that a run can have.
+            InputError: The run failed at the server with an InputError, whose message this error has; or stored
+                releases are none that a run can have.
             RunError: The run failed with another error, whose message this error has; or a file of the result is
                 damaged or missing.
         """
@@ -239,13 +242,13 @@ def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
 
 
 def scenario_from_run_config(run_config: Mapping[str, Any]) -> Scenario:
-    """Return the scenario, with a single sweep point, that a run configuration of a person names.
+    """Return the scenario, reduced to a single cell, that a run configuration of a person names.
 
     The key `scenario` holds a path or the name of a shipped scenario.  The key `set` holds overrides KEY=VALUE,
-    separated by spaces, and `cell` holds the index of the sweep point, counted from 0.
+    separated by spaces.  The key `cell` holds the index of the cell, from 0, over all sweep points and seeds.
 
     Raises:
-        InputError: The scenario cannot be read, is malformed, or has no such sweep point.
+        InputError: The scenario cannot be read, it or an override is malformed, or there is no such cell.
     """
     path = Path(str(run_config["scenario"]))
     scenario = load_scenario(path, str(run_config["set"]).split(), finds_tables=False)

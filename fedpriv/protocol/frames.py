@@ -82,7 +82,8 @@ def receive_json(connection: socket.socket, max_bytes: int, seconds: float | Non
 def drain_connection(connection: socket.socket, seconds: float) -> None:
     """Shut down the sending side and discard what arrives until the other end closes the connection.
 
-    An end that keeps sending is left after `seconds`, without an error.
+    So the other end can read what was sent to it before the connection is gone.  An end that keeps sending is left
+    after `seconds`, without an error.  The call changes the socket's timeout.
 
     Raises:
         OSError: The connection broke, or no bytes arrived in the rest of `seconds` (TimeoutError).
@@ -108,12 +109,13 @@ def _receive(connection: socket.socket, size: int, deadline: float | None) -> by
     Memory grows with the bytes received, not with the length that was announced.
 
     Args:
-        connection: Connected socket.
+        connection: Connected socket, whose timeout is changed if there is a deadline.
         size: Number of bytes.
         deadline: Time of the monotonic clock, in seconds, or None for no limit beyond the socket's own timeout.
 
     Raises:
-        OSError: The bytes do not arrive before the deadline, or the other end closed the connection.
+        OSError: The bytes do not arrive before the deadline or in the socket's own timeout, or the connection is
+            closed or broken.
     """
     content = bytearray()
     while len(content) < size:

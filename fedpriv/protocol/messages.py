@@ -194,8 +194,8 @@ def build_message(metadata: Metadata, content: RecordDict) -> Message:
 def build_messages(nodes: Sequence[int], content: RecordDict, kind: str) -> list[Message]:
     """Build the message `Message(content, node, kind)` for every node.
 
-    All messages share the content.  The first is made by Flower's constructor, and its metadata is copied for each
-    node.
+    All messages share the content.  Flower's constructor, which takes long, makes a single message, and every node
+    gets a copy of its metadata.
 
     Args:
         nodes: Ids of the receiving nodes.
@@ -442,10 +442,10 @@ def seal_vector(name: str, values: NDArray[Any]) -> RecordDict:
 def unseal_vector(content: RecordDict, name: str) -> NDArray[Any]:
     """Return the vector of this name, with the pad removed if it is sealed.
 
-    A simulation sends vectors without a seal.
+    A seal is the seed of a pad with which the values were XORed (`seal_vector`).  Simulations send none.
 
     Raises:
-        ValueError: The vector is missing or malformed, or its seal is.
+        ValueError: The vector is missing or malformed, or it has a malformed seal.
     """
     values = read_array(content, name)
     seal = _value_in(content, CONFIG, _SEAL)
@@ -505,7 +505,7 @@ def read_array(content: RecordDict, name: str) -> NDArray[Any]:
 
 
 def _decode_bytes(content: bytes) -> NDArray[Any]:
-    """Return the vector of .npy bytes whose header equals that of `encode_array`.
+    """Return the vector (n,) of .npy bytes whose header equals that of `encode_array`.
 
     A pattern reads type and length from the header.  The header that NumPy writes for them has to be the same, so
     that NumPy's parser, which evaluates headers, does not read these bytes of another process.

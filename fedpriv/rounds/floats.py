@@ -95,12 +95,13 @@ class FloatSteps:
     ) -> RoundSums:
         """Return q_t = decay · q_{t-1} + s_t, the past vectors to remember and the clipped records' count.
 
-        The state is that after the round before, `query` the point (..., d) at which gradients are computed, and
-        `batch` has the round's records with their weights.
+        Here s_t is the weighted sum of the records' clipped increments.  The state is that after the round before,
+        `query` the point (..., d) at which gradients are computed, and `batch` has the round's records with their
+        weights.
 
         Past vectors are earlier queries that the estimator needs, and sums u if increments are clipped in parts.
-        The count has the shape (...) of the leading axes.  Without rows that could have a weight, s_t is 0 and no
-        gradient is computed.
+        The count has the shape (...) of the leading axes.  In a batch without rows s_t is 0, and no gradient is
+        computed.
         """
         plan, (total,) = self.plan, state.accumulator
         objective = plan.objective if self.objective is None else self.objective
@@ -121,8 +122,9 @@ class FloatSteps:
     ) -> tuple[Tensor, RoundState]:
         """Return y_t = q_t + (B z)_t, (..., d), and the next state.
 
-        The state holds q_t, or a single zero if the next round multiplies q_t by 0.  A party without noise gets
-        y_t = q_t.  `sums` is q_t, (..., d), and the query is not read.
+        `sums` is q_t, (..., d), which may be overwritten, and the query is not read.  The fresh vectors z_t come
+        from `sample_noise`, and the mechanism B correlates them with earlier ones.  A party without noise gets
+        y_t = q_t.  The state holds q_t, or zeros if the next round multiplies q_t by the number 0.
         """
         next_sums, decay = sums, self.plan.rounds[t - 1].next_decay
         if isinstance(decay, float) and decay == 0.0:
@@ -207,7 +209,8 @@ def update_running_sum(
     """Add one round's increments to the running sum.
 
     The sum keeps its dtype, which may be wider than that of the queries: gradients are computed in the dtype of
-    the queries and added in that of the sum.
+    the queries and added in that of the sum.  Increments that are clipped in parts are left to
+    `update_split_running_sum`.
 
     Guarantee: under zero-out one record moves s_t by at most its weight times `step.clip`, under replace-one by
     twice this bound, whatever the queries are.  In float64 that change of s_t moves q_t by at most the same bound,
@@ -223,7 +226,7 @@ def update_running_sum(
         memory: Number of queries, this round's included, that the estimator needs.
 
     Returns:
-        The next state, and the number of clipped records (...).
+        The next state, and the number of clipped records (...), of the part that clips most if there are parts.
     """
     if weights.dtype != state.total.dtype:  # Tensor.to is slow, even if the dtype stays
         weights = weights.to(state.total.dtype)
@@ -250,7 +253,8 @@ def update_split_running_sum(
 ) -> tuple[RunningSum, Tensor]:
     """Add one round's increments, clipped in parts, to the running sum.
 
-    Without records all three parts are 0, and the queries are remembered as in any round.
+    The parts are G_t, Δ_t and r_t of the module's docstring, and u_t mixes the first two with u_{t-N}.  Without
+    records all three parts are 0, and the queries are remembered as in any round.
 
     Guarantee: under zero-out one record moves G_t, Δ_t and r_t each by at most its weight times that part's clip,
     under replace-one by twice this bound, whatever the queries are.  r_t is 0 in the first round of an epoch.
@@ -268,6 +272,7 @@ def update_split_running_sum(
     Returns:
         The next state, and the largest number of clipped records of a part, (...).
     """
+    # Past vectors are first the anchors v, of one or two epochs, and then the sums u.
     epoch, round_index = divmod(step.t - 1, split.rounds_per_epoch)
     anchor_count = min(2, epoch + (round_index > 0))
     past_anchors, past_sums = state.past_vectors[:anchor_count], state.past_vectors[anchor_count:]
@@ -278,6 +283,7 @@ def update_split_running_sum(
             return Increment(torch.zeros_like(state.total), query.new_zeros(query.shape[:-1], dtype=torch.int64))
         return objective.increment(part.query, Batch(records, weights), part.clip)
 
+    # u_t: G_t in the first epoch, and later a mix with u and the change since the epoch before.
     mixed_sum, clipped = increment(gradient)
     if change is not None:
         change_increment = increment(change)
@@ -315,10 +321,11 @@ class SeededNoise:
         return FreshNoise(torch.from_numpy(np.multiply(vectors, std, out=buffer, dtype=self._dtype)))
 
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
-        """Return the party's vectors of variance 1, (d,) or (draws, d), and the same array or None.
+        """Return the party's unit vectors of round t, (d,) or (draws, d), and the same array or None.
 
-        The vectors are those of round t.  A mechanism that needs several vectors in the round gets (draws, d).
-        The array is returned twice if the caller may write into it.
+        Their entries have variance 1.  The array is (d,), unless the plan has a number of vectors for the round,
+        which are stacked then.  It is returned a second time if the caller may write into it.  Short vectors may
+        be drawn for several rounds at once (`PrefetchedNoise`), and stay in memory for later calls.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:
@@ -360,11 +367,13 @@ class PrefetchedNoise:
         self._block = np.empty((0, dimension), source.dtype)
 
     def vector(self, t: int) -> NDArray[np.floating]:
-        """Return the vector of round t, (d,), which the caller must not write into.
+        """Return the vector of round t (from 1), (d,), which the caller must not write into.
 
-        A round outside of the block in memory draws a new block that begins with it.
+        For a round outside of the block in memory a new block is drawn, which begins with this round and takes the
+        place of the old one.
         """
         if not self._first_round <= t < self._first_round + len(self._block):
+            # Round 1 alone, and else a block that ends with the run at the latest.
             rounds = range(t, 2 if t == 1 else max(t, min(t + self._block_size - 1, self._rounds)) + 1)
             self._block = self._source.vectors(self._dimension, [self._party] * len(rounds), rounds)
             self._first_round = t

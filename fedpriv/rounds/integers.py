@@ -127,12 +127,13 @@ class IntegerSteps:
     def add_noise(
         self, state: RoundState, t: int, sums: Tensor, party: int, query: Tensor | None
     ) -> tuple[Tensor, RoundState]:
-        """Return y_t = (C s)_t + z_t and the next state of C, or s_t unchanged if this party adds no noise.
+        """Return y_t = (C s)_t + z_t, or s_t unchanged if this party adds no noise, and the next state.
 
         `sums` is s_t, int64 (d,) or (vectors, d), and `query` that of the round, or None if it was missed.
 
-        The query chain is extended by the query, or by the fact that the round was missed.  The noise z_t depends
-        on the chain.  The state is as secret as the records.
+        The query chain, a digest of all queries so far, is extended by the query, or by the fact that the round
+        was missed.  The noise z_t depends on the chain, so that another query in the same round has other noise.
+        The state has the state of C, and is as secret as the records.
         """
         previous_chain = state.query_chain
         chain = (
@@ -151,10 +152,11 @@ class IntegerSteps:
         return torch.from_numpy(noisy), next_state._replace(accumulator=as_tensors(accumulator))
 
     def release(self, state: RoundState, t: int, noisy: Tensor, party: int) -> tuple[Tensor, RoundState]:
-        """Return (B y)_t over the public batch size, float64 (d,), or y_t unchanged.
+        """Return the party's release, float64 (d,) or the integers y_t unchanged, and the next state.
 
-        (B y)_t is multiplied by the unit of the lattice.  A party that releases integers leaves y_t unchanged.
-        For the server the batch size is the sum over silos.  `noisy` is y_t, int64.
+        A party that releases running sums returns unit / batch size · (B y)_t, with the unit of the lattice and
+        the public batch size of the silo, or the sum of all of them for the server.  A party that releases
+        integers returns y_t.  `noisy` is y_t, int64.
         """
         if not self._releases_sums(party):
             return noisy, state
@@ -179,7 +181,8 @@ class IntegerSteps:
 
         Raises:
             RunError: A masked message has another length, or an exact sum another type or a value out of its
-            bound. ValueError: An exact sum has another length.
+                bound.
+            ValueError: An exact sum has another length.
         """
         integer_round = self._integer_round(t)
         if self.plan.masked:
@@ -240,7 +243,7 @@ def add_discrete_noise(
     sums: Ints,
     noise_of: Callable[[Ints], KeyedDiscreteGaussian],
 ) -> tuple[Ints, IntState]:
-    """Return y_t and the strategy's next state, which is as secret as the records.
+    """Return y_t = (C s)_t + z_t and the next state of C, which is as secret as the records.
 
     Guarantee: the y_t of all rounds together satisfy the claim that was computed for these `sigmas`, as long as
     one record moves the sums by no more than the norms of the claim (`IntegerRound.norms`), whatever they are
@@ -295,8 +298,11 @@ def add_exact_sums(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
     Args:
         sums: int64 (d,) of each silo.
         bounds: Largest absolute value of a coordinate of each honest silo's sum: the most records that the silo
-            can read in the round, times the largest norm K_t of a record's integers.  64 bits hold the sum of all
-            bounds.
+            can read in the round, times the largest norm K_t of a record's integers.  Their sum has to fit into
+            64 bits.
+
+    Returns:
+        The sum, int64 (d,).
 
     Raises:
         RunError: A sum has another shape than that of silo 0, is not int64, or is out of its bound.

@@ -41,7 +41,14 @@ class ScaleSection(Section):
 
     @model_validator(mode="after")
     def _check_both_given(self) -> Self:
-        """Require means in -1 … 1 and as many deviations in `MIN_DEVIATION` … 1, one at least, or neither."""
+        """Require both `means` and `deviations`, or neither.
+
+        There is one of each for every column of numbers, so that the lists are equally long and not empty.  Means
+        lie in -1 … 1, as the columns do, and deviations in `MIN_DEVIATION` … 1.
+
+        Raises:
+            ValueError: The lists are not of this form.
+        """
         if (self.means is None) != (self.deviations is None):
             raise ValueError("means and deviations are given together")
         if self.means is None or self.deviations is None:
@@ -208,12 +215,12 @@ class DataSection(Section):
     def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
         """Check that the table has the public schema that a run needs.
 
-        * A .csv or .parquet file needs a schema, which must be public if the run has noise.
+        * A .csv or .parquet file needs a schema, and other data take none from the scenario.  The schema must be
+          public if the run has noise.
         * [data.scale] needs a column of numbers.  If `means` is given, it has one number for each of these
           columns.
-        * The partition "site" needs a column of sites, with as many sites as silos.
-        * Metrics for each site need a column of sites.
-        * Sites of records in memory that have no schema are not checked here.
+        * The partition "site" needs a column of sites, with as many sites as silos, and metrics for each site need
+          such a column, too.  Sites of records in memory that have no schema are not checked here.
 
         Guarantee: ranges and vocabularies that are declared to come from the records enter no run with noise.
 
@@ -223,8 +230,7 @@ class DataSection(Section):
             per_silo: Whether metrics are computed for each site.
 
         Raises:
-            ValueError: The schema is missing, not public, or given for data that take none; or it lacks one of
-                these.
+            ValueError: A requirement is not met.
         """
         try:
             schema = self.table_schema

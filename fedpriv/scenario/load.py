@@ -74,13 +74,13 @@ def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> 
     * The value, or the list of values, takes the place of a swept key's values.
     * A key that is not swept becomes an axis if its value is a list, and otherwise a fixed key.
     * A value that occurs twice in a list counts once, but for "seeds", whose value stays as it is.
-    * A privacy target removes the axes of the targets that are not overridden.  Without such a target,
-      `privacy.mode=none` removes the axes of all targets.
+    * A privacy target removes the axes of the targets that are not overridden.  Without such a target, the fixed
+      key `privacy.mode=none` removes the axes of all targets.
 
     Targets with a fixed value in the file are dropped by `drop_superseded_keys`.
 
     Args:
-        overrides: Texts "KEY=VALUE".
+        overrides: Texts "KEY=VALUE", of which a later one of the same key replaces an earlier one.
         sweep_axes: Values of each axis in the file, with the seeds as the key "seeds".
 
     Raises:
@@ -94,6 +94,7 @@ def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> 
             if not value:
                 raise InputError(f"--set {assignment!r}: expected at least one value to sweep")
             axes[key] = drop_duplicates(value)
+            # An earlier override of the key counts no more.
             fixed_values.pop(key, None)
         elif key in axes or key == "seeds":
             axes[key] = value if key == "seeds" else [value]
@@ -128,9 +129,9 @@ def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> l
 def drop_superseded_keys(tree: dict[str, Any], overrides: Overrides) -> None:
     """Drop keys from a cell's tree that an override excludes.
 
-    An overridden privacy target drops the other targets, and privacy.mode = "none" drops all of them.  An
-    overridden partition drops the keys that only other partitions take (`PARTITION_KEYS`).  Keys that are
-    overridden themselves stay.
+    An overridden privacy target drops the targets that are not overridden, and so does "none" as the fixed value
+    of privacy.mode.  An overridden partition drops the keys that only other partitions take (`PARTITION_KEYS`),
+    unless they are overridden themselves.
 
     Args:
         tree: Nested keys of a cell, which the function changes.
@@ -163,7 +164,9 @@ class Rule(BaseModel):
 
 
 def parse_rules(entries: Any, axes: Mapping[str, list[Any]], source: str) -> list[Rule]:
-    """Parse the [[where]] rules of a file.
+    """Parse the [[where]] rules of a file, and check them against its sweep.
+
+    A rule sets keys at the points where other keys have certain values.
 
     Args:
         entries: Value of the key `where`, a list of tables with `when` and `set`.
@@ -171,7 +174,8 @@ def parse_rules(entries: Any, axes: Mapping[str, list[Any]], source: str) -> lis
         source: Name of the file in messages.
 
     Raises:
-        InputError: A rule is malformed, sets a swept key, or names a value that its swept key never has.
+        InputError: `entries` is no list, or a rule is malformed, sets a swept key, or has a condition on a swept
+            key with a value that the sweep does not have.
     """
     if not isinstance(entries, list):
         raise InputError(f"{source}: where = {entries!r}: expected [[where]] tables with `when` and `set`")
@@ -291,8 +295,9 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
     """Return the scenario of a parsed TOML tree.
 
     An override of a swept key replaces the values of its axis (`split_overrides`).  The points are all
-    combinations of the axes' values, each with every seed.  An override that changes the setting withholds the
-    published values and the theoretical exponents.  So does a section [tuned], since `fedpriv tune` chose other
+    combinations of the axes' values, each with every seed.  Overrides that change the setting
+    (`find_changed_keys`, `find_changed_axes`) withhold the published values.  Those of keys that the file does not
+    sweep withhold the theoretical exponents, too, and so does a section [tuned], since `fedpriv tune` chose other
     settings.
 
     Args:
@@ -304,7 +309,7 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
         The scenario, whose cells are validated, and whose name and title are those of the first point.
 
     Raises:
-        InputError: A key or an override is malformed, or a cell cannot be run.
+        InputError: A key, a section or an override is malformed, or a cell cannot be run.
     """
     # Sections of the file about the sweep and the tables.
     base = copy.deepcopy(dict(tree))
@@ -368,8 +373,9 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
     """Validate one cell, with the own keys of its algorithm and its model.
 
-    The algorithm must be known and offer the trust setting.  If sampling is not "fixed", or there are groups, the
-    rounds must fit the algorithm.  The key `privacy.rho` is for DP-μ²-FL alone.
+    Keys of the sections [algorithm] and [model] depend on the algorithm and the model that are named there.  The
+    algorithm must be known and offer the trust setting.  If sampling is not "fixed", or there are several groups,
+    the rounds must fit the algorithm.  The key `privacy.rho` is for algorithms whose paper calls μ so.
 
     Args:
         tree: Nested keys of the cell.
@@ -410,6 +416,9 @@ def _resolve_point(
 ) -> Cell:
     """Resolve one point of the sweep: the file, the swept values, the rules, then the fixed overrides.
 
+    Each of these may replace values of those before.  Keys that an override excludes are dropped, and then the
+    cell is validated.
+
     Args:
         base: Nested keys of the file, without sections about the sweep and the results.
         axes: Axes of the sweep, of which only the order of the keys counts.
@@ -435,15 +444,15 @@ def _resolve_point(
 
 
 def _parse_seeds(seeds: Any, single: Any, source: str) -> list[int]:
-    """Return the seeds 0 … 4 for `sweep.seeds = 5`, those of a list, or else the one `seed` of the file.
+    """Return the seeds of a list, 0 … n - 1 for a count n, or else the one `seed` of the file.
 
     Args:
-        seeds: Value of `sweep.seeds`: a count, a list in which a repeated seed counts once, or None.
+        seeds: Value of `sweep.seeds`: a list, in which a repeated seed counts once, a count, or None.
         single: Value of `seed`, which is used if `seeds` is None.
         source: Name of the file in messages.
 
     Raises:
-        InputError: The seeds are malformed.
+        InputError: The seeds are no whole numbers of at least 0, the list is empty, or the count is below 1.
     """
     if seeds is None:
         if type(single) is int and single >= 0:

@@ -1,4 +1,7 @@
-"""Format pydantic's findings for users: the key, the value, and the accepted values, in one line."""
+"""Messages for users on faults in a scenario, made from pydantic's findings, in one line.
+
+A finding is pydantic's record of one fault of one key: the path of the key, the type of the fault and the value.
+"""
 
 import difflib
 from collections.abc import Mapping
@@ -78,15 +81,15 @@ def format_validation_error(
 ) -> str:
     """Format the findings on the first key in one line, with the number of other keys that have findings.
 
-    A finding is pydantic's record of one fault of one key: its path, type and input.  A finding on an unknown key
-    goes before all others.  The missing key that an unknown one resembles is not counted.
+    Findings on an unknown key go before all others.  The missing key that this one resembles is not counted.
 
     Args:
-        error: Error of pydantic.
+        error: Error of pydantic, with one finding at least.
         model: Type of the section.
         prefix: Dotted name of the section, put before the key.
         other_model: Model of keys of the same section that are read elsewhere, for suggestions.
     """
+    # Keys in pydantic's order, each with its findings.
     by_key: dict[str, list[ErrorDetails]] = {}
     for finding in error.errors(include_url=False):
         by_key.setdefault(".".join(_key_path(finding)), []).append(finding)
@@ -114,14 +117,16 @@ def _key_path(finding: ErrorDetails) -> list[str]:
 def _format_findings(
     findings: list[ErrorDetails], model: type[BaseModel], prefix: str, other_model: type[BaseModel] | None
 ) -> str:
-    """Format all findings on one key in one line.  A key of several types has a finding for each type.
+    """Format all findings on one key in one line.
 
-    The type of the first finding decides the form of the line:
+    A key that may have one of several types has a finding for each type.  The type of the first finding decides
+    the form of the line:
 
-    - An unknown key has a suggestion.
-    - A missing key has its description.
+    - An unknown key has a suggestion, or the known keys.
+    - A missing key has its description, if there is one.
     - A fault that a validator of fedpriv found has its message.
-    - For any other fault the line names the value and what each type accepts.
+    - For any other fault the line names the value, what each type accepts, and a note on some values of other
+      libraries.
 
     Args:
         findings: Findings on the key, one at least.
@@ -176,8 +181,8 @@ def _is_union_branch(part: str | int) -> bool:
 def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
     """Return the model of the section that holds the last key of a path.
 
-    The path's keys are followed through nested sections, also optional ones, up to the first key that is no
-    section.
+    The path's keys before the last one are followed through nested sections, also optional ones.  At a key that is
+    no section the model so far is returned.
 
     Args:
         path: Keys from `model` to the key, the key last.
@@ -197,8 +202,9 @@ def _close_keys(
 ) -> tuple[list[str], list[str]]:
     """Return the known keys that resemble an unknown one, and all known keys.
 
-    A key of one part may also be meant for a section of `model`, so that SECTION.KEY is a known key if the section
-    has it, and resembles the key before all others.
+    Known keys are those of the section in which the unknown one stands.  A key at the top of `model` may also be
+    meant for a section of it: then SECTION.KEY is a known key for each section that has it, and these count as the
+    only ones that resemble it.
 
     Args:
         path: Keys from `model` to the unknown key, the key last.
@@ -206,7 +212,7 @@ def _close_keys(
         other_model: Model of keys of the same section that are read elsewhere, or None.
 
     Returns:
-        The keys SECTION.KEY of the same name, or else the closest known key or none, and all known keys.
+        The keys SECTION.KEY of the same name, or else the closest known key, if one is close, and all known keys.
     """
     known_keys = [
         *(other_model.model_fields if other_model is not None else ()),

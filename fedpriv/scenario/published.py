@@ -61,7 +61,8 @@ def parse_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
     """Parse "KEY=VALUE" of a command line's option, with the value as TOML.
 
     Args:
-        assignment: Text "KEY=VALUE".  A value that is no TOML counts as a text.
+        assignment: Text "KEY=VALUE", where the key ends at the first equals sign.  A value that is no TOML counts
+            as a text, without blanks around it.
         option: Name of the option in messages.
 
     Returns:
@@ -210,7 +211,10 @@ def _check_swept(name: str, key: str, axes: Mapping[str, list[Any]], source: str
 
 
 def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Growth | None:
-    """Parse the section [scaling] of a file.
+    """Parse the section [scaling] of a file, which compares how a resource grows with n.
+
+    `along` is the swept key that is n, `by` the swept key whose values are compared, and `smallest` the swept key
+    whose smallest value is searched for that reaches a target, of which `factor` is a factor.
 
     Args:
         section: Parsed TOML of the section, or None.
@@ -221,8 +225,8 @@ def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Gr
         The section, or None without it.
 
     Raises:
-        InputError: The section is malformed, `along`, `smallest` or `by` is no swept key, or `smallest` has no
-            `factor`.
+        InputError: The section is malformed, `along`, `by` or a given `smallest` is no swept key, or `smallest` is
+            given without `factor`.
     """
     if section is None:
         return None
@@ -239,7 +243,9 @@ def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Gr
 def parse_published(
     values: Any, axes: Mapping[str, list[Any]], source: str, section: str = "paper"
 ) -> PublishedValues | None:
-    """Parse the section [paper] or [table] of a file.
+    """Parse the section [paper] or [table] of a file, which lays out tables of rows × columns.
+
+    Both sections have the same keys.  A [paper] section usually has published values of a metric, too.
 
     Args:
         values: Parsed TOML of the section, or None.
@@ -355,7 +361,9 @@ class Tuning(BaseModel):
 
 
 def parse_tuning(section: Any, source: str) -> Tuning | None:
-    """Parse the section [tuned] of a file.
+    """Parse the section [tuned] of a file, the record of a choice of settings.
+
+    A private choice makes a random number of runs, whose distribution the section names with its mean.
 
     Args:
         section: Parsed TOML of the section, or None.

@@ -1,7 +1,8 @@
-"""Schema of a scenario's cell, which checks every key before anything runs.
+"""Schema of a scenario's cell, which checks keys before anything runs.
 
 The checks across sections are here, such as whether a run may continue without a silo that does not reply, and
-whether data and federation have the unit of protection.  `resolve_cell` checks the keys of algorithm and model.
+whether data and federation have the unit of protection.  `resolve_cell` of `scenario.load` checks the own keys of
+algorithm and model.
 
 * A unit of protection is what neighbouring data sets differ in: a record, a person or a client.
 * A pool of clients takes the place of silos, and a round reads a cohort of the clients.
@@ -44,8 +45,8 @@ from fedpriv.scenario.sections import (
 def check_absences(federation: FederationSection, key: str | None, trust: Trust) -> None:
     """Refuse a run without some silos if its trust setting needs all of them.
 
-    The section's key `away` has rounds by the number of a silo, as text without leading zeros, and may only name
-    silos 0 … silos - 1.  If the section has the number of rounds, `away` may only name rounds up to this number.
+    The section's key `away` has rounds of absence by the number of a silo, as text without leading zeros.  It may
+    only name silos 0 … silos - 1, and only rounds up to `rounds` if the section has that key.
 
     Guarantee: a release without a silo is a sum with fixed weights, and its noise is the claimed noise.
 
@@ -75,10 +76,11 @@ _POOL_PARTITIONS = ("iid", "dirichlet", "shards")
 def check_units(unit: Unit, data: DataSection, federation: FederationSection, secret: bool, trust: Trust) -> None:
     """Refuse a unit that the data or the federation do not have, or that cannot be accounted for.
 
-    - Clients in cohorts need a trust setting that protects cohorts, have to be the unit, and have no sites.
+    - Clients of a pool take part in cohorts.  They have to be the unit, have no sites, and need a trust setting
+      that keeps secret who takes part.
     - Clients as units of silos need the partition "iid", and under secret sampling such a trust setting, too.
     - Persons need a column that names them.
-    - Persons in several silos need as many silos, and a public order of the records.
+    - Persons in several silos need as many silos or more, and a public order of the records.
 
     Args:
         unit: Unit of protection.
@@ -137,6 +139,9 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
 
 def check_shares(privacy: PrivacySection, data: DataSection, federation: FederationSection, trust: Trust) -> None:
     """Refuse budget shares that are not one for each silo, or that the noise cannot honour.
+
+    Budget shares are the targets of silos relative to the largest target.  They go neither with a pool of clients
+    nor with a first step ([data.scale]), which has one budget for all silos.
 
     Guarantee: only a silo that adds all of its noise itself has a budget of its own.  Noise that is added once for
     all silos is the same for all of them.
@@ -285,6 +290,7 @@ class Cell(Section):
 
         Raises:
             ValueError: A requirement is not met.  The message is of the first one that is not.
+            InputError: A name, such as that of the model, is not known.
         """
         federation, privacy, unit = self.federation, self.privacy, self.privacy.protected_unit
         trust, private = find_trust(self.algorithm.trust), self.privacy.mode != "none"
@@ -343,7 +349,8 @@ class Cell(Section):
     def target_mus(self) -> tuple[float, ...] | None:
         """μ of the rounds for the records of silo 0, 1, …, or None for a run that is not private.
 
-        Without budget shares μ is the same for all silos.  A pool of clients counts as one silo.
+        With budget shares each silo has its share of the target, and without them μ is the same for all silos.  A
+        pool of clients counts as one silo.
         """
         if (target := self.target_mu) is None:
             return None

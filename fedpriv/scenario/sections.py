@@ -48,9 +48,9 @@ class FederationSection(Section):
     * `rounds`, `samples` and `batch`: a pass has as many rounds as the samples suffice for, and passes follow each
       other until all rounds are done.  The last pass may be cut.
 
-    Every round of a pass reads equally many records of a silo, a public number, or as many in expectation under
-    secret sampling.  Records that do not fill a round are left out.  Persons or clients are counted in place of
-    records if they are the unit of protection.
+    Every round of a pass reads equally many records of a silo, a public number, or as many in expectation if
+    rounds are drawn, unless the algorithm has rounds of its own.  Records that do not fill a round are left out.
+    Persons or clients are counted in place of records if they are the unit of protection.
 
     With `clients` and `cohort` a trusted server keeps one pool of clients in place of silos.  A round reads a
     cohort of them, and `rounds` is the number of rounds.
@@ -117,7 +117,11 @@ class FederationSection(Section):
     def _check_pool(self) -> Self:
         """Refuse keys of silos beside clients, and a cohort that does not divide the clients.
 
-        Clients need a cohort and rounds, and sampling that clients initiate needs clients.
+        A pool of clients takes the place of silos.  It needs `cohort`, the number of clients in a round, and
+        `rounds`, and sampling that clients initiate needs a pool.
+
+        Raises:
+            ValueError: The keys do not fit together.
         """
         if (self.clients is None) != (self.cohort is None):
             raise ValueError(
@@ -207,11 +211,11 @@ class FederationSection(Section):
         return ParticipationKeys(self.groups, self.min_separation, self.max_participations)
 
     def batch_sizes(self, seed: int) -> tuple[int, ...]:
-        """Return the number of records of each silo in one round, or the size of the cohort.
+        """Return the number of records of each silo in one batch, or the size of the cohort.
 
-        Every batch of a silo's order has this many records.  The sizes are `batches`, or `batch` for each silo,
-        or the samples of one round divided among the silos (`silo_sizes`) if `samples` and `rounds` are given
-        without `batch`.
+        If rounds are drawn, records or clients are counted in expectation.  The sizes are `batches`, or `batch`
+        for each silo (1 if it is left out), or the samples of one round divided among the silos (`silo_sizes`) if
+        `samples` and `rounds` are given without `batch`.
 
         Args:
             seed: Public seed, which skewed sizes depend on.
@@ -296,9 +300,9 @@ class PrivacySection(Section):
     def _split_targets(cls, values: Any) -> Any:
         """Replace a list of targets, one for each silo, by the largest target and the silos' shares of it.
 
-        A share is rounded down if its product with the target would exceed the silo's number.  Values without a
-        list of positive numbers, or with two lists, are returned unchanged.  An empty list becomes a target of 0,
-        which validation refuses.
+        A target is one of the keys `_TARGETS`.  A share is rounded down if its product with the largest target
+        would exceed the silo's number.  Values without a list of positive numbers, or with two lists, are returned
+        unchanged.  An empty list becomes a target of 0, which validation refuses.
 
         Args:
             values: Section as it was parsed, before validation.
@@ -324,7 +328,11 @@ class PrivacySection(Section):
 
     @model_validator(mode="after")
     def _check_one_target(self) -> Self:
-        """Require exactly one target of a private run, and none of a run without noise."""
+        """Require exactly one privacy target of a private run, and none of a run without noise.
+
+        Raises:
+            ValueError: There is another number of targets.
+        """
         targets = [name for name in _TARGETS if getattr(self, name) is not None]
         if self.mode == "none" and targets:
             raise ValueError(f'mode = "none" means no noise, so {targets[0]} cannot be given with it')
@@ -397,12 +405,15 @@ class PrivacySection(Section):
         return self._mu_of_share(self.shares[silo] if self.shares else 1.0)
 
     def _mu_of_share(self, share: float) -> float | None:
-        """Return μ of a share of the target, in the target's own unit, or None without a target.
+        """Return the μ that a share of the privacy target amounts to, or None without a target.
 
         The share multiplies ε, the zCDP parameter or μ, whichever the section gives, before the conversion to μ.
 
         Args:
             share: Share of the target, above 0 and at most 1.
+
+        Raises:
+            InputError: The target is out of the range of the conversion.
         """
         if self.epsilon is not None:
             return mu_of(share * self.epsilon, self.delta)

@@ -202,9 +202,10 @@ def _make_metric_chart(
 ) -> Chart:
     """Make a chart with one series for each point of `axes`, grouped in panels.
 
-    `make_layout` decides which swept keys become panels.  At most 12 panels and `MAX_SERIES` series for each panel
-    are drawn.  The note counts the points that are omitted.  The y axis is logarithmic if the marks span a wide
-    range (`is_wide`) and the metric is not a percentage.  The x axis has no label yet.
+    A point has one value of each swept key in `axes`.  `make_layout` decides which of these keys become panels.
+    At most 12 panels and `MAX_SERIES` series for each panel are drawn, and the note counts the omitted points.
+    The y axis is logarithmic if all finite measured values are positive, and the largest is more than 10 times the
+    smallest (`is_wide`), unless the metric is a percentage.  The x axis has no label yet.
 
     Args:
         results: Results of the run.
@@ -259,10 +260,10 @@ def privacy_key(results: Results) -> str:
 
 
 def _privacy_chart(results: Results) -> Chart | None:
-    """Chart test accuracy against μ, ρ or ε, one series for each combination of the other settings.
+    """Chart test accuracy against μ, ρ or ε, one series for each combination of the other swept keys.
 
-    Runs without test accuracy show their first metric.  The result is None if the cells have fewer than two
-    privacy levels.
+    A run without test accuracy shows its first metric.  The result is None if the cells have fewer than two
+    privacy levels, which are told apart by three digits (`privacy_levels`).
     """
     levels = privacy_levels(results)
     if len(levels) < 2:
@@ -287,11 +288,11 @@ def _privacy_chart(results: Results) -> Chart | None:
 
 
 def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
-    """Fill `series` with the measured and published values of the sweep points that match `fixed`.
+    """Return `series` with the measured and published values of the sweep points that match `fixed`.
 
-    A measured mark has its privacy level (`privacy_key`) as x, the metric's mean over seeds as y, and its standard
-    deviation as spread, or 0 for one seed.  Measured marks are sorted by x.  A point without finished cells or
-    without a level has no mark.
+    A measured mark has as x the privacy level of the point's first cell, on the scale of `privacy_key`.  Its y is
+    the metric's mean over seeds, and its spread their standard deviation, or 0 for one seed.  Measured marks are
+    sorted by x.  A point without finished cells or without noise has no mark.
 
     Args:
         results: Results of the run.
@@ -352,13 +353,13 @@ def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric
 
 
 def _clipping_chart(results: Results) -> Chart | None:
-    """Chart the percentage of clipped increments, one row for each setting.
+    """Chart the percentage of clipped increments, with rows for the settings.
 
     A larger clip norm biases the increments less and adds more noise, so this chart helps to choose the clip norm.
-    A mark is the mean over seeds with the standard deviation.  The kinds of the chart's layout, such as trust
-    settings, are series, which lie above one another in a row.  At most `MAX_SERIES` rows are drawn.  The result
-    is None for a single setting, and if in all cells no increment was clipped, or every one was, or silos do not
-    report it.
+    A mark is the mean over seeds with the standard deviation.  Settings that differ only in the kinds of the
+    chart's layout, such as trust settings, share a row, in which they lie above one another as series.  At most
+    `MAX_SERIES` rows are drawn.  The result is None for a single setting, if no cell reports that an increment was
+    clipped, and if every cell reports that all were.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
@@ -441,9 +442,9 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it.
 
     Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), fresh permutations,
-    and a run of several passes that ends within one.  The first release stream decides, which is that of a first
-    step, with decay 0, in a run that has one.  If sums restart from 0 after a period, the setting has the rounds
-    of one period.
+    and a run of several passes that ends within one.  The first release stream decides, so that a run with a first
+    step, which has decay 0, is not shown.  If sums restart from 0 after a period, the setting has the rounds of
+    one period.
     """
     stream = stream_from_data(cell["releases"][0])
     # The charts compare noise in running sums.
@@ -467,8 +468,8 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
 def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
     """Chart the root mean square over rounds of the noise in a release, against the number of rounds.
 
-    Up to twelve numbers of rounds, from one round for each epoch to the run's, are spaced about geometrically.
-    Each has its own calibration at the run's μ, with one series for each mechanism.
+    Up to twelve numbers of rounds are spaced about geometrically, from one round for each epoch to the rounds of
+    the setting.  For each of them the mechanisms are calibrated anew at the run's μ.  A mechanism has a series.
 
     Args:
         question: Accounting setting and μ of a run, and the mechanism that it used.
@@ -538,9 +539,9 @@ def _mechanism_label(name: str, question: _UsedMechanism) -> str:
 def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
     """Chart the noise of mechanisms at one guarantee, the smallest ratio to the lower bound on top.
 
-    Each mechanism has a row.  Its marks are ratios to the lower bound of all mechanisms: of the noise in queries,
-    or in running sums without an algorithm, and, if the algorithm has an output, of the noise in the output, by
-    which rows are then sorted.  A vertical line marks ratio 1.
+    Each mechanism has a row.  Its marks are ratios of noise to the lower bound of all mechanisms: of the noise in
+    an algorithm's output, by which rows are sorted, and in its queries.  If the table has no bound for an output,
+    there is one mark, of the noise in running sums, and rows are sorted by it.  A vertical line marks ratio 1.
 
     Args:
         table: Noise of each mechanism, its ratios to the lower bound, and its memory in vectors.
@@ -576,8 +577,8 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
     alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the normal distribution function.  There is such a
     curve for each μ that cells claim, or that an audit tested, if the curve can be told from the axes.  Of more
     than six curves, those of the three smallest and the three largest μ are drawn.  The diagonal is blind
-    guessing.  With an audit there is the point of equal errors on the curve of the μ that the audit shows at
-    least.  The result is None if there is neither a curve nor an audit.
+    guessing.  With an audit there is the point of equal errors on the curve of its lower bound on μ.  The result
+    is None if there is neither a curve nor an audit.
     """
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})

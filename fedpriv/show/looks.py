@@ -99,6 +99,9 @@ class Layout:
         Kinds and levels are shown separately, by hue with dashes and by shade with marker, unless there are more
         kinds than dashes or more levels than hues.  Then, and for a single level, the looks are those of series
         without an order (`nth_look`).  The first five levels of a single kind also differ in dashes.
+
+        Args:
+            point: Value of each swept key.
         """
         (kind, kinds), (level, levels) = self._index_of(self.kinds, point), self._index_of(self.levels, point)
         if kinds > len(DASHES) or levels > len(_HUES):
@@ -199,10 +202,10 @@ class Scale:
 def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic: bool) -> Scale:
     """Make the axis of the finite ones of some values, with a margin at each end.
 
-    The margin is about 5 % of the length of the axis.  A logarithmic axis shows values above 0.  Its margin is a
-    factor, at least 1.05.  It becomes linear, from 0 to 1, if no value is above 0.  A linear axis of equal values
-    has a margin of a tenth of their size, and at least 0.1, and without any value an axis goes from 0 to 1 with
-    margins.
+    A linear axis has 5 % of the range of the values as its margin.  Equal values have a tenth of their size, and
+    at least 0.1.  A logarithmic axis shows values above 0.  Its margin is a factor, the ratio of the largest to
+    the smallest value to the power 0.05, and at least 1.05.  Without any value to show the axis is linear, from 0
+    to 1 with margins.
 
     Args:
         values: Values to show, which may include infinities and NaN.
@@ -239,8 +242,9 @@ def _linear_ticks(low: float, high: float, max_count: int) -> list[float]:
 def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
     """Return powers of ten from `low` to `high`, with multiples as far as `max_count` allows.
 
-    Multiples are 1, 2 and 5, or 1 and 3, or 1 alone.  Powers that are too many are thinned.  An axis with fewer
-    than two of these numbers gets its ends as ticks.
+    The multiples of every power are 1, 2 and 5, or 1 and 3, or 1 alone: the first of these that has at most
+    `max_count` numbers on the axis.  If even the powers alone are too many, they are thinned.  An axis with fewer
+    than two of the numbers gets its ends as ticks.
     """
     for multiples in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

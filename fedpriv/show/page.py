@@ -92,6 +92,9 @@ def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
     A row of the page has two charts, or one that fills it.  Charts of several panels fill a row.  If an odd number
     of charts is left, the one of them with most series fills a row, too, because no half row may stay empty.
     Charts that fill a row come first.
+
+    Args:
+        charts: Charts of one panel or more.
     """
     full_width = [chart for chart in charts if len(chart.panels) > 1]
     half_width = [chart for chart in charts if len(chart.panels) == 1]
@@ -105,11 +108,12 @@ def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
 def _draw_panel(chart: Chart, panel: Panel) -> Markup:
     """Draw a panel as an SVG element.
 
-    Its height and left margin follow from the chart's named rows, if there are any.
+    Its left margin follows from the chart's named rows, if there are any, and its height from their number and
+    from the number of series.
 
     Args:
-        chart: Chart with the rows, labels and scales that all panels share.
-        panel: Panel to draw.
+        chart: Chart with the rows, labels and y axis that all panels share.
+        panel: Panel to draw, whose marks decide the range of its x axis.
     """
     left_margin, height = _LEFT_MARGIN, HEIGHT
     if chart.rows:  # room for names on the left, and for each series in each row
@@ -133,7 +137,7 @@ def _draw_panel(chart: Chart, panel: Panel) -> Markup:
 
 
 def _draw_axes(chart: Chart, horizontal: Scale, vertical: Scale) -> list[str]:
-    """Draw grid, axis, ticks and labels, without labels of horizontal ticks that would overlap.
+    """Draw grid, axis, ticks and labels, as far as labels below the axis do not overlap.
 
     Args:
         chart: Chart of the panel, whose rows, if it has any, are the ticks of the vertical axis.
@@ -186,8 +190,9 @@ def _draw_series(
 ) -> str:
     """Draw a series' line with its band, or marks with bars, then markers, published marks, and tooltips.
 
-    Measured marks whose y is not finite are left out.  A line with more than six marks has markers at three to six
-    of them, which depend on the rank, so that markers of close lines need not coincide.
+    A line needs two marks or more, and its band shows their spreads.  Measured marks whose y is not finite are
+    left out.  A line with more than six marks has markers at three to six of them, which depend on the rank, so
+    that markers of close lines need not coincide.
 
     Args:
         chart: Chart of the series.
@@ -278,11 +283,11 @@ _FILE_DESCRIPTIONS = {
 def make_crate(folder: Path) -> dict[str, Any]:
     """Make the RO-Crate metadata of a run's folder in its present state.
 
-    The metadata is a JSON-LD graph: the folder with its visible files, the run that made them, its software, and a
-    property for each line on privacy (`privacy_lines`).
+    The metadata is a JSON-LD graph: the folder with its visible files but for the metadata's own, the run that
+    made them, its software, and a property for each line on privacy (`privacy_lines`).
 
     Raises:
-        InputError: If the folder has no results.
+        InputError: If the folder has no results, or they cannot be read.
     """
     results = read_claims(folder)
     files = [
@@ -432,7 +437,11 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
 
 
 def write_report(folder: Path, file: Path | None = None) -> Path:
-    """Write a run's report to `file`, RUN_DIR/report.html by default, and return its path.
+    """Write the report of the run in `folder` to `file`, and return its path.
+
+    Args:
+        folder: Folder of the run.
+        file: File of the report, or None for report.html in the folder.
 
     Raises:
         InputError: If the folder holds no run, a run without a finished cell or history, or a damaged audit.

@@ -140,7 +140,7 @@ def draw_charts(
         title: Title above all panels, of one or several lines, or None for a figure without title and notes
             (`make_figure`).
         kinds: Formats, which are the suffixes of the files.
-        width: Width in inches, or None for one that fits the panels.
+        width: Width in inches, or None for one that fits the panels.  Letters are smaller for a given width.
     """
     with plot_settings(small=width is not None):
         figure = make_figure(charts, title, width)
@@ -193,8 +193,8 @@ def save_figure(figure: "Figure", path: Path, name: str) -> None:
 def plot_title(results: Results) -> str:
     """Make the title, with run, fixed settings and trust in its first line.
 
-    The second line has the number of seeds, and differing or missing cells.  Fixed settings are swept keys with
-    one value.  Trust is left out if cells differ in trust, or if it is a swept key.
+    Fixed settings are swept keys with one value.  Trust is left out if cells differ in trust, or if it is a swept
+    key.  The second line has the number of seeds, and any differing or missing cells.
     """
     fixed = format_point(results, {key: values[0] for key, values in results.axes.items() if len(values) == 1})
     trusts = {cell["trust"] for cell in results.cells}
@@ -227,10 +227,10 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
     """Draw the panels of charts into one figure, with a title, a legend, and the charts' notes.
 
     The title is above the panels, and the notes are below them.  Panels lie in a grid of at most three columns.
-    The caption of a single chart is part of the title, and each panel has its name above it.  Of several charts,
-    panels without a name have their chart's caption above them.  A figure whose title is None has neither title
-    nor notes, and no caption of a single chart.  A figure of a given width in inches has its legend below, and no
-    notes.
+    The caption of a single chart is part of the title, and a panel with a name has it above it.  Of several
+    charts, panels without a name have their chart's caption above them.  A figure whose title is None has neither
+    title nor notes, and no caption of a single chart.  A figure of a given width in inches has no notes, and any
+    legend is below.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -272,7 +272,8 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
 def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
     """Draw a panel's series, and set scales, limits, labels and ticks of its axes.
 
-    Vertical ticks are the names of the chart's rows, if it has any, else at most about six round numbers.
+    Ticks on the y axis are the names of the chart's rows, if it has any, else about six numbers or fewer
+    (`Scale.ticks`).  Ticks on the x axis are those of the chart, or such numbers, if their labels do not overlap.
     """
     for rank, series in enumerate(panel.series):
         _draw_series(axes, chart, series, rank)
@@ -309,8 +310,9 @@ def _spaced_ticks(ticks: Sequence[float], position: Any) -> list[float]:
 def _draw_series(axes: "Axes", chart: Chart, series: Series, rank: int) -> None:
     """Draw a series' line, spread and published marks, with markers shifted by its rank in the panel.
 
-    The spread is a band along a line of several marks, else a bar at each mark: along x in a chart with named
-    rows, and along y in other charts.
+    A line of many marks has markers at about six of them, and the shift keeps those of close lines apart.  The
+    spread is a band along a line of several marks, else a bar at each mark: along x in a chart with named rows,
+    and along y in other charts.
     """
     look, marks = _line_style(series), series.marks
     xs, ys, spreads = ([getattr(mark, name) for mark in marks] for name in ("x", "y", "spread"))
@@ -342,11 +344,10 @@ def _line_style(series: Series) -> dict[str, Any]:
 
 
 def _add_legend(figure: "Figure", charts: Sequence[Chart], *, is_below: bool) -> None:
-    """Add a legend of the series, and of published values.
+    """Add a legend of the series, and of published values, on the right or below the panels.
 
-    It is on the right, or below, where names of rows need the space or the width is given.  A name has one entry,
-    even if series of several charts have it.  Without series to name and without published values there is no
-    legend.
+    A chart whose series have a single name needs no entry for it.  A name has one entry, even if series of several
+    charts have it.  Without series to name and without published values there is no legend.
     """
     from matplotlib.lines import Line2D
 

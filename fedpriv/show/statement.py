@@ -179,7 +179,7 @@ def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> 
 def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, choice: Sequence[str]) -> Statement:
     """Make the statement on cells that agree in trust, relation, noise, δ, unit and kind of guarantee.
 
-    All claims are computed from the recorded releases.
+    The cells' claims are computed from the recorded releases, and not read from the stored figures.
 
     Args:
         cells: Cells of results.json, at least one.  A cell whose run adds no noise has no claim.
@@ -303,8 +303,9 @@ def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
 def _describe_noise(stream: ReleaseStream, clip_unit: str = "") -> str:
     """Describe a stream: its party, number of releases, noise and clip, followed by their `clip_unit`.
 
-    Of an external first step, which was taken elsewhere and is charged here, the text has only the party and the
-    charged μ.  Of a stream without noise it has only the party and the number of releases.
+    The party's name is followed by the step, unless that is the rounds.  Of an external first step, which was
+    taken elsewhere and is charged here, the text has only the party and the charged μ.  Of a stream without noise
+    it has only the party and the number of releases.
 
     Args:
         stream: Stream to describe.
@@ -363,13 +364,12 @@ class StoredAudit:
 def describe_power(sees: Mapping[str, float], trials: int) -> str:
     """Describe the loss of noise that an audit with this number of trials detects.
 
-    The text is a clause without a full stop.
-
-    A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.
+    A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.  The text is a
+    clause without a full stop, also if the audit detects no loss.
 
     Args:
         sees: Largest share of the noise that is refuted with probability 95 %, by family of tests, or empty if no
-            share is known.  Shares are rounded down to two digits.
+            share is known.  Shares are rounded down to two digits, and those of 0 are left out.
         trials: Number of trials of the audit.
     """
     if not sees:
@@ -402,10 +402,10 @@ def store_audit(folder: Path, outcome: Mapping[str, Any]) -> None:
 
 
 def load_audit(folder: Path) -> StoredAudit | None:
-    """Load the stored audit of a run from RUN_DIR/audit.json, or return None if none is stored.
+    """Load the audit of a run from audit.json in its folder, or return None if there is no such file.
 
     Raises:
-        InputError: If the file is damaged or cannot be read.
+        InputError: If the file cannot be read, or is no JSON object with the fields of an audit.
     """
     path = folder / _AUDIT_FILE
     if not path.exists():

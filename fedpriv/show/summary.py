@@ -82,13 +82,15 @@ _SILO_LABELS = {MEAN_SUFFIX: "mean of silos", WORST_SUFFIX: "worst silo"}
 def find_metric(key: str) -> Metric | None:
     """Return the metric with this key, or None if the key names no metric.
 
-    Metrics on silos' own test records have the key of a metric on all test records and a suffix: that of the mean
-    over silos, that of the worst silo, or "_at_NAME" for one silo, as in `test_loss_at_NAME`.  Unit and digits are
-    those of the metric on all test records.  The number of silos that have a metric is a metric as well.
+    The key is that of a metric of `METRICS`, or such a key and a suffix for a metric on silos' own test records:
+    that of the mean over silos, that of the worst silo, or "_at_NAME" for one silo, as in `test_loss_at_NAME`.
+    These have the unit and digits of the metric without the suffix.  With a fourth suffix the key is that of the
+    number of silos that have the metric.
     """
     for metric in METRICS:
         if key == metric.key:
             return metric
+        # A key without this metric's key and a suffix is left to the other metrics.
         suffix = key.removeprefix(f"{metric.key}_")
         if suffix == key or f"{metric.key}_" not in key:
             continue
@@ -300,7 +302,7 @@ def list_warnings(results: Results) -> list[str]:
     """Return warnings in Markdown of claims that disagree with the releases, and of missing cells.
 
     A complete run whose claims agree has no warning.  Up to `_MAX_LISTED` incomplete sweep points are named, with
-    their seeds that have no result.
+    their seeds that have no result, and further ones are counted.
     """
     warnings = []
     if warning := describe_differing(results):
@@ -317,10 +319,10 @@ def list_warnings(results: Results) -> list[str]:
 
 
 def describe_measurement(results: Results) -> str:
-    """Describe in one line the seeds, the engines, and the largest differences to published values.
+    """Describe in one line the seeds and the engines on which a run was computed.
 
-    Sentences follow where they apply: on published values that are not shown, random numbers that cells share,
-    and findings on what was learnt and read.
+    Sentences follow where they apply: on the largest difference to published values in each metric, published
+    values that are not shown, random numbers that cells share, and findings on what was learnt and read.
     """
     largest_differences = []
     for metric in published_metrics(results):
@@ -409,9 +411,10 @@ def privacy_lines(results: Results) -> list[str]:
 def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return caveats on the figures of cells that share δ and unit, a sentence each.
 
-    Caveats on ε are those of the largest ε.  Caveats on δ are those of the cell whose smallest silo is largest,
-    for which δ protects least.  Cells without noise are left out, and the list is empty if nothing weakens the
-    figures.
+    A caveat is a fact that weakens the pair (ε, δ), such as a δ of 1/n or more for n records.  Caveats on ε are
+    those of the largest ε.  Caveats on δ are those of the cell with the largest n, the number of records in its
+    smallest silo or of its clients, for which δ protects least.  Cells without noise are left out, and the list is
+    empty if nothing weakens the figures.
     """
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:
@@ -433,12 +436,13 @@ def _unit_count(cell: Mapping[str, Any]) -> int | None:
 
 
 def describe_tuning(results: Results) -> list[str]:
-    """Describe the privacy cost of settings that `fedpriv tune` chose, in one sentence or two.
+    """Describe the privacy cost of settings that `fedpriv tune` chose, as one text in a list.
 
-    The list is empty without such a choice, and if no cell has noise.  A row is a part of the sweep with a choice
-    of its own.  A private choice takes the best of a random number of runs of μ-GDP.  The cost of the choice, and
-    of the choice with the run of the row's cell, are ε at the smallest δ of all cells with noise.  No cost is
-    given for a choice that read the records without noise, or if some cell with noise has no μ or no known choice.
+    A row is a part of the sweep with a choice of its own.  A private choice takes the best of a random number of
+    runs of μ-GDP.  The cost of the choice, and of the choice with the run of the row's cell, are ε at the smallest
+    δ of all cells with noise.  No cost is given for a choice that read the records without noise, or if some cell
+    with noise has no μ or no known private choice.  The list is empty if `fedpriv tune` chose nothing, and if no
+    cell has noise.
 
     Guarantee: every ε is computed here, that of a row's run for the μ of its cell.  The distribution of the number
     of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing compares them

@@ -87,7 +87,7 @@ def make_tables(results: Results) -> list[TextTable]:
     | run | tables |
     |---|---|
     | with [scaling] | its scaling table alone |
-    | with metrics that its [paper] or [table] names | rows by columns, for each metric and value of other axes |
+    | with metrics that its [paper] or [table] names | rows by columns, for each metric and values of other axes |
     | other | one table of all sweep points |
     """
     if results.growth is not None:
@@ -136,12 +136,14 @@ def _grid_table(
     fixed: Mapping[str, Any],
     added_rows: Sequence[ExtraRow],
 ) -> TextTable:
-    """Make the table of a metric in the paper's form, with the run's own rows and columns.
+    """Make the table of a metric in the paper's form: rows and columns are the values of a swept key each.
+
+    The values are those of the run, of which the paper may have others.
 
     Args:
         results: Results of the run.
         paper: Swept keys of rows and columns, and any published values.
-        metric: Metric of the table.
+        metric: Metric whose measured and published figures fill the table.
         fixed: Values of all other swept keys, which the caption names.
         added_rows: Rows of add-ons, left out where all of their texts are empty.
     """
@@ -188,14 +190,16 @@ def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -
 
 
 def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
-    """Make the table with a row for each sweep point, without the columns named as a swept key.
+    """Make the table with a row for each sweep point.
 
     Columns are the swept keys, silos, rounds, μ and ε, the shared metrics, gradients, bytes sent, the clipped
-    share and seconds.  Figures of add-on rows are in the columns of metrics only.
+    share and seconds.  A column of figures is left out if a swept key has its name in the table.  Figures of
+    add-on rows are in the columns of metrics only.
 
     Args:
         results: Results of the run.
-        added_rows: Title of each row, and a function that gives its texts.
+        added_rows: Title of each row of an add-on, and a function that gives its texts.  A row without any text is
+            left out.
     """
     names = list(short_names(results.axes).values())
     columns = [*_LEADING_COLUMNS, *(metric.title for metric in shared_metrics(results)), *_TRAILING_COLUMNS]
@@ -217,9 +221,8 @@ def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
 def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     """Format the figures of a sweep point by column.
 
-    If no cell is finished, only metrics have a text, "missing" or one with a published value.  Metrics are means
-    over seeds, clipped fractions too, and seconds are added over seeds.  Other figures are those of the first
-    cell.
+    Metrics are means over seeds, clipped fractions too, and seconds are added over seeds.  Other figures are those
+    of the first cell.  If no cell is finished, only metrics have a text, "missing" with any published value.
     """
     row = {metric.title: _format_figure(results, metric, point) for metric in run_metrics(results)}
     if not (cells := cells_at_point(results, point)):
@@ -290,10 +293,10 @@ def _render_csv(results: Results) -> str:
 def _render_latex(results: Results, table: TextTable, number: int = 0) -> str:
     """Render a table as a LaTeX float, with its caption, its label, and a spanner of the column axis.
 
-    The caption has the run's title, the table's caption, the state of the run, the number of seeds, findings such
-    as a model that learnt nothing, and all lines on privacy: ε or μ, δ, relation, unit, trust, and caveats.
-    Algorithms and trust settings have their titles.  A
-    spanner is a heading above all columns of figures.
+    The caption has the run's title, the table's caption, any differing or missing cells, the number of seeds,
+    findings such as a model that learnt nothing, and all lines on privacy: ε or μ, δ, relation, unit, trust, and
+    caveats.  Swept algorithms and trust settings have their titles in place of their names.  A spanner is a
+    heading above all columns of figures.
 
     Args:
         results: Results of the run.

@@ -123,9 +123,10 @@ def _describe_participants(results: Results) -> str:
 def _describe_scores(results: Results) -> str:
     """Describe the best score, and the best score at each strictest strength if strengths differ.
 
-    A strength is that of a guarantee (`Strength`).  A score is the mean over seeds at a finished sweep point.
-    The best one is the largest test accuracy, or the smallest value of the first metric if the run has no test
-    accuracy.  A strength is strictest if no other strength is stronger (`Strength.is_stronger_than`).
+    A score is the mean over seeds at a finished sweep point.  The best one is the largest test accuracy, or the
+    smallest value of the first metric if the run has no test accuracy.  A strength says how strong a guarantee is,
+    by trust, unit, relation and ε (`Strength`).  It is strictest if no other strength is stronger
+    (`Strength.is_stronger_than`), and there may be several such strengths.
     """
     metric = next(
         (candidate for candidate in run_metrics(results) if candidate.key == "test_accuracy"),
@@ -182,7 +183,7 @@ class Strength(NamedTuple):
 
 
 def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | None:
-    """Return the strength of a finished sweep point, or None for a point without noise.
+    """Return the strength of a finished sweep point's first cell, or None for a point without noise.
 
     The leakage is ε if all cells with noise have the same δ.  If they have several δ, it is μ, or, as soon as one
     cell with noise has no μ, ε beside its δ.
@@ -207,7 +208,7 @@ def _describe_privacy(results: Results) -> str:
     """Describe μ by the best guess of an attacker, or the largest ε and δ if a cell with noise has no μ.
 
     The best guess is the largest probability of guessing right which of two equally likely neighbours was used.
-    If a cell has no noise, the text also says that such a cell protects nothing.
+    If a cell has no noise, the text says that such a cell protects nothing.
     """
     noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
     warning = "" if len(noisy_cells) == len(results.cells) else "A cell without noise protects nothing."
@@ -232,7 +233,7 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
     """List client or silo, server or curator, and public with their data and knowledge in a trust setting.
 
     A party that adds noise also has the noise's key or seed, if any cell has noise.  A curator is server and silos
-    in one, and clients are those of a pool that the server has.
+    in one.  Clients are those of a pool, to whose sum the server adds any noise.
 
     Args:
         name: Name of the trust setting.
@@ -339,12 +340,13 @@ def compare_folders(first: Path, second: Path) -> RunComparison:
     """Compare the runs of two folders.
 
     Simulated cells of one seed may share records and, scaled, noise.  So differences are taken seed by seed.  A
-    row has the first run's sweep point, the metric, the number of common seeds, the mean in each run, and the mean
-    difference with its standard error.  The second run's sweep point is the only one that agrees in all keys which
-    both runs sweep: without such a point, or with several, there is no row.
+    row has the first run's sweep point, a metric of the whole federation, the number of common seeds with this
+    metric, the mean in each run, and the mean difference with its standard error.  The second run's sweep point is
+    the only one that agrees in all keys which both runs sweep: without such a point, or with several, there is no
+    row.
 
     Raises:
-        InputError: If a folder has no results, or the runs have no finished sweep point and seed in common.
+        InputError: If a folder has no results, or there is no row.
     """
     first_results, second_results = read_results(first), read_results(second)
     common = [key for key in first_results.axes if key in second_results.axes]

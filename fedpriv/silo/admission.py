@@ -5,9 +5,9 @@ The time of planning it is bounded if the guard sets a limit.
 
 * A cell is the scenario of one run as an object, with a value for each key.
 * A plan has what is known of a run before round 1, such as batch sizes, clips and noise.
-* Neighbours are two data sets that differ in one unit, a record or a person, under a relation: another unit takes
-  its place ("replace-one"), or it contributes zero ("zero-out").
-* A trust setting says who adds the noise: each silo, the server, or all silos together under masks.
+* Neighbours are two data sets that differ in one unit, a record, a person or a client, under a relation: another
+  unit takes its place ("replace-one"), or it contributes zero ("zero-out").
+* A trust setting says who adds the noise, such as each silo, the server, or all silos together under masks.
 * The charged stream is the sequence of releases by which a run is priced: the silo's own messages, or the releases
   that the silos' messages are combined to, if the policy trusts whoever combines them.
 * A charge is a run's entry in the silo's ledger, with the price that the run was charged when it was opened.
@@ -101,9 +101,10 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
 def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     """Price one charge for neighbours in one `unit` under `relation`, or return None if nothing bounds it.
 
-    A charge under zero-out counts twice (two steps between neighbours) if `relation` is replace-one, or if `unit`
-    is a part of the charged unit, because a change of the part replaces the charged unit by another one.  A charge
-    under replace-one counts once.
+    A charge under replace-one counts once.  A charge under zero-out counts twice (two steps between neighbours) if
+    `relation` is replace-one, or if `unit` is a part of the charged unit, because a change of the part replaces
+    the charged unit by another one.  Nothing bounds two steps of a run with slack, a run without noise, and a run
+    whose unit is a part of `unit`.
 
     Args:
         charge: Charge of the run, whose scenario has the charged relation and unit.
@@ -216,8 +217,8 @@ class Admission:
 
         Raises:
             RunError: If the policy does not allow the scenario, the scenario cannot be planned, or planning takes
-                longer than `time_limit`.  The text depends on the scenario, the policy, the shape of the shard's
-                records, and the number of records and persons.
+                longer than `time_limit`.  The text depends on the scenario, the policy, the installed code, the
+                shape of the shard's records, and the number of records and persons.
         """
         with self._refuse_errors():
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
@@ -245,7 +246,7 @@ class Admission:
         has such a release, are computed at the charged slack.  The smaller one counts, because the policy may have
         trusted the server, or the other silos, when the run was charged.  The result is infinity for a run without
         noise.  The μ is unknown if the scenario names code that the policy does not permit, or if this
-        installation cannot plan or price the run, each within `time_limit`.
+        installation cannot build, plan or price the run in time (`time_limit`).
         """
         try:
             cell, objective = self.recall_run(charge.cell)
@@ -258,7 +259,8 @@ class Admission:
     def recall_run(self, canonical: str) -> tuple[Cell, Objective]:
         """Return cell and objective of an earlier run, which was within the policy of its time.
 
-        Of today's policy only the permitted code is checked, no limit on numbers.
+        Of today's policy only the permitted code is checked, no limit on numbers.  The objective is the model with
+        its loss.
 
         Guarantee: a stored scenario imports no code but fedpriv's own, including add-ons, and the code that the
         policy permits now.
@@ -279,9 +281,11 @@ class Admission:
     def canonicalize(self, cell_json: str) -> str:
         """Return the scenario as canonical JSON, the same for all orders of its keys.
 
+        The length is checked first, then numbers and names of code in the parsed text, before it is resolved.
+
         Raises:
             RunError: If the text is too long, is no scenario, has a number beyond the limits, or names code that
-                the policy does not permit.
+                the policy does not permit, or if this takes longer than `time_limit`.
         """
         if len(cell_json) > MAX_SCENARIO_BYTES:
             raise self.refusal_error(
@@ -347,11 +351,12 @@ class Admission:
             )
 
     def _why_unknown_code(self, tree: Mapping[str, Any], *, recalled: bool = False) -> str | None:
-        """Return why a scenario names code that the policy does not permit, or None if it names none.
+        """Return why a scenario names code that the policy does not permit, or None if nothing is found here.
 
-        Only the text is read, whose values may have any type.  Values that are no text pass here and are left to
-        validation.  A mechanism has to be one of fedpriv's, and any other name one of fedpriv's or of the policy.
-        Import paths of models (package.module:Name) are checked later, by `_check_code`.
+        Only the text is read, whose values may have any type.  Names that are no text pass here and are left to
+        validation.  A mechanism has to be one of fedpriv's or "auto", and models, algorithms and samplings have to
+        be fedpriv's or permitted by the policy.  Models of add-ons and curves need a key of the policy.  Import
+        paths of models (package.module:Name) are checked later, by `_check_code`.
 
         Guarantee: if the result is None, resolving a scenario that is not recalled imports nothing.  Every row
         that the scenario names is in its table, but for an import path, and every add-on was imported when the
@@ -401,7 +406,8 @@ class Admission:
     def _check_number(self, section: str, name: str, number: float) -> None:
         """Refuse a number that no run within the policy needs, before anything is computed from it.
 
-        Integers of the section [algorithm] are at most 2^12, or the policy's most rounds if these are more.
+        Absolute values are at most 2^53, and numbers of the section [privacy] at most 1e6.  Integers of the
+        section [algorithm] are at most 2^12, or the policy's most rounds if these are more.
 
         Args:
             section: Section of the scenario with the number.
@@ -409,7 +415,7 @@ class Admission:
             number: Number to check.
 
         Raises:
-            InputError: If the number is too large.
+            InputError: If the number is too large, or is NaN.
         """
         # `not` with `<=` refuses NaN, too.
         if not abs(number) <= _MAX_NUMBER:
@@ -425,6 +431,8 @@ class Admission:
 
     def _check_cell(self, cell: Cell) -> None:
         """Check the parts of a scenario that can be checked before a plan or a model is built.
+
+        These are silos, rounds, participation, unit, number of records, code, labels, table and relation.
 
         Raises:
             RunError: If the policy or the shard does not allow one of these parts.
@@ -497,10 +505,12 @@ class Admission:
         """Return the number of features of a record and the objective, if the policy allows its dimension.
 
         The objective is the model with its loss, and its dimension is the number of parameters.  It is built first
-        on the meta device, without memory, to measure its dimension.  Of the records only the shapes matter.
+        on torch's meta device, which takes no memory, to measure its dimension.  Of the records only the shapes
+        matter.
 
         Raises:
             RunError: If the model has more parameters than the policy allows.
+            InputError: If the model does not fit the records.
         """
         inputs, classes = ModelInputs.from_cell(cell), self.policy.class_count
         layout = inputs.make_layout(self.shard.model_inputs(cell), self.shard.labels, classes)
@@ -513,9 +523,10 @@ class Admission:
         return math.prod(layout), inputs.make_objective(layout, classes)
 
     def _check_memory(self, cell: Cell, plan: Plan, features: int) -> int:
-        """Return the memory of a round in bytes, if policy and ledger allow it.
+        """Return the memory of the largest round in bytes, if policy and ledger allow it.
 
-        If persons are the unit, each counts with the most records of a unit that the scenario sets.
+        Each unit of several records, such as a person, counts with the most records of a unit that the scenario
+        sets, so that the result reveals no person's own number.
 
         Args:
             cell: Cell with the unit of protection.
@@ -602,9 +613,13 @@ class _RefusalContext:
         self.time_limit.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        """End the time limit, and turn the error into a refusal.
+        """End the time limit, and turn an error of the block into a refusal.
 
         The arguments are those of a context manager: class, error and traceback, all None without an error.
+
+        Raises:
+            RunError: If the error is an InputError, whose message is taken (of a `CodeError` the public one), a
+                TimeoutError, or an exception that is no error of fedpriv, whose details only the silo's log gets.
         """
         self.time_limit.__exit__(kind, error, trace)
         if isinstance(error, CodeError):
@@ -629,7 +644,8 @@ def _section_value(tree: Mapping[str, Any], section: str, key: str) -> object:
 def _iterate_numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:
     """Iterate over the numbers of a scenario as (section, dotted name, number).
 
-    Truth values are no numbers.  Numbers in a list have the name of the list.
+    The section is the outermost key, and the dotted name has all keys that lead to the number.  Truth values are
+    no numbers.  Numbers in a list have the name of the list.
 
     Args:
         tree: Scenario as parsed JSON, or a part of it.
