@@ -268,9 +268,9 @@ def _forward_event(
 ) -> Iterator[IndexedOutcome]:
     """Pass a worker's event to the observer or the checkpoints, or yield it if it is an outcome.
 
-    Indices in the group become indices in the list of all cells.  A worker that begins is stored with its name.
-    Rounds, evaluations and outcomes that an earlier attempt of the group reported are not repeated, but lines of
-    `notified` are.
+    Indices in the group become indices in the list of all cells.  The event "began" names the worker, and its
+    versions are checked.  Rounds, evaluations and outcomes that an earlier attempt of the group reported are not
+    repeated, but lines of `notified` are.
 
     Raises:
         RunError: The worker has other versions than this process.
@@ -333,7 +333,7 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
 
     `workers` has the address of a cluster, or the number of processes of the one to start.  A cluster that was
     started for this block is stopped at the end of the block.  Within the block, lines that a thread of Ray prints
-    on stdout are dropped (`StreamWithoutRay`), and SIGTERM has the handler that this program gave it.
+    on stdout are dropped (`StreamWithoutRay`), and SIGTERM has the handler from before the block.
 
     Raises:
         InputError: Ray is not installed, or root would start a cluster and FEDPRIV_ALLOW_ROOT is not 1.

@@ -11,8 +11,8 @@
 * The state is what a silo keeps between rounds.
 
 A message of the server has the run's terms (`Terms`), among them the round t.  In round 0 a silo answers with its
-number, and with a public key if it masks.  In rounds t from 1 it answers with its release, which has the silo's
-noise if the server is untrusted, and is masked if the run masks (`Silo.make_message`).
+number, and with a public key if it masks.  In rounds t from 1 it answers with its release, to which the silo adds
+noise if the run has noise and the server is untrusted, and a mask if the run masks (`Silo.make_message`).
 
 If the node's or the run's configuration names a guard, the guard answers, and `records` are not read.
 """
@@ -110,7 +110,7 @@ class PrivateClient:
     def train(self, message: Message, records: AppRecords | Callable[[], AppRecords]) -> Message:
         """Answer one message of a private strategy.
 
-        An error becomes a refusal, whose reason ends the run.  The node logs the error.
+        An error becomes a refusal, which ends the run, and is logged at this node.
 
         Args:
             message: Message that Flower passes to the ClientApp.
@@ -118,7 +118,7 @@ class PrivateClient:
                 or a function that loads them, which is not called if a guard answers.
 
         Returns:
-            The reply, or a refusal with a reason that tells nothing of the records.
+            The reply, or a refusal with the reason.
         """
         silo = self._context.node_config.get("partition-id")
         try:
@@ -238,7 +238,7 @@ class PrivateClient:
         * "terms": digest of the terms without the round,
         * "records": fingerprint of the records, under a key that is derived from the silo's,
         * "key": key of the silo's noise, or b"" after the last round,
-        * "state", once round 1 was answered: state of the silo, or b"" after the last round.
+        * "state", once a round from 1 was answered: state of the silo, or b"" after the last round.
 
         For round 0 the memory is new, but for the key of an earlier round 0 if there was one.
 

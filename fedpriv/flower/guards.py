@@ -271,9 +271,9 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
 
     Args:
         row: Name of a row of the table of algorithms.
-        keywords: Values by key, with no sections.  A key goes into the first section that has it of [algorithm]
-            with the row's keys, [federation] and [privacy], and other keys into [algorithm].  `model` is the
-            section [model], or the name in it.
+        keywords: Values by key, without their sections.  A key goes into the section that has it, and into
+            [algorithm] if none has.  If several have it, [algorithm] with the row's keys comes first, then
+            [federation], then [privacy].  `model` is the section [model], or the name in it.
         seed: Seed of a simulation, or None for a run whose noise is the operating system's.
 
     Raises:

@@ -295,7 +295,7 @@ class PrivateStrategy(FedAvg):
     def _count_affordable_rounds(self, planned_rounds: int) -> int:
         """Return the largest number of rounds whose ε is at most `max_epsilon`, or all rounds without a limit.
 
-        The number is found by bisection, since the ε of the first t rounds together grows with t.
+        The number is found by bisection, since the ε of the first t rounds together does not fall with t.
 
         Args:
             planned_rounds: Number of rounds of the plan.

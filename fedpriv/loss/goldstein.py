@@ -97,7 +97,7 @@ class Directions(Protocol):
 
 @dataclass(frozen=True)
 class SeededDirections:
-    """Directions as a pure function of seed, silo, round, row index, number and dimension.
+    """Directions as a pure function of seed, silo, round and row index, for one count, dimension and type.
 
     Guarantee: directions are keyed by the row index, never by the content of the row or by the other rows that are
     read, so neighbouring data sets have the same directions, and secret participation does not change them.

@@ -6,8 +6,9 @@ gradients.  A layer with parameters (`ParameterLayer`) makes terms (`LayerTerms`
 
 A query has points x_k and coefficients c_k, and a record's increment is the sum of c_k times the gradient of its
 loss at x_k.  With a_k the layer's inputs, and δ_k the gradient at its outputs times c_k, both at point k, the
-increment's part in the layer's weight is (Σ_k δ_k) ⊗ a_0 + Σ_{k≥1} δ_k ⊗ (a_k - a_0).  The factors of its terms
-are output_gradients[k] = u_k and inputs[k] = v_k.  For a convolution each term is also summed over positions.
+increment's part in the layer's weight is (Σ_k δ_k) ⊗ a_0 + Σ_{k≥1} δ_k ⊗ (a_k - a_0).  Its terms are written
+u_k ⊗ v_k: u_0 = Σ_k δ_k and v_0 = a_0, then u_k = δ_k and v_k = a_k - a_0.  Terms of a convolution are also summed
+over positions.
 """
 
 from collections.abc import Callable, Sequence

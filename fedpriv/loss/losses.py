@@ -164,8 +164,8 @@ def _censoring_survival(survived_counts: Tensor, is_observed: Tensor, bins: int)
     """Kaplan-Meier estimate G, (K + 1,): entry k is the probability of no censoring in bins 0 … k-1.
 
     G(0) = 1 and G(k+1) = G(k) (1 - (censored in bin k) / (at risk in bin k)).  Records at risk survived all bins
-    before k, and have no event in bin k.  Without such records G(k+1) is 0.  A record is censored in the bin after
-    those that it survived if its event was not observed.
+    before k, and have no event in bin k.  Without such records G(k+1) is 0.  A record that survived k < K bins,
+    and whose event was not observed, is censored in bin k.
 
     Args:
         survived_counts: Number of bins that each record survived, (n,).

@@ -396,12 +396,12 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
 
     The fan in of a parameter of two or more axes is the number of its values divided by the length of its first
     axis.  A parameter of fewer axes, such as a bias, has the fan in of its layer's `weight`.  torch initializes
-    its Linear and convolution layers with the same distribution (He et al. 2015, a = √5).  The module's own values
-    are not used, so that x_1 is the same for everybody, with two exceptions:
+    its Linear and convolution layers with the same distribution (He et al. 2015, a = √5).  Two kinds of parameters
+    are not drawn:
 
-    * A layer may name parameters that are zero (`begin_at_zero`).
-    * A parameter of fewer axes keeps its values if its layer has no `weight` of two or more axes.  Examples are
-      scales and shifts of a normalization, and biases of recurrent layers.
+    * Those that their layer names in `begin_at_zero` are zero.
+    * Those of fewer axes keep the module's values if their layer has no `weight` of two or more axes.  Examples
+      are scales and shifts of a normalization, and biases of recurrent layers.
 
     Args:
         module: Module whose trainable parameters make up the point, in the order of `trainable_parameters`.
