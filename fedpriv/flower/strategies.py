@@ -10,8 +10,8 @@ the rounds so far.
 
 Every ClientApp answers with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number,
 and whether its module, and its guard or its records, fit the run.  In round t, from 1, the query x_t, (d,), goes
-to all silos as named arrays, each silo answers with its message, and the row's optimizer turns the noisy mean of
-the messages, (d,), into x_{t+1} and into the model that the run would publish.
+to the silos as named arrays, they answer with their messages, and the row's optimizer turns the noisy mean of the
+messages, (d,), into x_{t+1} and into the model that the run would publish.
 """
 
 import logging

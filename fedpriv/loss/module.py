@@ -184,7 +184,7 @@ class ModuleObjective(BaseModuleObjective):
         vmap computes all records at once, except for a batch of one, which autograd computes.  If vmap raises one
         of the errors below, each record is tried alone under vmap, at all points:
 
-        * If some records raise, they are replaced by zeros in the batch, and their gradients are NaN.
+        * If some records raise, their features are replaced by zeros, and their gradients are NaN.
         * If all records raise, gradients are computed without vmap.
         * If none raises, the error of the batch is raised.
 

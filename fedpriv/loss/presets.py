@@ -164,7 +164,7 @@ class Transformer(nn.Module):
 
         Args:
             length: Number of tokens of a sequence.
-            outputs: Number of outputs, one for each class.
+            outputs: Number of outputs.
             words: Number of different tokens, which are 0 … `words` - 1.
             width: Width of an embedding, an even number and a multiple of `heads`.
             heads: Heads of attention in a layer.
