@@ -7,7 +7,7 @@ result of this run.  Checkpoints are stored states from which an unfinished grou
     observer, checkpoints, caller ◀── progress and evaluations, checkpoints, outcomes, one stream a task ──
 
 Ray schedules the tasks.  A group is never split, because arithmetic on several replicates at once may round
-otherwise than on one.  A worker runs an engine and forwards the engine's events as they come.
+otherwise than on one.  A worker runs an engine and forwards the engine's events.
 
 A process pool cannot replace Ray: in joblib's loky, as in `concurrent.futures`, a task has one result and no
 stream of events, and a worker that dies breaks the pool with all its tasks.
@@ -60,20 +60,21 @@ def run_worker(
     imports: Sequence[str],
     checkpoints: Mapping[str, bytes] | None = None,
 ) -> Iterator[Event]:
-    """Run cells on an engine in this worker, and yield its events and outcomes as they come.
+    """Run cells on an engine in this worker, and yield its events and outcomes.
 
     The engine runs in a thread and puts events into a queue, from which this generator yields them.  The first
-    event is "began".  Places and indices are those in `cells`.
+    event is "began".  Evaluations and outcomes name a cell by its index in `cells`.
 
     Args:
         engine: Name of the engine, a key of `ENGINES`.
         cells: Resolved cells as plain data (`Cell.canonical_data`).
         imports: Files that define the user's algorithms, models and data.  The worker imports them before it
             parses the cells.
-        checkpoints: Stored checkpoints of the cells, by name.
+        checkpoints: Stored checkpoints of the cells, by name, or None without one.
 
     Raises:
-        FedprivError: A file, a cell or the engine raised it.  Other exceptions of the engine are raised, too.
+        FedprivError: A file or a cell cannot be used, or the engine raised this error.  Other exceptions of the
+            engine are passed on.
     """
     yield RemoteCall("began", (socket.gethostname(), os.getpid(), installed_versions()))
     import_files([Path(file) for file in imports])
@@ -89,7 +90,7 @@ def run_worker(
                 sender.flush()
                 events.put(outcome)
             events.put(None)
-        # The caller's thread raises it.
+        # The generator raises it, in the thread of its caller.
         except BaseException as error:
             events.put(error)
 
@@ -204,7 +205,7 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
         checkpoints: Store of checkpoints.
 
     Raises:
-        InputError: The engine starts its own processes.
+        InputError: There is no engine of this name, or the engine starts its own processes.
     """
     groups = find_engine_row(name).group_cells
     if groups is None:
@@ -214,14 +215,14 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
         """Run groups of cells as tasks, and resubmit the group of a worker that died.
 
         Each task has a stream of events.  The loop waits for a stream with a next event, passes the event to the
-        observer or the checkpoints, and yields outcomes with their index in `cells`.  A stream that ends belongs
-        to a finished group.  Tasks that still run when the loop ends are cancelled.
+        observer or the checkpoints, and yields outcomes with their index in `cells`.  A stream that ends without
+        an error belongs to a finished group.  Tasks that still run when the loop ends are cancelled.
 
         Raises:
-            FedprivError: An engine raised this error in a worker.
-            InputError: Ray is not installed, or a root user would start a cluster.
-            RunError: Another error ended a worker's task, the workers of a group died three times in a row, a
-                worker has other versions, or Ray cannot be used.
+            FedprivError: A worker's task raised this error.
+            InputError: The engine cannot compute a cell, Ray is not installed, or root may not start a cluster.
+            RunError: Another error ended a worker's task, the workers of a group died three times, a worker has
+                other versions, or Ray cannot be used.
         """
         cell_groups = [
             _CellGroup(list(members), [cells[member] for member in members]) for members in groups(cells)
@@ -265,10 +266,11 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
 def _forward_event(
     event: Event, group: _CellGroup, observer: RunObserver, checkpoints: Checkpoints
 ) -> Iterator[IndexedOutcome]:
-    """Pass a worker's event to the observer or the checkpoints, and yield an outcome.
+    """Pass a worker's event to the observer or the checkpoints, or yield it if it is an outcome.
 
-    Rounds, evaluations and outcomes that an earlier attempt of the group reported are not repeated, but lines of
-    `notified` are.  Places in the group become indices in the list of all cells.
+    Indices in the group become indices in the list of all cells.  The event "began" names the worker, and its
+    versions are checked.  Rounds, evaluations and outcomes that an earlier attempt of the group reported are not
+    repeated, but lines of `notified` are.
 
     Raises:
         RunError: The worker has other versions than this process.
@@ -306,7 +308,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpoints) -> Any:
-    """Submit a group with its last checkpoint, and return the task's stream of events.
+    """Submit a group, with its last checkpoint if there is one, and return the task's stream of events.
 
     Ray itself does not retry (max_retries=0), so that each attempt starts from the checkpoint of its time.
 
@@ -331,10 +333,10 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
 
     `workers` has the address of a cluster, or the number of processes of the one to start.  A cluster that was
     started for this block is stopped at the end of the block.  Within the block, lines that a thread of Ray prints
-    on stdout are dropped (`StreamWithoutRay`), and SIGTERM keeps this program's handler.
+    on stdout are dropped (`StreamWithoutRay`), and SIGTERM has the handler from before the block.
 
     Raises:
-        InputError: Ray is not installed, or a root user would start a cluster.
+        InputError: Ray is not installed, or root would start a cluster and FEDPRIV_ALLOW_ROOT is not 1.
         RunError: Ray cannot be started or reached.
     """
     if importlib.util.find_spec("ray") is None:
@@ -376,9 +378,9 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
 def _ray_environment(home: Path) -> Iterator[None]:
     """Set the environment variables of the processes that Ray starts on this machine.
 
-    At the end of the context the earlier values are restored.  The variables are a new token for Ray's messages
-    and the requirement of it, and FLWR_HOME = `home`, by which the processes are found and ended.  Two more tell
-    Ray to send no statistics of use, and to leave the accelerators that a task sees as they are.
+    The variables make Ray require a new token for its messages, send no statistics of use, and leave the
+    accelerators that a task sees as they are.  FLWR_HOME = `home` marks the processes, which are found and ended
+    by it.  At the end of the context the earlier values are restored.
 
     Guarantee: Ray, which runs the code that it is sent, requires a token that is new and random.  The token stands
     only in the environment of this run's processes, which no other user but root can read.

@@ -134,15 +134,16 @@ class ExactAccountant:
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Replace the releases of this accountant by stored ones, after checking them as `compose` does.
+        """Replace the releases of this accountant by stored ones.
 
-        An error leaves the accountant unchanged.
+        The stored releases are added to a new accountant first, which checks them as `compose` does.  So an error
+        leaves this accountant unchanged.
 
         Args:
             state: State that `state_dict` of an accountant with this configuration returned.
 
         Raises:
-            InputError: The state is damaged, or of another configuration.
+            InputError: The state is damaged, or of another accountant or configuration.
         """
         refuse(
             {

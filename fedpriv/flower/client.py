@@ -7,11 +7,12 @@
 * A cell is the scenario as an object, and a plan has what is known of the run before round 1.
 * A guard is a process at the site with records, policy and budget, which answers in place of this class.
 * A mask is a key stream that hides a message and cancels in the sum over silos.
-* The query is the vector at which a silo computes in a round, and the state is what it keeps between rounds.
+* The query is the model that the server sends for a round, and the release is the silo's answer before a mask.
+* The state is what a silo keeps between rounds.
 
-A message has the run's terms (`Terms`), among them the round t.  In round 0 a silo answers with its number, and
-with a public key if it masks.  In rounds t from 1 it answers with its message, (length,): the noisy mean over its
-batch, (d,), for an untrusted server, and otherwise exact or masked values (`Silo.make_message`).
+A message of the server has the run's terms (`Terms`), among them the round t.  In round 0 a silo answers with its
+number, and with a public key if it masks.  In rounds t from 1 it answers with its release, to which the silo adds
+noise if the run has noise and the server is untrusted, and a mask if the run masks (`Silo.make_message`).
 
 If the node's or the run's configuration names a guard, the guard answers, and `records` are not read.
 """
@@ -109,11 +110,11 @@ class PrivateClient:
     def train(self, message: Message, records: AppRecords | Callable[[], AppRecords]) -> Message:
         """Answer one message of a private strategy.
 
-        A refusal is an answer, too.  The strategy then ends the run with the reason of the refusal.
+        An error becomes a refusal, which ends the run, and is logged at this node.
 
         Args:
             message: Message that Flower passes to the ClientApp.
-            records: Records of the silo, at least as many as the scenario reads, in the same order in every round,
+            records: Records of the silo, at least as many as the scenario needs, in the same order in every round,
                 or a function that loads them, which is not called if a guard answers.
 
         Returns:
@@ -141,6 +142,7 @@ class PrivateClient:
 
         Raises:
             FedprivError: The message, the configuration or the records cannot be used, or the guard refuses.
+                A malformed message, or code of the app, can raise other errors, too.
         """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
@@ -160,15 +162,16 @@ class PrivateClient:
     def _answer_by_guard(
         self, socket: Path, content: RecordDict, terms: Terms, cell: Cell, number: int
     ) -> RecordDict:
-        """Pass the message to the guard at `socket`, which checks the query and has budget and records.
+        """Pass the message to the guard at `socket`, which has the records and the budget.
 
-        Round 0 checks the shapes of the app's arrays against the guard's model, asks whether the guard would admit
-        the run, and, if the run masks noisy messages, asks for its public key.  The answer has the silo's number
-        and this key, or b"" without masks.  Later rounds ask for the release at the query, the message's arrays.
+        In rounds from 1 the query, which the message's arrays hold, is sent to the guard, and the guard's release
+        is the answer.  Round 0 checks the shapes of the app's arrays against the guard's model, asks whether the
+        guard would admit the run, and, if the run masks noisy messages, asks for its public key.  The answer then
+        has the silo's number and this key, or b"" without masks.
 
         Raises:
             RunError: The guard refuses or does not answer, or the strategy has a seed.
-            InputError: The arrays are not those of the guard's model.
+            InputError: The arrays are not floats of one type, or in round 0 not those of the guard's model.
         """
         refuse({"a guard draws noise of its own: leave `seed` out of the strategy": terms.seeded}, RunError)
         run, record = str(self._context.run_id), content.array_records[ARRAYS]
@@ -195,14 +198,16 @@ class PrivateClient:
     ) -> RecordDict:
         """Answer as silo `number` in this process, without a guard.
 
-        Round 0 makes the run's memory in the Context, with digests of scenario and records and the key of the
-        silo's noise.  Later rounds restore the silo from the memory, compute its release at the query, the
-        message's arrays, and store the new state.  The last round forgets key and state.  A run with a seed also
-        sends the number of records and, if it is counted, that of clipped records.
+        Rounds from 1 restore the silo from the run's memory in the Context, compute its release at the query,
+        which the message's arrays hold, and store the new state.  The last round forgets key and state.  Round 0
+        makes the memory (`_recall_memory`), and the answer has the silo's number and its public key, or b"".  A
+        run with a seed also sends the number of records and, if it is counted, that of clipped records.
 
         Raises:
-            InputError: The arrays are not the module's trainable parameters, or the scenario cannot be planned.
-            RunError: The records cannot be used, or the message does not continue the remembered run.
+            InputError: The arrays are not the module's trainable parameters, or scenario, module and loss cannot
+                be used together.
+            RunError: The records cannot be used, the message does not continue the remembered run, or its query
+                is refused.
         """
         record = content.array_records[ARRAYS]
         ModelLayout.from_arrays(record).check_module(self._module)
@@ -228,14 +233,18 @@ class PrivateClient:
     def _recall_memory(self, terms: Terms, arrays: Arrays) -> dict[str, Any]:
         """Return the run's memory, after checking that the message continues the run in the Context.
 
-        The memory has "terms" (digest of the terms without the round), "records" (keyed fingerprint of the
-        records), "key" (key of the silo's noise), and from round 1 on "state" (state of the silo).  Key and state
-        are b"" after the last round.  For round 0 the memory is new, with the key of an earlier round 0 if there
-        was one.  The fingerprint of the records discloses nothing about them once the key is forgotten.
+        The memory is a record in the node's Context:
+
+        * "terms": digest of the terms without the round,
+        * "records": fingerprint of the records, under a key that is derived from the silo's,
+        * "key": key of the silo's noise, or b"" after the last round,
+        * "state", once a round from 1 was answered: state of the silo, or b"" after the last round.
+
+        For round 0 the memory is new, but for the key of an earlier round 0 if there was one.
 
         Raises:
-            RunError: The message does not continue the run that this node remembers, records or scenario have
-                changed, or round 0 comes after a release.
+            RunError: This node has no memory of the run, the run is over, records or scenario have changed, or
+                round 0 comes after a release.
         """
         memory: dict[str, Any] = dict(self._context.state.config_records.get(_STATE_RECORD, {}))
         key = bytes(memory.get("key", b"")) or system_key()
@@ -304,11 +313,11 @@ def normalize_loss(loss: Any) -> LossArgument:
 
 
 def _read_records(records: AppRecords, count: int) -> Arrays:
-    """Read the features and labels of the first `count` records, the ones that the scenario's rounds read.
+    """Read the features and labels of the first `count` records, the number that the scenario needs.
 
     Raises:
-        RunError: A DataLoader shuffles the records, or they cannot be read or are fewer than `count`.  The message
-            discloses nothing else about them.
+        RunError: The records are a DataLoader with a RandomSampler (`shuffle=True`), cannot be read, or are fewer
+            than `count`.  The message has no values of records.
     """
     refuse(
         {
@@ -336,10 +345,10 @@ def _read_records(records: AppRecords, count: int) -> Arrays:
 def _objective_and_records(
     module: nn.Module, loss: LossArgument, features: NDArray[Any], labels: NDArray[Any], dtype: torch.dtype
 ) -> tuple[Objective, Records]:
-    """Make the module's loss, and the records in the form that the loss reads.
+    """Make the objective of the module, and the records in the form that it reads.
 
-    Labels that are floats make a regression, and integers are classes, whose number is that of the module's
-    outputs, or 2 for a loss of a single output.  The module itself is copied and not changed.
+    Labels that are floats make a regression.  Other labels are classes, whose number is that of the module's
+    outputs, or 2 for a loss of a single output.  The module is copied and not changed.
 
     Args:
         module: Module that maps (n, …) to (n, outputs).
@@ -348,8 +357,11 @@ def _objective_and_records(
         labels: Labels of the records, (n,) or (n, …).
         dtype: Type of the computation.
 
+    Returns:
+        The objective, whose increments are gradients of the loss of single records, and the records.
+
     Raises:
-        RunError: The records cannot be used.  The message discloses nothing about them.
+        RunError: The records cannot be used.  The message discloses nothing else about them.
         InputError: Module, loss and shape of the records do not fit each other.
     """
     is_regression, record_shape = labels.dtype.kind == "f", features.shape[1:]
@@ -374,8 +386,8 @@ def _objective_and_records(
 def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
     """Return the number of classes, which is that of the module's outputs for a record of zeros.
 
-    The number is 2 for a loss of a single output, and for a module that fails, which is reported later.  Of
-    `features`, (n, …), only the shapes and types of a record's inputs are used.
+    The number is 2 for a loss of a single output, such as the logistic loss, and for a module that fails, which is
+    reported later.  Of `features`, (n, …), only the shapes and types of a record's inputs are used.
     """
     has_logit = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].has_single_output
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)

@@ -15,14 +15,14 @@ answer to one query, and a cell is the app's scenario as an object, with a value
 
     x_{k+1} = x_k - η · release_k        release_k: the mean of a batch's clipped gradients at x_k, with noise
 
-Each step is one round of a run at the guard.  With K local steps, round r of the server takes rounds (r-1)K + 1
-… rK of this run.
+Each step is one round of a run at the guard.  With K steps between two averages of the server, round r of the
+server takes rounds (r-1)K + 1 … rK of this run.
 
 `ModelLayout` relates a model's named arrays, in the order of a state_dict, to the flat vector of their numbers.
 
-`Terms` are the terms of an app's run: its scenario, from a file or from keywords, as a message carries them.
-Every training message of a strategy of `fedpriv.flower`, from round 0 on, has the terms in `config`.  From round 1
-on the app's own `train_config` is there, too.
+`Terms` are the terms of an app's run as a message carries them: its scenario, the round, and whether noise follows
+from a seed.  The training messages of a strategy of `fedpriv.flower`, from round 0 on, have the terms in `config`.
+From round 1 on the app's own `train_config` is there, too.
 """
 
 import json
@@ -66,14 +66,14 @@ _SERVER_KEYS = {
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """Names and shapes of a model's arrays in the order of its state_dict, and their common type."""
+    """Names and shapes of a model's arrays, in the order of its state_dict, and their type when flat."""
 
     names: tuple[str, ...]
     """Name of each array."""
     shapes: tuple[tuple[int, ...], ...]
     """Shape of each array."""
     dtype: str
-    """Type of all arrays, "float32" or "float64"."""
+    """Type of the flat vector of all numbers, "float32" or "float64"."""
 
     @staticmethod
     def from_arrays(arrays: ArrayRecord) -> "ModelLayout":
@@ -158,11 +158,14 @@ class ModelLayout:
     def check_module(self, module: nn.Module) -> None:
         """Check that a server's arrays, whose layout this is, are the module's trainable parameters.
 
-        Names, shapes and their order have to agree.
+        Names, shapes and their order have to agree, and types need not.
+
+        Args:
+            module: Module of the client.  Parameters with requires_grad=False are not trainable.
 
         Raises:
-            InputError: An array has another name, shape or place, or is missing.  The message names the first such
-                array.
+            InputError: An array has another name, shape or place than a parameter, or is missing.  The message
+                names the array at the first place where they differ.
         """
         own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
         server_arrays = zip(self.names, self.shapes, strict=True)
@@ -268,12 +271,13 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
 
     Args:
         row: Name of a row of the table of algorithms.
-        keywords: Values by key.  A key belongs to the row's own section, to [federation] or to [privacy], in this
-            order of precedence, and a key of none of them to [algorithm].  `model` is a section or a name.
+        keywords: Values by key, without their sections.  A key goes into the section that has it, and into
+            [algorithm] if none has.  If several have it, [algorithm] with the row's keys comes first, then
+            [federation], then [privacy].  `model` is the section [model], or the name in it.
         seed: Seed of a simulation, or None for a run whose noise is the operating system's.
 
     Raises:
-        InputError: A key or a value cannot be used.
+        InputError: There is no such row, or a key or a value cannot be used.
     """
     tree: dict[str, Any] = {
         "name": row,
@@ -425,16 +429,17 @@ class SiloGuard:
     ) -> list[NDArray[Any]]:
         """Take K noisy steps from a NumPyClient's list of arrays, in the order of a state_dict.
 
-        Step k is x_{k+1} = x_k - η · release_k, with the scenario's step η, where the guard forms release_k from
-        the silo's records at x_k.  Round r of the server takes the guard's rounds (r-1)K + 1 … rK.
+        K is `local_steps`.  Step k is x_{k+1} = x_k - η · release_k, with the scenario's step size η, where the
+        guard forms release_k from the silo's records at x_k.  Round r of the server takes the guard's rounds
+        (r-1)K + 1 … rK.
 
         Args:
             arrays: Parameters of the module.
             server_round: Number of the server's round, from 1.
-            names: Names of the arrays in messages, by default their numbers from 0.
+            names: Names of the arrays in error messages, by default their numbers from 0.
 
         Returns:
-            Parameters after the steps, in the same order.
+            Parameters after the steps, in the same order, in the type that the scenario's run has.
 
         Raises:
             InputError: The round or an array is not that of the guard's scenario.
@@ -492,17 +497,19 @@ class SiloGuard:
     def scores(
         self, arrays: Sequence[NDArray[Any]], server_round: int, names: Sequence[str] = ()
     ) -> dict[str, float]:
-        """Ask the guard for the noisy mean scores of a NumPyClient's arrays on the silo's test records.
+        """Ask the guard for noisy mean scores of a NumPyClient's model on the silo's test records.
 
-        The scenario's `run.evaluations` are spread evenly over the server's rounds, the last one among them.
+        The scenario has a number of evaluations (`run.evaluations`), which are spread evenly over the server's
+        rounds, the last one among them.  Other rounds ask nothing.
 
         Args:
-            arrays: Parameters of the module, in the order of a state_dict.
+            arrays: Parameters of the model, in the order of a state_dict.
             server_round: Number of the server's round, from 1.
-            names: Names of the arrays in messages, by default their numbers from 0.
+            names: Names of the arrays in error messages, by default their numbers from 0.
 
         Returns:
-            "eval_loss", and "eval_acc" (a share) of a classifier, or {} in a round without an evaluation.
+            "eval_loss", the mean loss, and of a classifier "eval_acc", the share of right predictions, both with
+            noise.  In a round without an evaluation the result is {}.
 
         Raises:
             InputError: The round or an array is not that of the guard's scenario, or the scenario has no
@@ -569,7 +576,7 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
 
     The node configuration of a SuperNode has `guard`, the path of a socket, and `partition-id`, the silo's number.
     In Flower's simulation, whose nodes have no `guard`, the run configuration has it, with {silo} in the path for
-    the silo's number.
+    the silo's number.  The guard itself is not asked yet.
 
     Args:
         context: Flower's context of the ClientApp.
@@ -577,7 +584,8 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
         local_steps: Number of noisy steps between two averages, a divisor of federation.rounds.
 
     Raises:
-        InputError: A key is missing or does not fit the scenario, or an app cannot take the scenario's steps.
+        InputError: The scenario cannot be used, an app cannot take its steps, `local_steps` does not divide its
+            rounds, or a key of the configuration is missing or does not fit the scenario.
     """
     cell = read_app_cell(scenario)
     number, socket = find_guard(context, cell.federation.silos, f" of {scenario}")

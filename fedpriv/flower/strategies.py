@@ -10,8 +10,8 @@ the rounds so far.
 
 Every ClientApp answers with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number,
 and whether its module, and its guard or its records, fit the run.  In round t, from 1, the query x_t, (d,), goes
-to all silos as named arrays, each silo answers with its message, and the row's optimizer turns the noisy mean of
-the messages, (d,), into x_{t+1} and into the model that the run would publish.
+to the silos as named arrays, they answer with their messages, and the row's optimizer turns the noisy mean of the
+messages, (d,), into x_{t+1} and into the model that the run would publish.
 """
 
 import logging
@@ -153,14 +153,14 @@ class PrivateStrategy(FedAvg):
         """Fix the terms of the run, from keywords or from a scenario file.
 
         Args:
-            row: Row of the table of algorithms, such as "dp-mu2-fl".
+            row: Row of the table of algorithms, such as "dp-mu2-fl".  A subclass has a row already.
             scenario: Scenario file instead of keywords.  Its [data] is ignored.
-            seed: Seed of a simulation: the same seed gives the same model, and no record is protected.  Without
+            seed: Seed of a simulation, whose noise can be computed again from it and protects no record.  Without
                 a seed, noise comes from the operating system.
             max_epsilon: Limit of ε at the scenario's δ, or None for no limit.  The run ends before a round that
                 would exceed it.
-            fraction_evaluate: Share of the nodes whose ClientApp evaluates after every round, as for FedAvg.
-                The metrics are releases of records, and no claim counts them.
+            fraction_evaluate: Share of the nodes whose ClientApp evaluates after each round, as for FedAvg.
+                Their metrics are releases of records, and no claim counts them.
             min_evaluate_nodes: Smallest number of nodes that evaluate, if any do, or all silos if there are fewer.
             weighted_by_key: Name of the metric that is a node's weight in the mean of the metrics.
             evaluate_metrics_aggr_fn: Function that merges the metrics of all nodes into one record, or None for
@@ -171,7 +171,7 @@ class PrivateStrategy(FedAvg):
                 is their [model] section.
 
         Raises:
-            InputError: A key, the row or the scenario cannot be used; the message names it.
+            InputError: A key, the row or the scenario cannot be used, or they do not go together.
         """
         name = self.row or row
         refuse(
@@ -245,17 +245,17 @@ class PrivateStrategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the planned rounds from `initial_arrays`, as Flower's strategies do.
+        """Run the planned rounds from `initial_arrays`, or as many of them as `max_epsilon` allows.
 
         Args:
             grid: Flower's connection to the silos' nodes.
             initial_arrays: x_1, the trainable parameters by name.
-            num_rounds: Number of planned rounds; 0 stands for it, and other numbers are refused.
+            num_rounds: Number of planned rounds, or 0 in its place.  Other numbers are refused.
             timeout: Longest wait for the silos to connect, and again for the replies of each round, in seconds.
-            train_config: Further keys in the messages of every round from 1.
-            evaluate_config: Further keys in the messages of every evaluation.
-            evaluate_fn: Function that is called with the round's number and the model after every round, and
-                before round 1 with 0 and `initial_arrays`.
+            train_config: Further keys in the messages of rounds from 1.
+            evaluate_config: Further keys in the messages of evaluations.
+            evaluate_fn: Function of a round's number and a model, called after each round, and before round 1
+                with 0 and `initial_arrays`, or None.
 
         Returns:
             Flower's result, with the model and the metrics.
@@ -295,13 +295,13 @@ class PrivateStrategy(FedAvg):
     def _count_affordable_rounds(self, planned_rounds: int) -> int:
         """Return the largest number of rounds whose ε is at most `max_epsilon`, or all rounds without a limit.
 
-        The ε of the first t rounds together never falls with t, so that t is found by bisection.
+        The number is found by bisection, since the ε of the first t rounds together does not fall with t.
 
         Args:
             planned_rounds: Number of rounds of the plan.
 
         Raises:
-            InputError: Round 1 alone exceeds the limit, or the run adds no noise.
+            InputError: There is a limit, and round 1 alone exceeds it or the run adds no noise.
         """
         if (limit := self._max_epsilon) is None:
             return planned_rounds
@@ -357,10 +357,11 @@ class PrivateStrategy(FedAvg):
             replies: Replies of the silos.
 
         Returns:
-            The model, and the metrics or None.
+            The model that the run would publish after this round, and the metrics or None.
 
         Raises:
             RunError: A silo's answer is missing although the run needs it, or cannot be used.
+            InputError: The strategy has not been started.
         """
         with torch.inference_mode(), limit_to_one_thread():  # the order of sums must not depend on the cores
             self._started_releases.aggregate_train(server_round, replies)
@@ -373,9 +374,13 @@ class PrivateStrategy(FedAvg):
         return published, MetricRecord({"epsilon": epsilon, "delta": self.cell.privacy.delta})
 
     def summary(self) -> None:
-        """Log the terms of the run: algorithm, trust, silos, rounds, and whom the noise protects.
+        """Log the terms of the run: algorithm, trust, silos, rounds, and whom noise protects under this trust.
 
-        Warnings say that the noise is a seed's, or that metrics of clients are releases outside the claim.
+        A warning says if the noise is a seed's, and another one if clients evaluate, since their metrics are
+        releases outside the claim.
+
+        Raises:
+            InputError: The strategy has not been started.
         """
         algorithm, plan = self.cell.algorithm, self.plan
         _log.info("\t├──> %s, %s", algorithm.row.title, plan.trust.title)

@@ -80,12 +80,12 @@ def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
     """Bound the norm along an axis from above, in float64, and drop the axis.
 
     The bound is the computed norm, times a factor and plus a number that cover all rounding and underflow.  It is
-    inf or NaN if a value is not finite or the sum of squares overflows.  The factor is 1 plus about n/2 + 4 half
-    units in the last place of the type in which the n squares are computed: float32 for up to 1,024 values in
-    float32, else float64.
+    inf or NaN if a value is not finite or the sum of squares overflows.  The n squares are computed in float32 if
+    the vectors are float32 and n is at most 1,024, else in float64.  The factor is 1 plus about n/2 + 4 half units
+    in the last place of this type.
 
     Args:
-        vectors: Vectors of n values along `axis`.
+        vectors: Vectors of n values along `axis`, float32 or float64.
         axis: Axis of the values.
     """
     size = vectors.shape[axis]
@@ -179,9 +179,9 @@ def clipping_if_certain(
         clip: Clip norm, a number or a tensor that is broadcast to (..., B).
 
     Returns:
-        The clipping, or None if the cheap bound does not decide: the bound is above the clip, above the largest
-        representable norm or NaN, the clip is no float, or the output gradients are not on a CPU, have no values,
-        or have more than 1,024 values in all.
+        The clipping, or None if the cheap bound does not decide: it is above the clip or NaN, the numbers are too
+        large to be representable for certain, the clip is no float, or the output gradients are not on a CPU, have
+        no values, or have more than 1,024 values in all.
     """
     if (
         not isinstance(clip, float)
@@ -204,9 +204,9 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
 
     `norm` is the upper bound of an increment's norm plus its largest rounding.
 
-    The operand norm of an increment bounds all numbers from which the increment is computed.  Increments whose
-    operand norm is not finite, or above `_MAX_REPRESENTABLE` for the type of `weights`, are not representable and
-    have factor 0.  The caller sets their values to zero (`Clipping.zero_unrepresentable`).
+    Increments whose operand norm, a bound on all numbers that they are computed from, is not finite or above
+    `_MAX_REPRESENTABLE` for the type of `weights` are not representable, and have factor 0.  The caller sets their
+    values to zero (`Clipping.zero_unrepresentable`).
 
     Guarantee: a factor times its increment, summed in the type of `weights`, has norm at most weight · `clip`
     whatever the increment is, for clips of 2^-40 to 2^40 and once unrepresentable increments are set to zero.

@@ -214,8 +214,8 @@ def max_running_sum(schedule: Participation, rounds: Iterable[Round]) -> float:
     """Bound the norm of the silos' mean running sum in every round, whatever the records are.
 
     The bound is the largest n_t over the rounds t, with n_0 = 0 and n_t = decay_t · n_{t-1} + (most batches /
-    expected batches) · (largest contribution of round t).  Batches are those of one silo in round t, and expected
-    batches count as 1 at least.
+    expected batches) · (largest contribution of a record in round t).  Batches are those of one silo in round t,
+    and expected batches count as 1 at least.
 
     Args:
         schedule: Participation: which records take part in which round.

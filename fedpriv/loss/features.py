@@ -60,11 +60,11 @@ IMAGES_PER_CHUNK = 512
 def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Flatten raw records to features, with pixels divided by 255: (n, ...) -> (n, features).
 
-    Pixels are bytes (uint8).  Values of other types are numbers or tokens, and are converted to `dtype` without a
-    division.  Several inputs of a record, which are fields of a structured array, are concatenated.
+    Pixels are bytes (uint8).  Values of other types are converted to `dtype` without a division.  Several inputs
+    of a record, which are fields of a structured array, are concatenated.
 
     Args:
-        images: Raw records, (n, ...).
+        images: Raw records, (n, ...), or a structured array (n,).
         dtype: Type of the features.
     """
     if images.dtype.names is not None:
@@ -84,7 +84,8 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
 
     The histograms follow Dalal & Triggs 2005, section 6, with 8 directions of the full circle, without blocks and
     without normalization.  Derivatives are central differences of pixels / 255.  The length of an edge is divided
-    in proportion between the two nearest directions, and averaged over the cell.  Every feature is at most 1/√2.
+    in proportion between the two nearest directions, and averaged over the cell.  A feature is at most 1/√2, up to
+    rounding.
 
     Args:
         images: Gray images of bytes, (n, h, w).
@@ -110,9 +111,9 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
 def _histograms(gray: Tensor) -> Tensor:
     """Histograms of one image, (1, h, w) -> (1, 8 · h/4 · w/4), direction by direction.
 
-    A pixel with derivatives (a, b) adds √(a² + b²) · max(0, 1 - |distance|) to direction j, where the distance is
-    that of its angle from j on the circle, in units of 1/8 of the circle.  A cell has the mean over its pixels.
-    Pixels outside of the image are 0.
+    A pixel with derivatives (a, b) to the right and down adds √(a² + b²) · max(0, 1 - |distance|) to direction j,
+    where the distance is that of its angle from j on the circle, in units of 1/8 of the circle.  A cell has the
+    mean over its pixels.  Pixels outside of the image are 0.
     """
     padded = functional.pad(gray, (1, 1, 1, 1))
     horizontal = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) / 2.0
@@ -121,6 +122,7 @@ def _histograms(gray: Tensor) -> Tensor:
         torch.hypot(horizontal, vertical),
         torch.atan2(vertical, horizontal) * (DIRECTIONS / (2.0 * math.pi)),
     )
+    # (8, h, w): the length of each pixel's edge by direction, with the distance taken modulo the circle.
     half_circle, directions = DIRECTIONS / 2, torch.arange(DIRECTIONS, dtype=gray.dtype).view(-1, 1, 1)
     lengths_by_direction = length * (
         1.0 - ((angle - directions + half_circle) % DIRECTIONS - half_circle).abs()
@@ -131,8 +133,9 @@ def _histograms(gray: Tensor) -> Tensor:
 def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
 
-    The norm is met up to rounding.  A row of finite values whose squares are too large or too small for the type
-    is first divided by its largest absolute value.
+    The norm is met up to rounding.  A row of finite values whose squares are too large for the type, or too small
+    where rows are scaled up, is first divided by its largest absolute value.  A row with a value that is not
+    finite has NaN in the result.
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
     this row by itself.  If a bound that holds in any order of additions shows that a row is short enough, and
@@ -143,11 +146,13 @@ def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
         norm: Upper bound on the norm, above 0.
         exactly: Whether shorter rows, except for zeros, are scaled up to `norm`.
     """
+    # Rows that may need a factor, and their lengths.
     is_scaled = torch.ones(len(features), dtype=torch.bool) if exactly else ~_is_surely_within(features, norm)
     if not is_scaled.any():
         return features
     row_indices, number_range = is_scaled.nonzero()[:, 0], torch.finfo(features.dtype)
     rows, lengths = features[row_indices], _row_lengths(features, row_indices)
+    # Rows whose squares overflow, or underflow so far that the length is imprecise.
     largest_values = rows.abs().amax(dim=1, keepdim=True)
     min_length = math.sqrt(number_range.tiny / number_range.eps) if exactly else 0.0
     is_extreme = (lengths.isinf() | (lengths < min_length)) & (largest_values > 0.0) & largest_values.isfinite()
@@ -194,9 +199,10 @@ def compute_frozen_features(
         shape: Shape in which the module takes a record, or () for flat records.
 
     Raises:
-        InputError: The module cannot be built, the weights are missing or do not fit, or the module raises or
-            draws random numbers on a record of zeros.
+        InputError: The module cannot be built, the weights are missing or do not fit, or the module raises, or
+            draws from torch's CPU generator, on a record of zeros.
     """
+    # The cached module is copied, since its buffers are written into.
     module = copy.deepcopy(_load_module(path, json.dumps(arguments, sort_keys=True), weights)).to(values.dtype)
     initial_buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
 
@@ -214,7 +220,7 @@ def compute_frozen_features(
 
 
 def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
-    """Zeros (1, features) in the type of records, after a call on a record of zeros that shows the shape.
+    """Zeros in the shape of a record's features, (1, features), found by a call on a record of zeros.
 
     Args:
         map_record: Function from a record (1, f) to features (1, features).
@@ -222,7 +228,7 @@ def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path:
         path: Import path of the module, for error messages.
 
     Raises:
-        InputError: The module raises on the record, or draws random numbers.
+        InputError: The module raises on the record, or draws from torch's CPU generator.
     """
     rng_state = torch.get_rng_state()
     try:
@@ -240,6 +246,8 @@ def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path:
 @lru_cache(maxsize=2)
 def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
     """Build the module at `path` with the named weights, frozen and in evaluation mode.
+
+    The last two modules are cached, so that callers copy a module before they change it.
 
     Args:
         path: Import path of the module.
@@ -368,8 +376,8 @@ class AugmentedView(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of a batch that has the rows of the batch layout.
 
-        The increments are those of `copies_objective` on rows that hold all copies of a record.  At most
-        `_CHUNK_VALUES` values of copies exist at a time (more on a GPU), or those of one record.
+        The increments are those of `copies_objective` on rows that hold all copies of a record.  Copies are made
+        for a chunk of records at a time (`_chunks`), which bounds the memory.
 
         Args:
             query: Points (..., d), and the coefficient of the gradient at each of them.
@@ -378,6 +386,9 @@ class AugmentedView(View):
 
         Returns:
             The sum, (..., d), and the number of clipped records, (...).
+
+        Raises:
+            ValueError: There is no batch layout, or it has another number of rows than the batch.
         """
         total: Tensor | float = 0.0
         clipped: Tensor | int = 0
@@ -402,13 +413,14 @@ class AugmentedView(View):
     def _chunks(self, batch: Batch) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
         """Yield chunks of a batch, each with the transforms of its records' copies, (..., records, copies, 3).
 
-        A chunk has as many records as `_CHUNK_VALUES` values of copies hold (more on a GPU), and one at least.  An
+        The copies of a chunk have at most `_CHUNK_VALUES` values (more on a GPU), or are those of one record.  An
         empty batch is one chunk.
 
         Args:
             batch: Records (..., B, …) in the order of the batch layout, and weights, (B,) or (..., B).
 
-        Raises: ValueError: There is no batch layout, or it has another number of rows than the batch.
+        Raises:
+            ValueError: There is no batch layout, or it has another number of rows than the batch.
         """
         records, weights = batch
         axis, count = records.record_axis, records.features.shape[records.record_axis]
@@ -483,20 +495,21 @@ class AugmentedView(View):
 def apply_transforms(rows: Tensor, picture: tuple[int, int, int], transforms: Tensor, shift: int) -> Tensor:
     """Make the copies of pictures by their transforms.
 
-    A picture is moved down and right, zeros come in, and the result is mirrored left to right if the transform
-    says so.
+    A picture is moved down and right, zeros come in, and then the result is mirrored left to right if the
+    transform says so.
 
     Args:
         rows: Pictures, (B, c · h · w).
         picture: Shape (c, h, w) of a picture.
         transforms: Pixels down, pixels right (negative for up and left), and 1 for a mirror or 0, (B, copies, 3).
-        shift: Largest number of pixels of a shift, by which pictures are padded with zeros.
+        shift: Largest number of pixels of a shift, by which pictures are padded with zeros on each side.
 
     Returns:
         The copies, (B, copies · c · h · w).
     """
     channels, height, width = picture
     padded = nn.functional.pad(rows.reshape(-1, channels, height, width), (shift, shift, shift, shift))
+    # Column and line of the padded picture from which each pixel of a copy is read, (B, copies, w) and (…, h).
     positions = torch.arange(width, device=rows.device)
     columns = torch.where(transforms[..., 2:] > 0, width - 1 - positions, positions) + shift - transforms[..., 1:2]
     lines = torch.arange(height, device=rows.device) + shift - transforms[..., :1]
@@ -510,7 +523,8 @@ def augment_objective(
 ) -> Objective:
     """Make the objective on copies of the records, or return the objective itself without augmentation.
 
-    Views around the objective of a module are kept, around the augmented objective.
+    Only the innermost objective, that of a module, is replaced, by an `AugmentedView` of it.  Views around it stay
+    around the new one.
 
     Args:
         objective: Objective of a torch module, possibly inside of views.
@@ -519,7 +533,8 @@ def augment_objective(
         shape: Shape in which the module takes a record, or () for the shape of the layout.
 
     Raises:
-        InputError: Records are no pictures, a shift moves them out of sight, or the model is no torch module.
+        InputError: Records are no pictures with channels first (`picture_shape`), a shift may move them out of
+            sight, or the model is no torch module.
     """
     if augmentation is None:
         return objective

@@ -32,9 +32,9 @@ def frozen_names(module: nn.Module) -> list[str]:
 def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     """Return a copy in which only the layers and parameters named in `except_` are trained.
 
-    A parameter that is shared under several names is trained if one of them is in a layer or parameter of
-    `except_`.  A BatchNorm with running statistics and without trainable parameters is put into evaluation mode.
-    The layer then maps each record by its constants, and the result depends on this record only.
+    A parameter that is shared under several names is trained if one of them is named, or is inside of a named
+    layer.  A BatchNorm with running statistics and without trainable parameters is put into evaluation mode.  Such
+    a layer maps a record by its constants, so that the result depends on this record only.
 
     Args:
         module: Module to copy, which is not changed.
@@ -52,6 +52,7 @@ def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
             raise InputError(
                 f"freeze: except_ = {layer_name!r} names no parameters of the module; it has {child_names}"
             )
+    # By identity, since a shared parameter has several names.
     trainable_names = {name for name in names if any(is_inside(name, layer_name) for layer_name in except_)}
     trainable_ids = {
         id(parameter)
@@ -110,18 +111,18 @@ class FunctionalModule:
 
 
 def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
-    """Run a copy of the module on an artificial record, and return the outputs, (1, …).
+    """Run a copy of the module on an artificial record, and return its outputs.
 
     No gradients are computed.  Buffers and parameters must have the same values after the run as before, where NaN
-    equals NaN.
+    equals NaN, so that no record depends on the one before.
 
     Args:
         module: Module to copy, which is not changed.
         probe: A record, as a batch of one, (1, …).
 
     Raises:
-        InputError: A layer, which the message names, changes a buffer or a parameter, or is a recurrent one that
-            gets a packed sequence.  Other errors of the module are passed on.
+        InputError: A layer, which the message names, changes or adds a buffer or a parameter, or is a recurrent
+            one that gets a packed sequence.  Other errors of the module are passed on.
     """
     module_copy = copy.deepcopy(module)
     for name, layer in module_copy.named_modules():

@@ -144,8 +144,8 @@ class ConvolutionFunction:
     def weight_gradient(self, inputs: Tensor, output_gradient: Tensor, shape: Sequence[int]) -> Tensor:
         """Compute Σ_t δ_t ⊗ (patch of the input at t) for every record, a few pictures at a time.
 
-        A row of numbers, as conv1d takes, is treated as a picture of one row.  With groups, output channels meet
-        the patches of their own group's input channels only.
+        δ_t is the output gradient at position t.  A sequence, as conv1d takes, is treated as a picture of one row.
+        With groups, output channels meet the patches of their own group's input channels only.
 
         Args:
             inputs: Inputs, (B, …, channels, *sides), with any number of axes between B and the channels.
@@ -156,6 +156,7 @@ class ConvolutionFunction:
             Gradients by the weight, (B, prod(shape)), summed over the pictures of a record, which are the axes
             between B and the channels.
         """
+        # Pictures of all records, (N, channels, height, width), and output gradients, (N, output channels, T).
         pictures, output_gradients = (
             inputs.flatten(0, -self.axes - 2),
             output_gradient.flatten(-self.axes).flatten(0, -3),
@@ -182,6 +183,7 @@ class ConvolutionFunction:
                 (*row_zeros, *self.padding),
                 (*row_ones, *self.stride),
             )
+            # (pictures · groups, channels of a group, T), and the product over the positions T.
             left_factor, right_factor = (
                 part.reshape(len(chunk_products), -1, part.shape[-1]) for part in (chunk_gradients, patches)
             )
@@ -295,18 +297,20 @@ def _flatten_positions(values: Tensor) -> Tensor:
 def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> LayerTerms:
     """Represent each record's gradient with respect to a weight, as a sum over the uses of the weight.
 
+    δ_t are the output gradients and a_t the inputs of a use, at positions t.
+
     Args:
-        uses: Uses of this weight: one for each call of a function and for each point of an increment, or for the
-            difference of two points.
+        uses: Uses of this weight, one or more: one for each call of a function and for each point of an increment,
+            or for the difference of two points.
         shape: Shape of the weight.
 
     Returns:
         * For one or two uses by linear functions with a single position each, the factors δ and a (`DenseTerms`),
           without a bias.
-        * For any other uses by linear functions, the gradients if they have at most half as many values as the
-          factors δ_t and a_t of all positions, and otherwise these factors (`PositionTerms`).
+        * For any other uses by linear functions, the gradients (`LongGradientTerms`) if they have at most half as
+          many values as the factors δ_t and a_t of all positions, and otherwise these factors (`PositionTerms`).
         * For embeddings, gradients of the rows of the table that are the record's tokens (`EmbeddingTerms`).
-        * For all other functions, and for uses by several kinds of functions, the gradients themselves.
+        * For all other functions, and for uses by several kinds of functions, the gradients.
     """
     if all(isinstance(use.function, LinearFunction) for use in uses):
         positions = [(_flatten_positions(use.output_gradient), _flatten_positions(use.inputs)) for use in uses]
@@ -353,9 +357,9 @@ class LongGradientTerms(GradientTerms):
 def long_upper_norm(vectors: Tensor) -> Tensor:
     """Upper bound in float64 on the Euclidean norm of each row, (B, n) -> (B,).
 
-    The squares of each piece of `_CHUNK_LENGTH` values are added in the type of the rows.  The bounds of the
-    pieces are combined in float64.  So the bound exceeds the norm by about the rounding of a short sum, however
-    many values a row has.
+    A row is cut into pieces of `_CHUNK_LENGTH` values, whose squares are added in the type of the rows.  The
+    bounds of the pieces are combined in float64.  So the bound exceeds the norm by about the rounding of a short
+    sum, however many values a row has.
     """
     if vectors.shape[1] <= _CHUNK_LENGTH:
         return upper_norm(vectors)
@@ -384,9 +388,9 @@ class PositionTerms:
     def norm_bounds(self) -> NormBounds:
         """Bounds on the norm ‖Σ_t δ_t ⊗ a_t‖ of each record's gradient, (B,).
 
-        Rounding errors are relative to Σ_t ‖δ_t‖ ‖a_t‖, since terms that cancel in the gradient leave their errors
-        in it.  The norm is computed from the T² inner products of positions if the factors are small compared with
-        a gradient, and from the gradients of a few records at a time otherwise.
+        If the factors have few values compared with a gradient, the norm is computed from the T² inner products of
+        positions, else from the gradients of a few records at a time.  Rounding errors are relative to
+        Σ_t ‖δ_t‖ ‖a_t‖, since terms that cancel in the gradient leave their errors in it.
 
         The number of roundings is T for the additions and 4 for products and factors.  The operand norm bounds the
         norms of the gradient and of both factors.

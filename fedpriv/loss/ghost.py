@@ -110,9 +110,10 @@ class Trace:
     def compute_output_gradients(
         self, loss: Tensor, leaves: Sequence[Tensor], on_gradient: OnGradient
     ) -> tuple[set[str], Sequence[Tensor | None]]:
-        """Pass the output gradient of every call to `on_gradient`, in any order, and drop the calls.
+        """Pass the output gradients of the calls to `on_gradient`, in any order, and drop the calls.
 
-        The output gradients come from one backward pass.
+        The output gradients come from one backward pass.  An output gradient is the gradient of `loss` at the
+        outputs of a call.
 
         Args:
             loss: Sum of the losses of all records, times a coefficient, ().
@@ -135,6 +136,7 @@ class Trace:
         # Calls whose output gradient is still missing.
         pending = dict(enumerate(self.calls))
         self.calls.clear()
+        # Hooks at the calls take the gradients as autograd comes to them.
 
         def on_node_gradient(call_index: int, gradients: Sequence[Tensor | None]) -> None:
             if (output_gradient := gradients[pending[call_index].output_edge.output_nr]) is not None:
@@ -186,13 +188,13 @@ class TracingMode(TorchFunctionMode):
     ) -> Any:
         """Run a call of a torch function on one record's values inside the vmap, with a trace of parameters.
 
-        * A layer function whose weight and bias are traced parameters, or missing, is computed for all records at
-          once, with the twins of the parameters, and the call is added to the trace.  A twin is a leaf of autograd
-          with the parameter's values, and at least one of weight and bias is needed.
+        * A layer function with a closed form, whose weight and bias are traced parameters, is computed for all
+          records at once, and the call is added to the trace.  One of weight and bias may be missing.  Twins take
+          the place of the parameters: leaves of autograd with the same values.
         * A recurrent layer or cell runs as its unrolled form, and multi-head attention as torch's own code, both
           in this mode, so that the functions inside of them are traced.
         * Attention without mask and dropout, of queries, keys and values with equal leading axes, is one call for
-          all records, and torch goes through them one by one.
+          all records, by an implementation that goes through them one by one.
         * Any other call is passed on unchanged.
 
         Args:
@@ -253,7 +255,7 @@ class TracingMode(TorchFunctionMode):
         Values that do not depend on the record are repeated B times, as a view.
 
         Raises:
-            RuntimeError: The module itself runs a vmap.
+            RuntimeError: The values are of a vmap that the module itself runs.
         """
         if not _functorch.is_batchedtensor(values):
             return values.expand(self._count, *values.shape)
@@ -365,9 +367,9 @@ class GhostObjective(ModuleObjective):
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the clipped increments of one replicate by the plan, chunk by chunk of records.
 
-        A batch of at most one record, records of a shape without a plan, and a chunk on which the module raises or
-        departs from the plan are left to `ModuleObjective`.  At a time about as many values exist as the largest
-        of `_CHUNK_VALUES` (more on a GPU), 8 d for each point, and those of one record.
+        A batch of at most one record, records of a shape without a plan, and a chunk for which `_sum_increments`
+        returns None are left to `ModuleObjective`.  At a time about as many values exist as the largest of
+        `_CHUNK_VALUES` (more on a GPU), 8 d for each point, and those of one record.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -381,6 +383,7 @@ class GhostObjective(ModuleObjective):
         plan = self._find_plan(query.points[0], records) if len(weights) > 1 else None
         if plan is None:
             return super()._increment_of_replicate(query, batch, clip)
+        # Number of records of a chunk, from the number of values that a record takes at all points.
         points = len(query.points)
         values = plan.single_point_values if points == 1 else points * plan.values_per_record
         max_values = max_values_at_once(_CHUNK_VALUES, weights.device)
@@ -391,7 +394,7 @@ class GhostObjective(ModuleObjective):
         for *parts, weight in zip(*(torch.split(part, rows) for part in (*records, weights)), strict=True):
             chunk = Batch(Records(*parts), weight)
             sums = self._sum_increments(query, chunk, clip, plan)
-            if sums is None:  # the module raises on a record of the chunk, or does not follow the plan
+            if sums is None:  # the module raises on the chunk, or does not follow the plan
                 part = super()._increment_of_replicate(query, chunk, clip)
                 total += part.total
                 clipped += part.clipped_count
@@ -404,7 +407,7 @@ class GhostObjective(ModuleObjective):
         return Increment(total, clipped)
 
     def _find_plan(self, point: Tensor, records: Records) -> _GhostPlan | None:
-        """Find the plan for the shape of these records' features, which is made once for every shape.
+        """Find the plan for the shape of these records' features, or make one for a new shape.
 
         Args:
             point: Any model, (d,).
@@ -431,8 +434,8 @@ class GhostObjective(ModuleObjective):
         materialized, and the pass is repeated until there are no more of them.
 
         The numbers of values are the record's features and materialized gradients, and for every call working
-        memory and three times its inputs and outputs.  At a single point the factor is 1.5 if the call's terms are
-        gradients, since its inputs are then not stored.
+        memory and three times its inputs and outputs.  At a single point the factor is 1.5 if the terms of all the
+        call's parameters are gradients, since the call's inputs are then not stored.
 
         Args:
             point: Any model, (d,).
@@ -480,8 +483,8 @@ class GhostObjective(ModuleObjective):
             records: Records of the batch, (B, …).
             coefficient: Coefficient of the point in the query.
             materialized: Names of parameters whose gradients autograd forms record by record.
-            is_only_point: Whether the query has no other point.  The terms of a parameter with a single call are
-                then made as soon as autograd comes to the call, so that the call's inputs need not be stored.
+            is_only_point: Whether the query has no other point.  The terms of a call whose parameters are in no
+                other call are then made as soon as autograd comes to it, so that its inputs need not be stored.
 
         Returns:
             Calls whose terms are not made yet, with their output gradients, in the order of the calls.  Then the
@@ -588,12 +591,13 @@ class GhostObjective(ModuleObjective):
         """Yield the name and the terms of every parameter that the losses depend on.
 
         The terms represent each record's gradient by the parameter, summed over all passes, which are the points
-        of a query.  They were made in the pass, or are made here of the parameter's calls, as a weight or as a
-        bias, or of its materialized gradients.
+        of a query.  Terms that the only pass made are taken over.  Others are made here, of the parameter's calls
+        as a weight or as a bias, or of its materialized gradients.
 
         Args:
-            passes: Result at each point, with the same calls.
+            passes: Result at each point, with the same calls and complete gradients.
         """
+        # Uses of each weight, and gradients of each bias, by call.
         uses: dict[str, list[ParameterUse]] = {}
         bias_gradients: dict[str, list[Tensor]] = {}
         for call_gradients in zip(*(traced.call_gradients for traced in passes), strict=True):

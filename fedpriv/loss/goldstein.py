@@ -97,7 +97,7 @@ class Directions(Protocol):
 
 @dataclass(frozen=True)
 class SeededDirections:
-    """Directions as a pure function of seed, silo, round, row index, number and dimension.
+    """Directions as a pure function of seed, silo, round and row index, for one count, dimension and type.
 
     Guarantee: directions are keyed by the row index, never by the content of the row or by the other rows that are
     read, so neighbouring data sets have the same directions, and secret participation does not change them.
@@ -216,8 +216,8 @@ class RandomSmoothing(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of a batch that has the rows of the batch layout.
 
-        At most `_CHUNK_VALUES` numbers of directions around a point exist at a time in a replicate, or those of
-        one direction.  They are all directions of some records, or some directions of one record.  Sizes of chunks
+        Around a point and in a replicate, directions of about `_CHUNK_VALUES` numbers exist at a time, or one
+        direction.  They are all directions of some records, or some directions of one record.  Sizes of chunks
         follow from the numbers of records, points and directions and from d, not from the number of replicates.
 
         Args:
@@ -248,7 +248,9 @@ class RandomSmoothing(View):
         return Increment((weights.unsqueeze(-1) * total).sum(-2), (clipped * (weights != 0.0)).sum(-1))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Compute the weighted clipped increment of every record, (rows, d), a few directions at a time.
+        """Compute the weighted clipped increment of every record, (rows, d).
+
+        Directions are drawn window by window, a part of the directions of all records each.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -375,7 +377,8 @@ class RandomSmoothing(View):
     def _smooth_query(self, query: Query, directions: Sequence[Tensor]) -> Query:
         """Query for gradients at the shifted points x_k + α y_j of each record, (..., B, d) each.
 
-        Coefficients c_k are divided by the number of directions, so that the sum is the mean over directions.
+        Coefficients c_k are divided by the number of directions around a point, over all windows, so that the sum
+        over windows is c_k times the mean over directions.
 
         Args:
             query: Points x_k, (..., d), and coefficients c_k.
@@ -420,6 +423,7 @@ class RandomSmoothing(View):
             records: Records, (..., B, …).
             windows: For each window, the directions u_j on the unit sphere by points, (..., B, j, d) each.
         """
+        # Losses are (..., B, j, 1), and each window adds its share of the means.
         total = torch.zeros((), dtype=query.points[0].dtype, device=query.points[0].device)
         single_batches = _as_single_batches(records, 2)
         for directions in windows:
@@ -568,7 +572,7 @@ def measure_objective(
     Args:
         objective: Loss whose gradients are combined.
         point: Model, (d,).
-        records: Records of the mean.
+        records: Records of the mean, one or more.
         radius: Radius of the ball around the model.
         count: Number of points in the ball.
         seed: Seed of the points.

@@ -111,7 +111,10 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     """Replace BatchNorm layers by GroupNorm with as many parameters, which depends on one record only.
 
     The number of groups is the largest divisor of the number of channels up to 32.  Submodules are replaced in
-    place.  A layer that a module has under two names is replaced under the first of them only.
+    place.  A layer that one module has under two names is replaced under the first of them only.
+
+    Args:
+        module: Module, whose submodules are replaced.
 
     Returns:
         The module, or its replacement if the module itself is a BatchNorm.
@@ -166,7 +169,8 @@ def check_outputs(
     """Check that a module can be trained and maps one flat record to the needed outputs.
 
     The module is run on a record of zeros, (1, values), and on random records (`check_per_record`), so that
-    problems are found which no layer's name reveals.
+    problems are found which no layer's name reveals.  A module on the meta device has sizes and no values, and is
+    not run.
 
     Args:
         module: Module to check, which takes flat records.
@@ -177,17 +181,17 @@ def check_outputs(
         why_needed: Explanation of `outputs` for the error message.
 
     Returns:
-        The shape of one record's outputs.  For a module on the meta device, which cannot be run, it is the needed
-        shape, or (1,) if any shape will do.
+        The shape of one record's outputs.  For a module on the meta device it is the needed shape, or (1,) if any
+        shape will do.
 
     Raises:
-        InputError: The module cannot be trained, raises, has other outputs or values that are not finite, or lets
-            records depend on each other.
+        InputError: The module cannot be trained, raises, has other outputs or values that are not finite, changes
+            its buffers or parameters, or lets records depend on each other.
     """
     check_module(module)
     needed = (outputs,) if isinstance(outputs, int) else outputs
     if any(parameter.is_meta for parameter in module.parameters()):
-        return needed or (1,)  # a module on the meta device has sizes but cannot be run
+        return needed or (1,)
     probe = torch.zeros(1, values, dtype=next(module.parameters(), torch.zeros(1)).dtype)
     try:
         shape = tuple(run_trial(module, probe).shape)
@@ -256,9 +260,10 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
     """Check that a record's outputs and gradients do not depend on the other records of a batch.
 
     The module is run, and must not change its buffers or parameters (`run_trial`).  Then records 1 and 2 of a
-    batch of 3 are replaced.  Outputs of record 0, and the gradient of the sum of their squares, have to be exactly
-    equal before and after, at the module's own parameters and at these plus standard normal numbers (unless values
-    are not finite there).  A batch of one has to give the same outputs up to 1e-3, relative and absolute.
+    batch of 3 random records are replaced.  Outputs of record 0, and the gradient of the sum of their squares,
+    have to be exactly equal before and after, and a batch of record 0 alone has to give the same outputs up to
+    1e-3, relative and absolute.  This is checked at the module's own parameters, and at these plus standard normal
+    numbers unless values are not finite there.
 
     Increments are computed of each record alone, so that a dependence would not break their guarantee.  But a
     batch of records would have other outputs than in training.
@@ -270,8 +275,9 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
         inputs: Layout of each input, or empty for numbers.
 
     Raises:
-        InputError: Outputs or gradients depend on other records, or are not finite at the module's own parameters;
-            or the module changes its buffers or parameters.  Other errors of the module are passed on.
+        InputError: Outputs or gradients depend on other records, change from call to call, or are not finite at
+            the module's own parameters, or `run_trial` refuses the module.  Other errors of the module are passed
+            on.
     """
     generator = torch.Generator().manual_seed(0)
     parameters = trainable_parameters(module)
@@ -341,14 +347,15 @@ class TrainedModel:
 
 
 def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedModel:
-    """Make the torch model with flat parameters `vector` (d,).
+    """Make the torch model with flat parameters `vector`.
 
     The model of a torch module is a copy with these parameters.  Softmax regression becomes a Linear layer with a
-    bias, since its last feature is a constant 1, and any other linear score a Linear layer without bias.
+    bias, since its last feature is a constant 1, and another `LinearScore` a Linear layer without bias.
 
     Args:
         objective: Objective that was trained, possibly behind views.
-        vector: Flat parameters, (d,).  For a single linear score, numbers behind the d weights are not used.
+        vector: Flat parameters, (d,).  For a `LinearScore`, which has a weight for each feature, the vector may be
+            longer, and the numbers behind the weights are not used.
 
     Returns:
         The module in evaluation mode, with its loss and the number of leading features that it takes.
@@ -456,14 +463,17 @@ _WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "")
 def read_state_dict(weights: str, key: str, path: str, module: nn.Module) -> dict[str, Tensor]:
     """Read the state_dict of the module at `path` from the file with this digest.
 
-    The file may be a checkpoint with the state_dict under a usual key.  A wrapper's prefix that all names have is
-    left out, unless the module has such names itself.
+    The file may be a checkpoint with the state_dict under a usual key.  If all names have the prefix of a wrapper,
+    such as "module.", it is left out of those names that the module does not have.
 
     Args:
         weights: Digest, "sha256:HEX".
         key: Key of the scenario, for error messages.
         path: Import path of the module, for error messages.
         module: The module.
+
+    Returns:
+        Values by name.  The names and shapes need not be those of the module.
 
     Raises:
         InputError: There is no such file, or it holds no state_dict.
@@ -517,7 +527,7 @@ class InitializedView(RecordView):
 def load_constants(module: nn.Module, weights: str | None, path: str) -> frozenset[str]:
     """Load a file of weights into the module, and return the names of trainable parameters that it lacks.
 
-    Such parameters are those of a new head, or those that `lora` adds.
+    Such parameters are those of a new head, for example, or those that `lora` adds.
 
     Guarantee: every frozen parameter and, with a digest, every buffer of a state_dict has the values of the named
     digest.  A frozen parameter or, with a digest, a buffer of the state_dict without values in the file raises
@@ -533,7 +543,8 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
 
     Raises:
         InputError: There is no digest and a parameter is frozen, the file cannot be used (`read_state_dict`), or
-            it lacks a frozen value, has others than the module, or values of another shape.
+            it lacks values of a frozen parameter or a buffer, has names that the module does not have, or values
+            of another shape.
     """
     frozen = frozen_names(module)
     if weights is None:

@@ -79,9 +79,9 @@ def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[
         record: Shape of a single input, which is not used for several inputs.
 
     Returns:
-        A module that takes flat rows (B, width).  Several inputs are cut apart (`InputSplitter`).  A single input
-        is cast to integers if it is tokens, and unflattened unless `record` has one axis.  The module itself is
-        returned if a single input needs neither.
+        A module that takes flat rows (B, width), with the values of all inputs of a record side by side.  Several
+        inputs are cut apart (`InputSplitter`).  A single input is cast to integers if it is tokens, and
+        unflattened unless `record` has one axis.  If it needs neither, the module itself is returned.
     """
     if len(inputs) > 1:
         return InputSplitter(module, inputs)
@@ -133,9 +133,9 @@ class LabelledView(RecordView):
         return not isinstance(_find_module_objective(self.base).loss, FunctionLoss)
 
     def accuracies_and_losses(self, point: Tensor, records: Records) -> tuple[Tensor, Tensor]:
-        """Share of right labels of each record, and the record's loss, (..., B) both.
+        """Share of a record's labels that are predicted right, and the record's loss, (..., B) both.
 
-        Missing class labels do not count.  The share of a record without any label is 0.
+        Missing labels do not count.  The share of a record without any label is 0.
 
         Args:
             point: Models, (..., d).
@@ -187,10 +187,10 @@ def make_layout_objective(
 ) -> tuple[Objective, nn.Module]:
     """Make the objective of a module for records of a layout, and return it with the wrapped module.
 
-    The module is put behind layers that take flat rows (`wrap_module`), and its outputs are checked against the
-    loss.  A loss that is a function, or that needs outputs of several axes, gets a `ModuleObjective`.  Any other
-    loss gets the objective of `make_module_objective`.  The objective is put behind a `LabelledView` if labels
-    have a shape, as several labels do.
+    The module is put behind layers that take flat rows (`wrap_module`), converted to `dtype` in place, and its
+    outputs are checked against the loss.  The objective is that of `make_module_objective`, but a
+    `ModuleObjective` for a loss that is a function, or that needs outputs of several axes.  It is put behind a
+    `LabelledView` if labels have a shape, as several labels do.
 
     Args:
         module: Module that maps inputs of a batch to outputs.
@@ -248,7 +248,7 @@ def _describe_needed_outputs(layout: FeatureLayout, classes: int) -> str:
 def _check_loss_function(loss: FunctionLoss, outputs: tuple[int, ...], classes: int, dtype: torch.dtype) -> Loss:
     """Check that the function maps outputs and label of one record to one number, and return the loss.
 
-    The function is called once, on zeros.
+    The function is called on zeros, in the shape of one record's outputs and label.
 
     Args:
         loss: Loss by the function.

@@ -107,7 +107,7 @@ class LayeredObjective(BaseModuleObjective):
         Returns:
             The objective, or None if the module's type is not nn.Sequential, a layer has no closed form or changes
             the number of records, a layer with parameters occurs twice, or a parameter is frozen or belongs to two
-            layers.
+            layers.  An nn.Sequential inside of the module is taken apart.
 
         Raises:
             InputError: The module cannot be trained (`check_module`).  Errors of a layer on zeros are passed on.
@@ -152,7 +152,7 @@ class LayeredObjective(BaseModuleObjective):
         """Sum the weighted clipped increments of a batch, in chunks of records.
 
         At a time about as many values exist as the largest of `_CHUNK_VALUES` (more on a GPU), 8 d for each model
-        and point, and those of one record.
+        and point, and those of one record, where d is the number of parameters.
 
         Args:
             query: Combination of gradients, at points (..., d), whose leading axes are models.
@@ -193,8 +193,8 @@ class LayeredObjective(BaseModuleObjective):
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         """Sum weighted gradients without clipping, (..., d), for a few models at a time.
 
-        Each model of `point` (..., d) takes all of its records at once.  With leading axes, the last one is cut
-        into chunks of models.
+        Each model takes all of its records at once.  If there are several models, the last leading axis is cut
+        into chunks of models, which bounds the memory.
 
         Args:
             point: Models, (..., d).

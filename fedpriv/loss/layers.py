@@ -6,8 +6,9 @@ gradients.  A layer with parameters (`ParameterLayer`) makes terms (`LayerTerms`
 
 A query has points x_k and coefficients c_k, and a record's increment is the sum of c_k times the gradient of its
 loss at x_k.  With a_k the layer's inputs, and δ_k the gradient at its outputs times c_k, both at point k, the
-increment's part in the layer's weight is (Σ_k δ_k) ⊗ a_0 + Σ_{k≥1} δ_k ⊗ (a_k - a_0).  The factors of its terms
-are output_gradients[k] = u_k and inputs[k] = v_k.  For a convolution each term is also summed over positions.
+increment's part in the layer's weight is (Σ_k δ_k) ⊗ a_0 + Σ_{k≥1} δ_k ⊗ (a_k - a_0).  Its terms are written
+u_k ⊗ v_k: u_0 = Σ_k δ_k and v_0 = a_0, then u_k = δ_k and v_k = a_k - a_0.  Terms of a convolution are also summed
+over positions.
 """
 
 from collections.abc import Callable, Sequence
@@ -224,11 +225,11 @@ class DenseTerms:
     def norm_bounds(self) -> NormBounds:
         """Bounds on each record's norm √(‖Σ_k u_k ⊗ v_k‖² + ‖bias gradient‖²), (..., B).
 
-        The bias gradient is u_0.  The squares of weight and bias are bounded separately: inner products of the
-        weight's terms may cancel each other, but must not cancel the square of the bias.  Rounding errors are
-        relative to Σ_k ‖u_k‖ ‖v_k‖ + ‖u_0‖ (without a bias, to the sum).  Their number is that of the terms for
-        the additions, and 4 for products and factors.  The operand norm bounds the norms of the increment and of
-        all factors.
+        The bias gradient is u_0, or missing without a bias.  The squares of weight and bias are bounded
+        separately: inner products of the weight's terms may cancel each other, but must not cancel the square of
+        the bias.  Rounding errors are relative to Σ_k ‖u_k‖ ‖v_k‖, plus ‖u_0‖ with a bias.  Their number is that
+        of the terms for the additions, and 4 for products and factors.  The operand norm bounds the norms of the
+        increment and of all factors.
         """
         gradient_norms, inputs = (
             [upper_norm(part) for part in parts] for parts in (self.output_gradients, self.inputs)
@@ -443,6 +444,7 @@ def extract_patches_by_view(
     axes = zip(padded.shape[2:], kernel, dilation, stride, strict=True)
     position_counts = [(side - spacing * (size - 1) - 1) // step + 1 for side, size, spacing, step in axes]
     picture_stride, channel_stride, row_stride, column_stride = padded.stride()
+    # (N, channels, kernel height, kernel width, positions down, positions right), without a copy.
     view = padded.as_strided(
         (*padded.shape[:2], kernel_height, kernel_width, *position_counts),
         (

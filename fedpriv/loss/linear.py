@@ -101,9 +101,9 @@ def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> Qu
     the λ > 0 that gives this point the norm `radius`.  λ is found by bisection.
 
     Args:
-        curvature: Diagonal of E[z zᵀ], (d,).
-        minimizer: x*, (d,).
-        radius: Radius of the ball.
+        curvature: Diagonal of E[z zᵀ], (d,), above 0.
+        minimizer: Minimizer x* of the risk over all points, (d,).
+        radius: Radius of the ball, above 0.
     """
     unconstrained = QuadraticPopulation(curvature, minimizer)
     if float(torch.linalg.vector_norm(minimizer)) <= radius:
@@ -253,6 +253,9 @@ class LinearObjective(Deterministic, ABC):
             query: Combination of gradients, with points x_k (..., d) and coefficients c_k.
             batch: Records (..., B, …) and weights, (B,) or (..., B).
             clip: Norm bound, a number or (..., 1).
+
+        Returns:
+            The increments, clipped as a whole and times the records' weights, and the number.
         """
         records, weights = batch
         output_gradient = self._combined_gradients(query, records).squeeze(-2)
@@ -507,9 +510,9 @@ def compute_per_block(records: Records, name: Hashable, compute: Callable[[Recor
 
 
 def _max_feature_norm(records: Records, dtype: torch.dtype) -> float:
-    """Upper bound on the norms ‖z‖ of the features of all records of a round, computed in `dtype`.
+    """Upper bound on the norms ‖z‖ of the features of all records of a round, after conversion to `dtype`.
 
-    For records in a block the bounds of all rounds are computed at once, and stored under a name with the dtype.
+    For records in a block the bounds of all rounds are computed at once, and stored for the other rounds.
 
     Args:
         records: Records of the round, one or more.

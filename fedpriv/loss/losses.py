@@ -97,7 +97,7 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute Antolini's concordance index, 1 for a perfect order and 1/2 on average for a random one.
 
     The index is the share of pairs whose first record, with an event in bin m, has a smaller S(m) than the second
-    one, which survived bin m.  Ties count half.
+    one, which survived bin m.  Ties count half.  S(m) is the predicted probability to survive bin m.
 
     Args:
         outputs: Outputs h of all records, (..., n, K), whose leading axes are models.
@@ -127,7 +127,10 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
 def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute the integrated Brier score, the mean squared error of S(k) over bins, the lower the better.
 
-    The error of bin k is 1/n (Σ_{event in bin m ≤ k} S(k)²/G(m) + Σ_{m > k} (1 - S(k))²/G(k+1)).
+    S(k) is the predicted probability to survive bin k, and G(k) that of no censoring before bin k
+    (`_censoring_survival`), by which errors are divided to make up for censored records.  The error of bin k is
+
+        1/n (Σ_{event in bin m ≤ k} S(k)²/G(m) + Σ_{m > k} (1 - S(k))²/G(k+1))
 
     Args:
         outputs: Outputs h of all records, (..., n, K), whose leading axes are models.
@@ -161,7 +164,8 @@ def _censoring_survival(survived_counts: Tensor, is_observed: Tensor, bins: int)
     """Kaplan-Meier estimate G, (K + 1,): entry k is the probability of no censoring in bins 0 … k-1.
 
     G(0) = 1 and G(k+1) = G(k) (1 - (censored in bin k) / (at risk in bin k)).  Records at risk survived all bins
-    before k, and have no event in bin k.  Without such records G(k+1) is 0.
+    before k, and have no event in bin k.  Without such records G(k+1) is 0.  A record that survived k < K bins,
+    and whose event was not observed, is censored in bin k.
 
     Args:
         survived_counts: Number of bins that each record survived, (n,).
@@ -492,15 +496,19 @@ class FunctionLoss(Unjudged):
 
 
 def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
-    """Predict the class of each label, or its value, (n, *labels), from outputs (n, *outputs).
+    """Predict the class of each label, or its value, from outputs (n, *outputs).
 
-    The class is that of the largest output.  With a single logit, the class is 1 above 0, else 0.  Other losses
-    predict no classes, and their outputs are returned.  A last axis of one output is dropped, except for
-    `MeanOverLabels`, whose last axis is then one of labels.
+    For the cross-entropy the class is that of the largest output.  For losses of a single logit the class is 1 if
+    the logit is above 0, else 0.  Other losses predict no classes, and their outputs are returned.  A last axis of
+    one output is dropped, except for `MeanOverLabels`, whose last axis is then one of labels.
 
     Args:
         loss: Loss that the model was trained with.
         outputs: Outputs of n records.
+
+    Returns:
+        Classes or values, (n,) for one label and (n, *labels) for several.  Losses that take several outputs for a
+        label, without classes, give (n, *outputs).
     """
     has_label_axes = isinstance(loss, MeanOverLabels)
     while isinstance(loss, MeanOverLabels | ClassWeighting):
@@ -581,9 +589,8 @@ class LossChoice:
             classes: Number of classes, or 0 if labels are numbers.
 
         Returns:
-            The loss, and the shape of one record's outputs.  The shape is None for a function, which takes any
-            number of outputs.  `FunctionLoss.output_axes` is then 1, and has to be replaced for outputs of several
-            axes.
+            The loss, and the shape of one record's outputs.  For a function, which takes any outputs, the shape is
+            None, and `FunctionLoss.output_axes` is 1, which has to be replaced if outputs have more axes.
 
         Raises:
             InputError: The choice is invalid, or the loss is for other labels.

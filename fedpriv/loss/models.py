@@ -155,8 +155,8 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
         rounding, if that is set.
 
     Raises:
-        InputError: Features are numbers and `feature_norm` is missing, without which they have no bound; or the
-            records do not fit the settings, or the backbone cannot be used.
+        InputError: Records are not bytes and `feature_norm` is missing, without which features have no bound; or
+            the records do not fit the settings, or the backbone cannot be used.
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
@@ -177,7 +177,7 @@ def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     """Compute the features that the settings name, scaled, without the constant 1, (n, features).
 
     The features are pixels / 255 (or numbers) minus `centre`, or histograms of oriented gradients.  They are then
-    mapped by the backbone if there is one, and scaled by `scale_to_norm` if `feature_norm` is set.
+    mapped by the backbone, a frozen module, if there is one, and scaled to `feature_norm` if this is set.
 
     Args:
         images: Raw records, (n, ...).
@@ -586,13 +586,13 @@ def add_module(
     x_1 follows from the scenario's `model.initial_seed`, but for values of the module that `draw_initial_point`
     keeps.
 
-    Each record's gradient is computed alone.  Layers that mix records (BatchNorm), draw random numbers (Dropout)
-    or change buffers are therefore refused when the model is used.
+    Each record's gradient is computed alone.  A module with a layer that mixes records (BatchNorm that trains),
+    draws random numbers (Dropout with p above 0) or changes buffers is therefore refused when the model is used.
 
     Args:
         name: Name of the model in scenarios.
-        factory: Function from the shape of one record and the number of classes to an untrained module.  torch's
-            generator starts from seed 0 in each call.
+        factory: Function from the shape of one record and the number of classes (0 for a regression) to an
+            untrained module.  torch's CPU generator starts from seed 0 in each call.
         shape: Shape of one record, such as (1, 28, 28).  By default records are flat, and records with several
             inputs keep the shape of each input.
         regression: Whether labels are real numbers.

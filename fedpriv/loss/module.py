@@ -1,4 +1,4 @@
-"""Any torch module as an objective, with per-record gradients by torch.func.
+"""Torch modules as objectives, with per-record gradients by torch.func.
 
 The module defines the structure and the frozen parameters.  The trainable parameters are the flat point, (d,), and
 x_1 is the point at which a run starts.  A record's increment is Σ_k c_k ∇f(x_k; record) for the points x_k and
@@ -76,7 +76,7 @@ class BaseModuleObjective(Deterministic):
 class ModuleObjective(BaseModuleObjective):
     """Loss of a module that maps (records, features) to (records, outputs).
 
-    The constructor raises InputError if a layer is refused (`check_module`).
+    The constructor raises InputError if `check_module` refuses the module.
 
     Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
     depend on no other record, whatever the module's code does with a batch.  A record on which the module raises a
@@ -96,8 +96,7 @@ class ModuleObjective(BaseModuleObjective):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of a batch, replicate by replicate.
 
-        Records are taken in chunks, so that their gradients at all points have at most `_CHUNK_VALUES` values
-        (more on a GPU), or a chunk is one record.
+        A replicate takes its records in chunks (`_increment_of_replicate`), which bounds the memory.
 
         Args:
             query: Combination of gradients, at points (..., d), whose leading axes are replicates.
@@ -127,7 +126,10 @@ class ModuleObjective(BaseModuleObjective):
         return Increment(total.view(*leading, -1), clipped.view(leading))
 
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the clipped increments of one replicate, a few records at a time.
+        """Sum the clipped increments of one replicate, a chunk of records at a time.
+
+        Gradients of a chunk at all points have at most `_CHUNK_VALUES` values (more on a GPU), or a chunk is one
+        record.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -180,13 +182,14 @@ class ModuleObjective(BaseModuleObjective):
         """Gradient of each record at each point, (B, *shape) by parameter, NaN where the module raises.
 
         vmap computes all records at once, except for a batch of one, which autograd computes.  If vmap raises one
-        of the errors below, each record is tried alone under vmap:
+        of the errors below, each record is tried alone under vmap, at all points:
 
-        * If some records raise at one of the points, they are replaced by zeros, and their gradients are NaN.
+        * If some records raise, their features are replaced by zeros, and their gradients are NaN.
         * If all records raise, gradients are computed without vmap.
         * If none raises, the error of the batch is raised.
 
-        An error of the batch whose message has the word "random" counts as vmap's refusal of random numbers.
+        An error of the batch whose message has the word "random" counts as vmap's refusal of random numbers, and
+        no record is tried.
 
         Args:
             points: Parameters by name, (*shape) each, at each point.
@@ -231,7 +234,8 @@ class ModuleObjective(BaseModuleObjective):
             error: Error of the batch, which is raised if the module raises on every record at one of the points.
 
         Returns:
-            Gradients (B, *shape) by parameter for each point, NaN for a record on which the module raises.
+            Gradients (B, *shape) by parameter for each point, NaN where the module raises a RuntimeError, an
+            IndexError or a ValueError.  Other errors are passed on.
         """
         gradients = []
         for parameters in points:
@@ -287,7 +291,10 @@ class ModuleObjective(BaseModuleObjective):
         )
 
     def _raises(self, points: Sequence[dict[str, Tensor]], record: Records) -> bool:
-        """Whether the module raises under vmap on a record, (1, …), at one of the points."""
+        """Whether the module raises under vmap on a record, (1, …), at one of the points.
+
+        Only a RuntimeError, an IndexError and a ValueError count.  Other errors are passed on.
+        """
         gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
         try:
             for parameters in points:
@@ -304,8 +311,9 @@ class ModuleObjective(BaseModuleObjective):
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         """Compute the outputs of every record, (..., B, …), a block of records at a time.
 
-        A block has at most `_EVALUATION_VALUES` values of features (more on a GPU), or one record.  If vmap raises
-        a RuntimeError, an IndexError or a ValueError, records are computed one after another.
+        A block has at most `_EVALUATION_VALUES` values of features (more on a GPU), or one record, and is computed
+        under vmap.  If this raises a RuntimeError, an IndexError or a ValueError, the module is called on one
+        record after another.
 
         Args:
             point: Models, (..., d).
@@ -387,13 +395,13 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
     """Draw x_1 (d,) from `seed`, with weights and biases uniform in ±1/√(fan in).
 
     The fan in of a parameter of two or more axes is the number of its values divided by the length of its first
-    axis.  A vector has the fan in of its layer's `weight`.  torch initializes its Linear and convolution layers
-    with the same distribution (He et al. 2015, a = √5).  The point is a function of `seed`, `dtype` and the
-    shapes, with two exceptions:
+    axis.  A parameter of fewer axes, such as a bias, has the fan in of its layer's `weight`.  torch initializes
+    its Linear and convolution layers with the same distribution (He et al. 2015, a = √5).  Two kinds of parameters
+    are not drawn:
 
-    * A layer may name parameters that are zero (`begin_at_zero`).
-    * A vector keeps its values if the layer has no `weight` of two or more axes.  Examples are scales and shifts
-      of a normalization, and biases of recurrent layers.
+    * Those that their layer names in `begin_at_zero` are zero.
+    * Those of fewer axes keep the module's values if their layer has no `weight` of two or more axes.  Examples
+      are scales and shifts of a normalization, and biases of recurrent layers.
 
     Args:
         module: Module whose trainable parameters make up the point, in the order of `trainable_parameters`.
@@ -438,9 +446,10 @@ def check_module(module: nn.Module) -> None:
 def why_refused(layer: nn.Module) -> str | None:
     """Return the reason why a layer cannot be used, with an alternative, or None if none is known.
 
-    Refused are layers that may mix records (BatchNorm without fixed statistics, an embedding scaled by frequency),
-    remember records (running statistics), draw random numbers (dropout, RReLU and fractional pooling, even in
-    evaluation mode) or change their weight (`max_norm`), and layers without parameters yet (lazy ones).
+    Refused are layers that mix records (BatchNorm without fixed statistics, an embedding scaled by frequency),
+    remember records (running statistics), draw random numbers (dropout, RReLU, fractional pooling) or change their
+    weight (`max_norm`), and layers without parameters yet (lazy ones).  Layers of random numbers are refused in
+    evaluation mode, too.
     """
     if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
         return "mixes the records of a batch; GroupNorm or LayerNorm does not"

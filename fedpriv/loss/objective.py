@@ -519,8 +519,8 @@ def _batch_in_bfloat16(batch: Batch) -> Batch:
 def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
     """Make the view of `objective` with gradients computed in bfloat16, after two checks.
 
-    No column of features may have integers only, some of absolute value above 256, and an increment of one record
-    has to run.
+    First, no column of integers may have one of absolute value above 256, which bfloat16 may round to another, as
+    with tokens or counts.  Second, the increment of one record has to run.
 
     Args:
         objective: Objective of the run.

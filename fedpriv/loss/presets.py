@@ -59,10 +59,10 @@ def lora(
 
     Parameters that are in no product are frozen, unless `train` names them.
 
-    A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random, B (out, rank) zero,
-    W frozen, and b frozen unless `train` names it.  Layers of subclasses of Linear, and those whose weight `train`
-    names, have no product.  The state_dict has all names of the module's own state_dict, and NAME.lora_a and
-    NAME.lora_b for each layer NAME with a product.  `merged` makes plain Linear layers of these layers again.
+    A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random and B (out, rank)
+    zero.  Layers of subclasses of Linear, those outside of `layers`, and those whose weight `train` names have no
+    product.  The state_dict has all names of the module's own state_dict, and NAME.lora_a and NAME.lora_b for a
+    layer NAME with a product.  `merged` makes plain Linear layers of these layers again.
 
     Args:
         module: Module to copy, which is not changed.
@@ -131,7 +131,8 @@ def merged(module: nn.Module) -> nn.Module:
     Outputs are the module's up to rounding.  Parameters have the names that they had before `lora`.
 
     Args:
-        module: Module that `lora` returned, which is not changed.
+        module: Module that `lora` returned, which is not changed.  Its layers with a product must not share their
+            weight with other layers.
     """
     copied = copy.deepcopy(module)
     for layer in copied.modules():
@@ -164,7 +165,7 @@ class Transformer(nn.Module):
         Args:
             length: Number of tokens of a sequence.
             outputs: Number of outputs.
-            words: Number of different tokens.
+            words: Number of different tokens, which are 0 … `words` - 1.
             width: Width of an embedding, an even number and a multiple of `heads`.
             heads: Heads of attention in a layer.
             blocks: Number of layers of attention.

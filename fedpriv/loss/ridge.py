@@ -100,7 +100,7 @@ class RidgeStatistics(Deterministic):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments -svec(u uᵀ), a chunk of records at a time.
 
-        At most `_CHUNK_VALUES` values of increments exist at a time, or those of one record.
+        The increments of a chunk have at most `_CHUNK_VALUES` values, or are those of one record.
 
         Args:
             query: Points (..., d), of which only the shape is used, and coefficients, whose sum multiplies the
@@ -155,7 +155,7 @@ class RidgeStatistics(Deterministic):
     def moment_matrix(self, point: Tensor) -> Tensor:
         """Compute the mean of (z, y)(z, y)ᵀ from released moments.
 
-        An entry is R² times that of the moments, divided by √2 off the diagonal.
+        Since u = (z, y)/R, an entry is R² times that of the moments, divided by √2 off the diagonal.
 
         Args:
             point: Mean of svec(u uᵀ) as it was released, with noise, (..., d).
@@ -196,9 +196,10 @@ class RidgeStatistics(Deterministic):
     def coefficients(self, point: Tensor, published: "MeanStatistics") -> "list[Coefficient]":
         """Compute every weight with its 95 % interval.
 
-        The interval covers sampling and noise.  With H = A₊ + λ I, w = H⁻¹ b, s² the mean square of the residuals
-        y - ⟨w, z⟩, n the number of records, and v = (std R²)² the variance of the noise in the unit of z zᵀ, the
-        covariance to first order in the noise is
+        The interval covers sampling and noise.  A and b are the released blocks of z zᵀ and z y.  Let H = A₊ + λ I
+        and w = H⁻¹ b, s² the mean square of the residuals y - ⟨w, z⟩ as the moments give it (0 if negative), n the
+        number of records, and v = (std R²)² the variance of the noise in the unit of z zᵀ.  The covariance to
+        first order in the noise is
 
             Cov w = H⁻¹ [ s² A₊ / n  +  v/2 ((1 + ‖w‖²) I + w wᵀ) ] H⁻¹.
 
@@ -216,6 +217,7 @@ class RidgeStatistics(Deterministic):
         std, record_count, counted_share, _ = published
         matrix, size = self.moment_matrix(point / counted_share).numpy(), self.features
         moments, cross_moments = matrix[:size, :size], matrix[:size, size]
+        # A₊ without the negative eigenvalues of noise, and H⁻¹.
         values, vectors = np.linalg.eigh(moments)
         semidefinite = (vectors * values.clip(0.0)) @ vectors.T
         inverse = np.linalg.inv(semidefinite + self.penalty * np.eye(size))

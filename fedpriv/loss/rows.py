@@ -261,9 +261,9 @@ def make_imported_model(path: str) -> Model:
     """Make a row of the table of models for the torch module at an import path.
 
     The module is imported when its objective is made, and not before.  It is then built with the numbers of
-    features and outputs, has GroupNorm in place of BatchNorm if the settings say so, and gets the weights of the
-    settings' digest if there is one.  With a digest, the initial model x_1 has the file's values for the trainable
-    parameters that the file names, and values of the seed for the others.
+    features and outputs and the settings' `arguments`, has GroupNorm in place of BatchNorm if the settings say so,
+    and gets the weights of the settings' digest if there is one.  With a digest, the initial model x_1 has the
+    file's values for the trainable parameters that the file names, and values of the seed for the others.
 
     Args:
         path: Import path, "package.module:Name".

@@ -74,7 +74,7 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         outputs: Logits, (..., n, classes) or (..., n, 1).
-        labels: Classes, (n,), of which at least two occur.
+        labels: Classes, (n,), of which at least two occur.  Two classes are 0 and 1.
 
     Returns:
         The area in 0 … 1 for each model, (...).
@@ -223,10 +223,10 @@ class ScoreView(EvaluationView):
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """Evaluate on all records, and with `silos` on the records of each silo as well.
 
-        The records of a silo are consecutive, and silos have the order of `silos`.  Each metric NAME is then also
-        NAME_at_SILO for every silo, NAME_mean_of_silos, and NAME_worst_silo: the largest of the silos' values for
-        `LOWER_IS_BETTER`, else the smallest.  A silo whose test records do not define a score has none, and then
-        NAME_silos is the number of silos that have one, of which mean and worst are.
+        The records of a silo are consecutive, and silos have the order of `silos`.  For each metric NAME of the
+        silos' records there are then NAME_at_SILO, NAME_mean_of_silos, and NAME_worst_silo: the largest of the
+        silos' values for `LOWER_IS_BETTER`, else the smallest.  A silo whose test records do not define a score
+        has none.  Then mean and worst are those of the other silos, and NAME_silos is their number.
 
         Args:
             point: Models, (..., d).
@@ -259,7 +259,7 @@ class ScoreView(EvaluationView):
         """Evaluate `base` on some records, with the scores as further metrics test_NAME.
 
         Each metric is (...) for models `point` (..., d) and records (n, …).  The mean absolute error (mae) is
-        multiplied by `label_unit`, and other metrics are not.
+        multiplied by `label_unit`.  With `silos`, scores that these labels do not define are left out.
         """
         evaluation = self.base.evaluate(point, records)
         if not self.scores:
@@ -283,12 +283,13 @@ def check_scores(
     regression: bool,
     survival: bool = False,
 ) -> None:
-    """Check that scores are defined for all test records together, and at one silo or more.
+    """Check that scores are for these labels, and defined for all together and at one silo or more.
 
     Args:
         scores: Names of the scores.
         labels: Labels of the test records, (n,).
-        silos: Silos in the order of their test records, as pairs (name, records).
+        silos: Silos in the order of their test records, as pairs (name, records), or empty if silos are not
+            evaluated.
         regression: Whether labels are real numbers.
         survival: Whether labels are bins survived and events.
 
@@ -376,12 +377,15 @@ class SummedScores(View):
         return {}
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
-        """Compute the contribution of each record in float64, (..., B, `dimension`), for `model` (..., d).
+        """Compute the contribution of each record in float64, (..., B, `dimension`).
 
-        `records` are (B, …), or (..., B, …) with the leading axes of `model`.  The columns are the share of right
-        predictions minus 1/2, for a classification only, and the loss divided by `loss_bound`, clamped to [0, 1],
-        minus 1/2.  For a classification with one label the loss is the cross-entropy.  A loss of NaN or inf counts
-        as `loss_bound`, and -inf as 0.
+        The columns are, for a classification only, the share of right predictions minus 1/2, and then the loss
+        divided by `loss_bound`, clamped to [0, 1], minus 1/2.  For a classification with one label the loss is the
+        cross-entropy.  A loss of NaN or inf counts as `loss_bound`, and -inf as 0.
+
+        Args:
+            model: Models, (..., d).
+            records: Records, (B, …), or (..., B, …) with the leading axes of `model`.
         """
         if not self.classes:
             return self._scale_losses(self.base.losses(model, records)).unsqueeze(-1)
@@ -424,8 +428,9 @@ def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> 
         classes: Whether the model is a classification.
 
     Raises:
-        InputError: A classification has no outputs record by record, or a regression no losses; or the loss of
-            several class labels is a function, which does not say which predictions are right.
+        InputError: The class of `base` has no outputs record by record for a classification, or no losses for a
+            regression; or the loss of several class labels is a function, which does not say which predictions are
+            right.
     """
     name = "outputs" if classes else "losses"
     # The methods of `Deterministic` raise, so that a class without its own has no outputs or losses.

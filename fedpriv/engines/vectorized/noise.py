@@ -1,7 +1,8 @@
-"""Batches and noise of many replicates, gathered and drawn for a block of rounds at a time.
+"""Records and noise vectors of the rounds of many replicates.
 
-A replicate is one of several runs that are computed together.  A silo is a party that holds records, and a party
-that adds noise is a silo or the server.  A mechanism correlates fresh noise over rounds.
+A replicate is one of several runs that are computed together, with the same rounds and batch sizes.  A silo is a
+party that holds records, and a party that adds noise is a silo or the server.  A mechanism correlates fresh noise
+over rounds.
 
 Batches: in a public order, every replicate reads equally many records in a round (`OrderedBatches`).  If the
 rounds of records are drawn, rows are padded to one width with records of weight 0 (`SampledBatches`).
@@ -12,10 +13,10 @@ in the mean.  A mechanism may take several vectors in a round: the vector's numb
 The sum with the relative weights p_j σ_j / (p_1 σ_1) is a noise stream, and p_1 σ_1 is the amplitude of a
 replicate.
 
-Noise does not depend on the trajectory, so on the CPU a thread prefetches blocks of rounds while the current block
-is consumed; NumPy and OpenSSL release the interpreter lock.  Replicates with the same seed share their vectors,
-each scaled, if the noise of their parties has the same proportions in floats.  A device draws with its own
-generator, which saves copies and gives other numbers of the same distribution.
+Noise does not depend on the models, so on the CPU a thread draws blocks of rounds in advance, while the current
+block is consumed.  Replicates with the same seed share their vectors, each scaled, if the noise of their parties
+has the same proportions in floats.  Another device than the CPU draws with its own generator, which saves copies
+and gives other numbers of the same distribution.
 """
 
 import itertools
@@ -77,12 +78,12 @@ class OrderedBatches:
         """Set up the batches of replicates.
 
         Args:
-            schedule: Order of the records.
-            rows_by_replicate: For each replicate the indices in `train` of each silo's records, in the silo's
-                order.  Replicates with the same order have the same object.
+            schedule: Public order, which says the batches that each round reads, the same of every silo.
+            rows_by_replicate: For each replicate the indices in `train` of each silo's records, in the order in
+                which the silo reads them.  Replicates with the same order must have the same object.
             silo_weights: Weight p_i of each silo in the mean over silos.
             batch_sizes: Number of records of each silo in a batch.
-            train: Training records of all silos.
+            train: Training records of all silos, on the device of the batches.
             dtype: Type of the weights.
             presence: Whether each record of `train` counts, or None if all count.
             with_row_indices: Whether the objective needs row indices.
@@ -90,7 +91,8 @@ class OrderedBatches:
         self._with_row_indices = with_row_indices
         self._schedule, self._silo_weights, self._batch_sizes = schedule, silo_weights, batch_sizes
         self._train, self._dtype, self._is_present, device = train, dtype, presence, train.features.device
-        orders = {  # (batches, records of all silos): one row is one batch of each silo
+        # Orders by identity, (batches, records of all silos) each: one row is one batch of each silo.
+        orders = {
             id(silo_rows): torch.cat([rows.view(schedule.batches_per_silo, -1) for rows in silo_rows], dim=1)
             for silo_rows in rows_by_replicate
         }
@@ -102,11 +104,12 @@ class OrderedBatches:
     def rounds_from(self, first_round: int) -> Iterator[RoundBatch]:
         """Gather the records and weights of each round from `first_round` on.
 
-        Consecutive rounds with the same number of batches are gathered in blocks.  A block has as many rounds as
-        would read at most 2^20 feature values with one batch each, over all orders, and at least one.  A block of
-        one round is used again if the next round reads the same batches.  The blocks do not depend on
-        `first_round`, so that records have the same memory layout as in a run from round 1.  A round without
-        batches has no records.
+        The records of a round are sorted by silo.  A round without batches has no records.
+
+        Consecutive rounds with the same number of batches are gathered in blocks.  A block has at most as many
+        rounds as would read 2^20 feature values with one batch each, over all orders, or one round if it reads
+        more.  If blocks have one round, a block is used again while rounds read the same batches.  The blocks do
+        not depend on `first_round`, so that records have the same memory layout as in a run from round 1.
         """
         # Sizes: rounds of a block, the batches of every round, and weights and order for each number of batches.
         features, labels = self._train
@@ -158,17 +161,18 @@ class OrderedBatches:
         return (weights * self._is_present[round_index[self._order_index]] for round_index in index)
 
     def _expand_replicates(self, records: Records) -> Iterator[Records]:
-        """Expand records (rounds, orders, ...) to one batch (replicates, ...) for each round.
+        """Yield for each round the records of the replicates, (replicates, ...), from those of their orders.
 
-        If all replicates have one order of records, they share its records, without a copy for each.  The same
-        holds if each replicate has its own order.
+        `records` are (rounds, orders, ...).  Records are copied for each replicate only if some replicates share
+        an order and others have another one.
         """
+        # One order: all replicates get views of the same records.
         if records.labels.shape[1] == 1:
             yield from RecordBlock(
                 Records(*(column.squeeze(1) for column in records)), len(self._orders)
             ).split_rounds()
             return
-        is_identity = self._orders == list(range(records.labels.shape[1]))
+        is_identity = self._orders == list(range(records.labels.shape[1]))  # each replicate has its own order
         for columns in zip(*records, strict=True):
             yield Records(
                 *(columns if is_identity else (column.index_select(0, self._order_index) for column in columns))
@@ -236,14 +240,14 @@ class SampledBatches:
 
         Args:
             schedule: Participation of the records.
-            seeds: For each replicate the seed of its records and the seed of its noise.  The key of the noise
-                also gives the sampling randomness.
-            rows_by_seed: For each seed of records the indices of each silo's training records, in the silo's
-                order.
-            silo_weights: Weight of each silo in the mean.
-            batch_sizes: Records of each silo in a batch.
-            by_silo: Whether each silo has its own columns, as many as the replicate with the most records of the
-                silo needs.  Local steps, absent silos, and objectives that depend on a record's silo need this.
+            seeds: For each replicate the seed of its records and the seed of its noise.  The random bits that
+                select records are derived from the key of the noise.
+            rows_by_seed: For each seed of records the indices of each silo's training records, in the order of
+                the silo's row indices.
+            silo_weights: Weight of each silo in the mean over silos.
+            batch_sizes: Number of records of each silo in a batch, expected if sampled.
+            by_silo: Whether each silo has its own columns, as local steps and absent silos need them.  In a round
+                their number is that of the replicate with the most records of the silo.
         """
         self._schedule, self._silo_weights, self._batch_sizes = schedule, silo_weights, batch_sizes
         distinct = list(dict.fromkeys(seeds))
@@ -267,6 +271,7 @@ class SampledBatches:
             selections = [self._select_rows(randomness, t) for randomness in self._sampling_randomness]
             sizes = torch.tensor([[len(records) for records in silo_selections] for silo_selections in selections])
             widths = [int(sizes[:, silo_group].sum(1).max()) for silo_group in self._pieces]
+            # One row for each draw, and 0 for padding.
             index = torch.zeros(len(selections), sum(widths), dtype=torch.int64)
             weights = torch.zeros(len(selections), sum(widths), dtype=torch.float64)
             row_indices = np.zeros((len(selections), sum(widths)), np.int64)
@@ -335,11 +340,11 @@ _SumSampler = Callable[[Sequence[int], int], Tensor]
 
 
 class NoiseFeed:
-    """Noise of rounds 1 … T: for each round the fresh vectors, (replicates, d), summed over parties.
+    """Noise of rounds 1 … T: for each round the parties' weighted sum of fresh vectors, (replicates, d).
 
-    If the mechanism's `draws(t)` is a number, a round has that many vectors: (draws, replicates, d).  With
-    `unscaled`, two or more replicates that share all vectors get these vectors once, (1, d) or (draws, 1, d), and
-    have to multiply them by the property `amplitude`.
+    If the mechanism's `draws(t)` is a number, a round has that many sums: (draws, replicates, d).  With
+    `unscaled`, two or more replicates that share one noise stream get its vectors once, (1, d) or (draws, 1, d),
+    and have to multiply them by the property `amplitude`.
     """
 
     def __init__(
@@ -357,7 +362,7 @@ class NoiseFeed:
         """Set up the noise of replicates.
 
         Args:
-            noises: Noise sources of each replicate, with their weights in the mean.
+            noises: Noise sources of each replicate (party, standard deviation, weight in the mean).
             seeds: Seed of each replicate's noise.
             rounds: Number of rounds T.
             size: Length d of a vector.
@@ -365,13 +370,14 @@ class NoiseFeed:
             draws: Function of t that returns the number of vectors of round t, or None in every round for a single
                 vector without the axis of draws.
             device: Device of the vectors.
-            unscaled: Whether the caller multiplies by `amplitude`, unless this is None.
+            unscaled: Whether the caller multiplies the vectors by `amplitude` if this property is not None.
 
         Raises:
             ValueError: A replicate has no noise source.
         """
         if not all(noise.sources for noise in noises):
             raise ValueError("every replicate of a feed must have a noise source")
+        # Streams without duplicates, and for each replicate the index of its stream and its amplitude.
         replicate_sums = [_make_noise_sum(noise, seed) for noise, seed in zip(noises, seeds, strict=True)]
         self._noise_sums = list(dict.fromkeys(replicate_sums))
         self._sum_indices = [self._noise_sums.index(replicate_sum) for replicate_sum in replicate_sums]
@@ -386,7 +392,7 @@ class NoiseFeed:
         self._rounds, self._dimension, self._draw_count = rounds, size, draws
         max_draws = max(draws(t) or 1 for t in range(1, rounds + 1))
         max_rounds = min(_MAX_BLOCK_ROUNDS, _MAX_BLOCK_VALUES // (size * len(replicate_sums) * max_draws))
-        # Short runs have several blocks, too, so that the next is drawn while one is used.
+        # Short runs are split, too, so that one block is drawn while another is used.
         self._block_rounds = max(1, min(max_rounds, rounds // (2 * _PREFETCHED_BLOCKS)))
 
     @property
@@ -405,10 +411,10 @@ class NoiseFeed:
         return itertools.islice(self._prefetch(first_round - skip_count), skip_count, None)
 
     def _prefetch(self, first_round: int) -> Iterator[Tensor]:
-        """Yield the noise of each round from `first_round` on, the first round of a block.
+        """Yield the noise of each round from `first_round` on, which must be the first round of a block.
 
-        On the CPU a thread draws up to two blocks in advance.  Round 1 is drawn by itself, so that it need not
-        wait for a whole block.
+        On the CPU a thread draws up to two blocks in advance, from round 2 on.  Round 1 is a block of its own,
+        drawn without the thread, so that it need not wait for a long block.
         """
         if first_round == 1:
             yield from self._draw_block(range(1, 2))
@@ -431,13 +437,15 @@ class NoiseFeed:
                 yield from futures.popleft().result()
 
     def _draw_block(self, rounds: range) -> list[Tensor]:
-        """Draw the vectors of all replicates for each round t in `rounds`, a block, and scale them.
+        """Draw the vectors of all replicates for each round of a block, and scale them.
 
-        A round of the result is (replicates, d), or (draws, replicates, d) if the mechanism has `draws`, with 1 in
-        place of the replicates if the vectors stay unscaled.
+        Returns:
+            A tensor for each round, (replicates, d), or (draws, replicates, d) if the mechanism takes a number of
+            vectors in a round.  If the vectors stay unscaled, the axis of replicates has the length 1.
         """
         if self._draw_count(rounds.start) is None:
             return list(self._scale_vectors(self._draw_vectors(rounds, node=0)))
+        # Node by node, for the rounds that have so many vectors.
         counts = {t: self._draw_count(t) or 0 for t in rounds}
         vectors_by_round: dict[int, list[Tensor]] = {t: [] for t in rounds}
         for node in range(max(counts.values())):
@@ -447,13 +455,14 @@ class NoiseFeed:
         return [self._scale_vectors(torch.stack(round_vectors)) for round_vectors in vectors_by_round.values()]
 
     def _scale_vectors(self, vectors: Tensor) -> Tensor:
-        """Multiply the vectors of streams, (…, streams, d), by each replicate's amplitude, (…, replicates, d).
+        """Return for each replicate the vectors of its stream times its amplitude, (…, replicates, d).
 
-        A replicate takes the vectors of its stream.  Vectors that the caller multiplies by `amplitude` stay as
-        they are.
+        `vectors` are those of the streams, (…, streams, d), and may be overwritten.  They are returned as they are
+        if the caller multiplies by `amplitude`.
         """
         if self._unscaled:
             return vectors
+        # Each replicate has a stream of its own, all share one, or some share one.
         if self._sum_indices == list(range(len(self._noise_sums))):
             return vectors.mul_(self._scale)
         if len(self._noise_sums) == 1:
@@ -472,7 +481,8 @@ class NoiseFeed:
 def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumSampler:
     """Make the function that draws a noise stream, Σ_j w_j z_{j,t}, on the CPU.
 
-    The weights w_j are the stream's relative weights.
+    The weights w_j are the stream's relative weights.  The function takes rounds and a node, and returns a vector
+    for each round, (rounds, d).
 
     Args:
         noise_sum: Stream: seed, parties j and relative weights.
@@ -483,7 +493,7 @@ def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumS
     source = simulation_noise(noise_sum.seed, kind)
 
     def sums(rounds: Sequence[int], node: int) -> Tensor:
-        """Draw the weighted sum of the parties' noise of one node for each round, (rounds, size)."""
+        """Draw the weighted sum of the parties' vectors of one node for each round, (rounds, size)."""
         # A single party has the weight 1, so that all rounds are drawn in one call.
         if len(noise_sum.parties) == 1:
             return torch.from_numpy(source.vectors(size, noise_sum.parties * len(rounds), rounds, node))
@@ -498,9 +508,8 @@ def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumS
 class DeviceSums:
     """Noise of a stream, Σ_j w_j z_j with its relative weights w_j, drawn by the generator of a device.
 
-    Each sum is a function of seed, parties, weights, round and node on one kind of device, so that a run can be
-    resumed.  There is no vector of a single party.  The generator is torch's and not cryptographic, so that it is
-    good for simulations only.
+    On one kind of device a sum is a function of the stream, d, the round and the node, so that a run can be
+    resumed.  The generator is torch's and not cryptographic, so that it is good for simulations only.
     """
 
     def __init__(self, noise_sum: NoiseSum, size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -511,7 +520,10 @@ class DeviceSums:
         self._dimension = size
 
     def __call__(self, rounds: Sequence[int], node: int) -> Tensor:
-        """Draw the weighted sum of the parties' noise of one node for each round, (rounds, d)."""
+        """Draw the weighted sum of the parties' vectors of one node for each round, (rounds, d).
+
+        The generator starts anew in each round, from a seed that is derived from seed, parties, round and node.
+        """
         sums = self._make_zeros(len(rounds), self._dimension)
         for row, t in zip(sums, rounds, strict=True):
             key = seed_key(

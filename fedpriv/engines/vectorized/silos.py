@@ -1,14 +1,16 @@
 """Silos of a group of replicates: the weighted mean of their releases of a round, (replicates, d).
 
-A silo sums the clipped contributions of its records at the query of a round (increments).  It keeps their decayed
-sum over rounds (running sum), and releases this sum with the noise of a mechanism.
+In each round the server sends a vector, the query.  A silo sums the clipped contributions of its records there
+(increments), and releases with noise the decayed sum of them over rounds (running sum).
 
 If silos take gradients at the query, the map from their increments and noise to releases is linear, and only means
-over silos are kept (`AveragedSilos`).  If silos take local steps, the point of each silo is kept (`LocalSilos`).
-Records of absent silos are left out, and their noise is that of their last release (`absence_corrections`).
+over silos are kept (`AveragedSilos`).  If silos take local steps, each has its own point (`LocalSilos`), and
+releases the sum of one round with fresh noise.  Records of absent silos have the weight 0.  If silos add noise, an
+absent silo counts with that of its last release, decayed (`absence_corrections`).
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells that differ
-only in seeds and numbers form a group (`group_cells`), whose cells are the replicates.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells of the same
+rounds, batches and settings, which differ in seeds and some numbers of the algorithm, form groups (`group_cells`).
+The cells of a group are its replicates.
 """
 
 import itertools
@@ -123,11 +125,12 @@ class AveragedSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
-        """Update the mean of the silos' running sums, and return it with the mean of their noise.
+        """Update the mean of the silos' running sums, and return it plus the mean of their noise.
 
         One sum over the records of all silos is the mean over silos, because a record's weight contains its silo's
-        weight.  The running sum that is returned has no noise, unless the next round multiplies the sum by 0.
-        With some mechanisms the noise is enough only for a query near the query before, which is checked first.
+        weight.  With some mechanisms the noise is enough only for a query near the query before, which is checked
+        first.  The running sum is returned without noise, but may be overwritten if the next round multiplies it
+        by 0.
 
         Args:
             t: Round, from 1.
@@ -145,7 +148,7 @@ class AveragedSilos:
         increment_sum = self._step.sum_increments(state, round_plan, query, batch)
         # The step ignores which party is named: its noise is that of the mean, as if no silo were absent.
         noisy, state = self._step.add_noise(state, t, increment_sum.values, SERVER, query)
-        # For an absent silo its last release counts: that release's noise replaces the noise of this round.
+        # For an absent silo its last release counts, decayed: its noise replaces the noise of this round.
         if self._absence_corrections is not None:
             noisy = noisy + next(self._absence_corrections)
         assert increment_sum.clipped_count is not None
@@ -158,9 +161,10 @@ class AveragedSilos:
 
 
 class LocalSilos:
-    """Silos that take local steps, each from its own point, with fresh noise in every round.
+    """Silos that take local steps, each from its own point.
 
-    The records of a round are sorted by silo.  The silos' past vectors are one tensor, (silos, replicates, d).
+    A round is one step of every silo, with fresh noise if the run has noise.  The records of a round are sorted by
+    silo.  A silo's past vector is the sum of its releases since the silos last started from their average.
     """
 
     def __init__(self, group: Replicates, first_round: int) -> None:
@@ -178,9 +182,9 @@ class LocalSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
-        """Compute each silo's release from its own point, and return their weighted mean, (replicates, d).
+        """Compute each silo's release at its own point, and return the weighted mean of the releases.
 
-        A silo's point follows from the query and the silo's past vectors.  The mechanism state is returned
+        A silo's point follows from the query and the silo's past vector.  The mechanism state is returned
         unchanged, since noise is fresh in every round.
 
         Args:
@@ -188,7 +192,8 @@ class LocalSilos:
             round_plan: Public numbers of the round.
             query: Query of each replicate, (replicates, d).
             batch: Records of the round with their weights, sorted by silo.
-            running_sum: Vectors of past rounds, (silos, replicates, d) each, and a sum that is passed on.
+            running_sum: Past vectors of all silos, one tensor (silos, replicates, d) or none before round 1, and
+                a sum that is passed on.
             mechanism_state: State of the noise mechanism.
         """
         mean, start = torch.zeros_like(query), 0
@@ -204,12 +209,12 @@ class LocalSilos:
                 gradient_point(round_plan.step, query, past_vectors),
                 self._select_silo(batch, silo, start, row_count),
             )
-            # A silo's release is of its local steps in this round, so that its sum starts from 0.
+            # A silo releases the increments of this round only, so that its sum starts from 0.
             increment_sum = self._step.sum_increments(
                 RoundState(accumulator=(torch.zeros_like(query),)), round_plan, point, silo_batch
             )
             assert increment_sum.clipped_count is not None
-            # The weights of records contain the silo's weight in the mean, and its own release does not.
+            # The weights of records contain the silo's weight in the mean, and its own release must not.
             release = (
                 increment_sum.values / weight if fresh is None else increment_sum.values / weight + fresh[silo]
             )
@@ -235,16 +240,16 @@ class LocalSilos:
 
 
 def _check_cell(cell: Cell, plan: Plan) -> None:
-    """Raise InputError for a run that this engine cannot compute.
+    """Raise InputError for local steps or absent silos that this engine cannot compute.
 
-    A single noise for the mean of silos is refused if the silos take local steps.  If silos may be absent, these
-    are refused:
+    A single noise for the mean of silos (`run.noise = "aggregate"`) is refused if the silos take local steps.  If
+    silos may be absent, these are refused:
 
     - an estimator that needs queries of earlier rounds, because silos that missed different rounds would remember
       different queries,
-    - a single noise for the mean of silos that add noise,
-    - noise of silos on another device than the CPU, whose noise has no vector of a single silo
-      (`absence_corrections`).
+    - a single noise for the mean of silos, unless the server adds the noise,
+    - noise of silos on another device than the CPU, where only the sum over silos is drawn, and
+      `absence_corrections` needs the noise of each.
     """
     if plan.rounds[0].step.local is not None and cell.run.noise == "aggregate":
         raise InputError(
@@ -301,10 +306,11 @@ class ReplicateAbsences:
 
 
 def absence_corrections(group: Replicates, absences: ReplicateAbsences) -> Iterator[Tensor]:
-    """Compute for rounds 1 … T the correction of the mean of all silos' noise, (replicates, d).
+    """Yield for rounds 1 … T the correction of the mean of all silos' noise, (replicates, d).
 
-    An absent silo counts with its last release, decayed.  So the correction removes the silo's noise n_{i,t} of
-    this round, weighted as in the mean, and adds the noise c_{i,t} of that last release, decayed:
+    The mean was computed as if no silo were absent, and an absent silo counts with its last release, decayed.  So
+    the correction takes away the silo's noise n_{i,t} of this round, weighted as in the mean, and adds the noise
+    c_{i,t} that counts in its place:
 
         correction_t = Σ_i (c_{i,t} - n_{i,t}),  c_{i,t} = n_{i,t} if silo i is present, else decay_t · c_{i,t-1}
 
@@ -314,6 +320,7 @@ def absence_corrections(group: Replicates, absences: ReplicateAbsences) -> Itera
         group: Replicates, with their plans and seeds of noise.
         absences: Silos that are absent, by round and replicate.
     """
+    # By silo: the state of its mechanism, and its noise c_{i,t-1}, (replicates, d).
     plan, dtype = group.plan, str(group.dtype).removeprefix("torch.")
     zeros = torch.zeros(len(group.plans), plan.objective.dimension, dtype=group.dtype, device=group.device)
     sources = [simulation_noise(seed, dtype) for seed in group.noise_seeds]
@@ -361,7 +368,7 @@ def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
 
 
 def make_plans(cells: Sequence[Cell]) -> list[Plan]:
-    """Make the plan of each cell, after checking that this engine can compute the cell.
+    """Make the plan of each cell, and check that this engine can compute it.
 
     Raises:
         InputError: This engine cannot compute a cell, such as one with integer arithmetic, or a cell cannot be
