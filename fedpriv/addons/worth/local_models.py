@@ -242,8 +242,8 @@ def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
     """Return the penalty κ with the smallest mean loss on held-out folds, the largest of equals.
 
     Candidates are `PENALTIES`.  For each of five folds, models are fitted to the records of the other folds and
-    judged on those of this fold.  With more than 5,000 records only one fold is held out.  The public `seed` decides the folds (`assign_folds`).
-    The largest candidate is returned without folds in three cases:
+    judged on those of this fold.  With more than 5,000 records only one fold is held out.  The public `seed`
+    decides the folds (`assign_folds`). The largest candidate is returned without folds in three cases:
 
     - There are fewer than five units.
     - A class that occurs has fewer than five records, unless the model is of hazards.
@@ -375,8 +375,8 @@ def fit_personal_model(
 
     The personal model is pulled with weight λ towards x̂: λ = 0 is the local model, and λ = ∞ is x̂.  For each λ of
     `PULL_WEIGHTS` a model is fitted without the held-out records and judged by its losses on them.  The best λ has
-    the smallest mean loss.  Another λ is within one standard error if the mean difference of its
-    losses and those of the best λ is at most the standard error of this difference.
+    the smallest mean loss.  Another λ is within one standard error if the mean difference of its losses and those
+    of the best λ is at most the standard error of this difference.
 
     Held out are the training records that the release has not read, if there are ten or more and the release has
     read any of the silo's records.  Otherwise each of up to five folds of the training records is held out in
