@@ -445,7 +445,7 @@ class CurveScores(SummedScores):
             groups: Whether to add the figures of groups, if there are groups, and the shares of class 1 by score.
         """
         tables, noise = self.tables(mean, places), float(std) * places / self.scale
-        # Every grouping has all records in its table, so that the tables give one of all records with less noise.
+        # The table of every grouping has all records, so that together they give one of all records.
         (negative, positive), std_of_all = combine_groups(tables, [noise] * len(tables))
         logits, threshold_bin = self.settings.edge_logits, self.settings.threshold_bin
         parts = {"": TwoClassTable(positive, negative, std_of_all, logits, threshold_bin)}

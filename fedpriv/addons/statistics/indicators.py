@@ -241,7 +241,7 @@ class Cells(_PublicModel):
         if self.form == "prefix":
             return group * self.axes[-1].cell_count + axis_codes[-1]
         time, event, bins = axis_codes[-2], axis_codes[-1], self.bin_count
-        # Codes of the time are 0 below the bins, 1 … `bins` in them, then beyond and missing; 2 is no event code.
+        # Codes of the time: 0 below the bins, 1 … `bins` in them, then beyond, then missing.  Event 2 is missing.
         beyond, lacking = time == bins + 1, (time == 0) | (time == bins + 2) | (event == 2)
         inside = np.where(event == 1, time - 1, bins + time - 1)
         bin_index = np.where(lacking, 2 * bins + 1, np.where(beyond, 2 * bins, inside))
