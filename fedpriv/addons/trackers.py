@@ -111,6 +111,10 @@ class MLflow:
         return self._make_client()
 
     def begin(self, experiment: str, name: str, settings: Mapping[str, Any]) -> Any:
+        """Begin a run with its settings as parameters, and return MLflow's id of the run.
+
+        An experiment that the store lacks is created.
+        """
         if experiment not in self._experiments:
             stored = self._client.get_experiment_by_name(experiment)
             self._experiments[experiment] = (

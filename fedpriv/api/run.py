@@ -62,11 +62,12 @@ def insert_own_data(
     """Return a scenario whose [data] and [model] name these records and this module.
 
     Records and module are registered in this process under their names, and `tree` is not changed.  Without
-    records the scenario keeps its own data and model, and without a module its own model.  The names are digests
-    of content, that of records under a key of the user, so that only the same records and module resume a run.
-    Of a loss that is a function, the digest has code, defaults and the values that it closes over, but no globals.
-    If the scenario sets none of `federation.samples`, `batch`, `batches` and `clients`, or is own-data, all
-    training records are read once an epoch.  Records that are split by silo are read by their own silos.
+    records the scenario keeps its own data and model, and without a module its own model.  The names are digests,
+    by which a resumed run recognises records and module.  That of records is under a key of the user.  That of a
+    module is of its parameters, buffers and printed structure, and of its loss.  If the scenario sets
+    none of `federation.samples`, `batch`, `batches` and `clients`, samples, or batches by site, follow from the
+    number of training records.  In own-data, keys of [federation] follow the records and the overrides.  Each
+    site becomes a silo.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -75,8 +76,8 @@ def insert_own_data(
         model: Module, or None for the scenario's model.
         classes: Number of classes, 0 for a regression, or None to infer it from the labels.
         loss: Loss of the module, or None for its default.
-        overrides: Overridden keys of the shipped scenario own-data, whose other settings `fedpriv advise` then
-            chooses, or None for another scenario.
+        overrides: Overridden keys of the shipped scenario own-data, whose other settings `fedpriv advise` may
+            choose, or None for another scenario.
         sites: Site of each training record, or None.
         fields: Names or positions of an item's record and label, or None for pairs.
 
@@ -137,12 +138,13 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
 
     Args:
         tree: Scenario as nested dictionaries, which is changed.
-        frame: Records of the training and of the test part.
+        frame: Table with the records of the training and of the test part.
         test: Test records, which have to be None.
         model: Module, which has to be None.
 
     Raises:
-        InputError: Test records or a module are given, too, or the scenario does not describe a table.
+        InputError: Test records or a module are given, too, the scenario does not describe a table, or the frame
+            cannot be read.
     """
     if test is not None or model is not None:
         raise InputError(
@@ -161,9 +163,11 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
 
 
 def _describe_loss(loss: LossArgument) -> str:
-    """Describe a loss as text, a function by its code, its defaults and the values that it closes over.
+    """Describe a loss as text for the digest that names a module.
 
-    Anything else is described by its `str`, and no loss as "squared", whichever loss is then the default.
+    A function is described by its code, the defaults of its positional arguments and the values that it closes
+    over, without globals.  Anything else is described by its `str`, and no loss as "squared", whichever loss is
+    then the default.
     """
     if loss is None:
         return "squared"
@@ -225,22 +229,23 @@ def run(
             classes), or to (n, 1) for a regression or the loss "binary", and has outputs for each label if records
             have several.  The module itself is not changed.  A module needs `train` and `test`.
         classes: Number of classes, 0 for a regression; by default one more than the largest label if labels are
-            integers, else 0.
+            integers or booleans, else 0.
         loss: Loss of a module: a name ("cross-entropy", "binary", "squared-error", "absolute-error", "huber",
             "poisson"), {"name": …, "class_weights": […], "label_smoothing": …}, or a function of one record's
             output and label.  By default cross-entropy, or squared error for a regression.
         epsilon: Value of `privacy.epsilon`, or several to sweep.
         trust: Value of `algorithm.trust`, or several to sweep.
         algorithm: Value of `algorithm.name`, or several to sweep, also of algorithms of your own.
-        set: Values for dotted keys.  A swept key is narrowed, and a list makes another key a swept one.
+        set: Values for dotted keys.  A value or a list takes the place of a swept key's values, and a list makes
+            another key a swept one.
         engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need one of the
             first two.
         out: Folder in which results are written during the run; by default the first of runs/NAME, runs/NAME-2, …
             without results, or with `resume` the last one with results.
-        resume: Whether to keep the results in `out` and to run only missing cells, including those of new seeds.
+        resume: Whether to keep the results in `out` and to run missing cells, including those of new seeds.
         observers: Observers of the run's events.
         progress: Whether to show a progress bar; by default in a notebook and in an interactive session.
-        workers: Number of processes of this machine that run groups of cells; the results are the same.
+        workers: Number of processes of this machine that run groups of cells.
         ray: Address of a Ray cluster that runs groups of cells.
 
     Raises:

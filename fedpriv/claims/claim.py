@@ -118,8 +118,8 @@ def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
     """Describe the claim of cells of results.json whose claims differ in their figures only.
 
     The text names the unit, the relation, the trust setting, the figures or their ranges over the cells, the
-    source of the noise, and the budgets of silos that differ.  For cells without noise it says that there is no
-    privacy.  Unit, relation and trust setting are read from the first cell.
+    source of the noise, and the budgets of silos that differ.  If the first cell has no noise, it says that there
+    is no privacy.  All but the figures and the silos' budgets is read from the first cell.
 
     Args:
         cells: One or more cells, as in results.json.
@@ -144,8 +144,8 @@ def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> s
     """Describe the ε at δ of each silo's messages in all steps of a run, or return "" if all are equal.
 
     The result is "" as well if no silo's own messages have a guarantee, for example if only sums are released.
-    Two ε count as equal up to a relative 1e-6.  Silos alike are listed as one.  If more than twelve would be
-    listed, the text has the smallest and the largest ε only.
+    Two ε count as equal up to a relative 1e-6.  Silos with one stream for all are listed as one.  If more than
+    twelve would be listed, the text has the smallest and the largest ε only.
 
     Guarantee: every ε is computed from the streams of releases, so that a silo's ε follows from the noise that the
     silo added, whatever noise the scenario asked for.  A first step, of the silo or elsewhere, is composed with
@@ -322,8 +322,8 @@ def compute_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee]
 def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[Guarantee] | None:
     """Compose the claims of all steps of a run, or return None if a step has no claim.
 
-    The μ of the result is √Σμ² over the steps.  Its μ by counting is composed alike, with the charged μ of a step
-    that has none by counting.
+    The μ of the result is √Σμ² over the steps.  Its μ by counting, a smaller bound that is counted exactly, is
+    composed alike, with the charged μ of a step that has none.  It is None if no step has one.
 
     Args:
         claims: Claim of each step, None for a step without noise.
@@ -354,8 +354,8 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
     """Compute the claim of the streams of one step, or None without streams or if one has no noise.
 
     A unit with records in one silo is in one of the streams, so that the weakest guarantee of the streams is
-    claimed.  For a unit in several silos, as many of them are composed.  The claim is exact, that is, it holds for
-    the program's own arithmetic, if all streams are of integers.
+    claimed.  For a unit in several silos, as many of them are composed, those of largest μ.  The claim is exact,
+    that is, it holds for the program's own arithmetic, if all streams are of integers.
 
     Raises:
         InputError: If streams have different relations or units, or cannot be accounted for or compared, or if
@@ -532,6 +532,10 @@ def describe_evaluation(evaluation: Mapping[str, Any], delta: float) -> str:
     Args:
         evaluation: Entry `evaluation` of a cell of results.json, with one release stream or more.
         delta: δ of the ε in the text.
+
+    Raises:
+        InputError: If a release is none of a run, or all together have no μ.
+        KeyError, TypeError or ValueError: If the entry or a release has another form.
     """
     from fedpriv.claims.ledger import stream_from_data
 
@@ -569,10 +573,10 @@ def has_external_first_step(releases: Sequence[Mapping[str, Any]]) -> bool:
 def add_external_first_step(
     streams: Sequence["ReleaseStream"], first_step_mu: float
 ) -> tuple["ReleaseStream", ...]:
-    """Add a first step of `first_step_mu` to the streams of a run that uses one without having taken it.
+    """Add a first step to the streams of a run that uses its result without having taken it.
 
-    If no stream has noise, one is a first step already, or `first_step_mu` is 0, the streams are returned as they
-    are.  The added step comes first, and its party is named "elsewhere".
+    The added step is `first_step_mu`-GDP and comes first, and its party is named "elsewhere".  If no stream has
+    noise, one is a first step already, or `first_step_mu` is 0, none is added.
 
     Guarantee: a run that uses the result of a first step is charged for one.  The charge is the step that the run
     took if its streams include one, and otherwise a Gaussian release elsewhere of the whole μ that was set aside

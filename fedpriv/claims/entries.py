@@ -150,8 +150,8 @@ class LedgerEntry:
         Others are a mechanism and a sampling.  The names are looked up after resolving has failed.
 
         Raises:
-            InputError: The scenario is malformed, though all that it names is known, or has keys that this version
-                refuses.
+            InputError: These names are known, and the scenario cannot be resolved by this version.
+            KeyError or TypeError: The record has no scenario, or the scenario lacks a section or a name.
         """
         from fedpriv.loss.models import MODELS
         from fedpriv.noise.registry import MECHANISMS
@@ -187,8 +187,9 @@ class LedgerEntry:
     def _differences_from_scenario(self) -> Iterator[str]:
         """Describe differences from the scenario, first those of the record and then those of its streams.
 
-        If the scenario cannot be resolved here, a stream with increments closer than two clips cannot be checked
-        and counts as a difference.
+        Compared of the record are trust, silos, δ, relation, unit and rounds.  If the scenario cannot be resolved
+        here, rounds, participation, weights and clips are not compared, and streams with increments closer than
+        two clips count as a difference, because they cannot be checked.
         """
         federation, privacy = self._sections
         scenario_values: dict[str, Any] = {
@@ -212,10 +213,14 @@ class LedgerEntry:
         yield from self._differences_from_target(privacy)
 
     def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
-        """Describe differences in participation, weights, clips (if no shape decides them) and diameter.
+        """Describe differences of streams in participation, weights, clips and increment diameter.
 
         Only streams of the rounds with noise are compared.  A stream of silos has the weight of a record in each
-        of these silos, and any other stream the weight of a record in the mean over silos.
+        of these silos, and any other stream the weight of a record in the mean over silos.  Clips are left out if
+        they depend on shapes of records.  A diameter is compared if it is below two clips.
+
+        Args:
+            cell: Resolved scenario of the record.
         """
         from fedpriv.claims.recomputed import recompute_clips, recompute_diameter
         from fedpriv.plan.plan import silo_weights
@@ -244,10 +249,15 @@ class LedgerEntry:
                 )
 
     def _differences_from_target(self, privacy: "PrivacySection") -> Iterator[str]:
-        """Describe noise that promises less than the scenario asks for, or so much that it is another run's.
+        """Describe noise that is not that of the scenario's target of privacy.
 
-        Compared is μ, or ε at the scenario's δ if the claim has no μ.  It may be up to 1 % below the target.
-        Above the target, rounding is allowed for a μ, and 1 % for an ε that is computed numerically.
+        Compared is the claim's μ, or its ε at the scenario's δ if it has no μ.  It may be up to about 1 % below
+        the target: with more noise the releases are another run's.  Above the target, rounding is allowed for a μ,
+        and 1 % for an ε that is computed numerically.  A claim without a target is a difference, and so is a
+        target without a claim.
+
+        Args:
+            privacy: Section [privacy] of the scenario.
         """
         target, claim = privacy.target_mu, self.claim
         if target is None or claim is None:
@@ -268,7 +278,11 @@ class LedgerEntry:
             )
 
     def _differences_from_streams(self) -> Iterator[str]:
-        """Describe differences of the record's figures, releases and engine from the streams and the scenario."""
+        """Describe differences of the record's figures, releases and engine from the streams and the scenario.
+
+        Figures are recomputed from the streams.  An ε without a μ is computed numerically, and may be up to 1 %
+        larger in the record.
+        """
         mu, epsilon = self._figures["mu"], self._figures["epsilon"]
         if not _is_close(self.claimed_mu, mu):
             yield f"mu is {self.claimed_mu!r:.60}, and the releases give {mu!r:.60}"
@@ -286,7 +300,7 @@ class LedgerEntry:
         """Describe evaluations that differ from the scenario's in presence, silos, number, relation or noise.
 
         Relation and silos of evaluations without noise are not compared.  Increments closer than two clips are
-        accepted for evaluations of curves only.
+        accepted for evaluations of curves only.  The record's μ of the evaluations is compared, too.
         """
         tests, section = self.test_streams, self.record["scenario"].get("evaluation")
         if bool(section) != bool(tests):
@@ -331,9 +345,9 @@ class LedgerEntry:
     def _streams_match_scenario(self) -> bool:
         """Whether the streams are those of all rounds, silos and steps, by the parties that add noise.
 
-        Relation, unit and budget shares of streams with noise are compared, too.  A scenario with `data.scale` has
-        a first step, which this run took or which is charged as one elsewhere.  Budget shares are the targets of
-        silos relative to the largest target.
+        Parties, relation and unit are compared of streams with noise, and budget shares of those of the rounds.
+        Budget shares are the targets of silos relative to the whole target.  A scenario with `data.scale` needs a
+        first step, which this run took or which is charged as one elsewhere.
         """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
         first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
@@ -462,8 +476,8 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     A cell of cells.jsonl takes the place of the same cell in results.json.
 
     Raises:
-        InputError: If results.json is missing, if a file is no ledger, if a release cannot be accounted for, or if
-            `check_copies` refuses a cell.
+        InputError: If results.json is missing, if a file is no ledger, if a release is none that a run can have,
+            or if `check_copies` refuses a cell.
     """
     path, newer_path = folder / "results.json", folder / "cells.jsonl"
     try:
@@ -494,6 +508,7 @@ def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterabl
 
     Raises:
         InputError: If there is such a cell.
+        KeyError, TypeError or AttributeError: If a cell of version 0.3.0 has another form.
     """
     if versions.get("fedpriv") != _LEAKY_COPIES_VERSION or metadata.version("fedpriv") == _LEAKY_COPIES_VERSION:
         return
@@ -514,13 +529,15 @@ _TOLERANCE = 1e-9
 def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
     """Return a cell's event, the accountant's neighbouring relation for this event, and fedpriv's claim.
 
-    The event is by rounds where that is possible, and else the one that the guarantee gives for the whole run.
+    An event tells an accountant of dp-accounting what was released.  It is by rounds where that is possible, and
+    else the one that the guarantee gives for the whole run.
 
     Guarantee: `event` under `neighboring_relation` dominates the cell's releases about one unit of training
     records under the cell's own relation, up to the slack of exact releases and a relative 1e-9 in μ.
 
     Raises:
-        InputError: The cell has no guarantee, or dp-accounting has no event for the guarantee.
+        InputError: The cell has no guarantee or no claim that can be computed, or dp-accounting has no event for
+            the guarantee.
     """
     claim = entry.claim
     if claim is None:
@@ -548,7 +565,8 @@ def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> 
     """Return the event of a guarantee round by round, or None without a μ, or if no stream allows it.
 
     A stream allows an event by rounds if the μ of the worst record's rounds, as `_mus_of_worst_record` finds them
-    for a fixed order, compose to the guarantee's μ.  Equal rounds in a row become one repeated event.
+    for a fixed order, compose to the guarantee's μ, the root of their sum of squares.  A round of μ is a Gaussian
+    event of noise multiplier 1/μ.  Equal rounds in a row become one repeated event.
 
     Guarantee: in each of its forms, one Gaussian event or several, the event composes to the guarantee's μ, up to
     a relative 1e-9 in which two sums of the same squares round.
@@ -570,10 +588,11 @@ def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
     """Return μ of every round of the worst record, as in a fixed order, for a stream in public order.
 
     A record of a fixed order takes part every `rounds_per_epoch` rounds, and the worst one has the largest Σ μ_t²
-    over its rounds.  A round moves at most `blocks.bands` rows of C s, from its own on.  The result is [] if two
-    rounds of such a record can move the same row, if bands are not known, and for secret rounds or without noise.
-    For other public orders than a fixed one the result may be that of no record, so that callers compare it with
-    the guarantee.
+    over its rounds.  A round moves at most `blocks.bands` rows of C s, from its own on, where C is the mechanism's
+    factor and s are the increments.  The result is [] if there are more bands than rounds from one participation
+    to the next, since two rounds of a record could then move the same row.  It is [] as well if bands are not
+    known, and for secret rounds or without noise.  For other public orders than a fixed one the result may be that
+    of no record, so that callers compare it with the guarantee.
     """
     blocks = stream.mechanism.blocks(stream.workload)
     epoch_rounds = stream.schedule.rounds_per_epoch

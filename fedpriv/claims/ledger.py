@@ -1,7 +1,8 @@
 """Releases of a run as data, the only input of its accounting.
 
 A `ReleaseStream` describes the releases of one party (a silo, several alike, or the server) or the sums of masked
-messages, over a run.  The guarantee of the run is recomputed from the streams alone (`claims.claim`).
+messages, over the rounds of a step.  A step is the rounds of a run, or its first step, a release before them.  The
+guarantee of the run is recomputed from the streams alone (`claims.claim`).
 
 * An increment is a record's clipped contribution to a round, and the running sum adds increments over rounds,
   times a decay.  A clip is the norm bound of an increment.
@@ -218,7 +219,7 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
 
     Raises:
         InputError: If `owner` is no text, the noise is no standard deviation, or a mechanism, participation,
-            relation, unit or distance is none that a run can have.
+            relation, unit or increment diameter is none that a run can have.
         KeyError, TypeError or ValueError: If a key is missing, or another value has a wrong form.
     """
     if not 0.0 <= data["std"] < math.inf:
@@ -259,6 +260,7 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
     Raises:
         InputError: If the diameter is no number from 1 to 2 clips, or is below 2 clips with secret rounds, or with
             several rounds whose sums or noise go on from one to the next.
+        KeyError, TypeError or ValueError: If clips, mechanism or decay are missing, or clips have a wrong form.
     """
     bound = data.get("apart", APART)
     if isinstance(bound, bool) or not isinstance(bound, int | float):
@@ -282,10 +284,10 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
 def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
     """Return the streams that the parties of a plan have released after its first `rounds` rounds.
 
-    Clips, weights and noise come from the parts of the plan that compute them, not from the target of their
-    calibration.  Consecutive silos with equal weights and noise are one stream.  A plan without noise has one
-    stream of "everyone", with standard deviation 0.  Masked messages are one stream: their sums, with the noise of
-    all sources together.
+    Each party that adds noise has a stream, and consecutive silos with equal weights and noise share one.  Masked
+    messages are one stream: their sums, with the noise of all sources together.  A plan without noise has one
+    stream of "everyone", with standard deviation 0.  Clips, weights and noise come from the parts of the plan that
+    compute them, not from the target of their calibration.
 
     Args:
         plan: Plan of the run.

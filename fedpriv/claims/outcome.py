@@ -157,7 +157,7 @@ def evaluate_models(
         Metrics by name, such as test_loss and test_accuracy (a share), for each model in a list.
 
     Raises:
-        RunError: If the loss of a model is not finite.  The message names the model.
+        RunError: If the loss of a model is not finite.  The message names the first such model.
     """
     evaluation = objective.evaluate(model, test)
     for name, is_finite in zip(names, torch.isfinite(evaluation.loss).reshape(-1).tolist(), strict=True):

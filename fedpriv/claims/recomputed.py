@@ -97,7 +97,7 @@ def _streams(plan: Plan) -> tuple[ReleaseStream, ...]:
 def recompute_plans(
     cell: Cell, objective: Objective, releases: Sequence[Mapping[str, Any]], plan_first_step: PlanFirstStep
 ) -> RunPlans:
-    """Plan a run again, as a deployment releases it.
+    """Plan the rounds of a run again, and its first step and evaluations if it has them, for a release.
 
     Args:
         cell: The run's resolved scenario.
@@ -107,6 +107,7 @@ def recompute_plans(
 
     Raises:
         InputError: If the run cannot be planned, or `releases` have a first step and the scenario has none.
+        KeyError: If the release of a first step names no owner.
     """
     plans = {ROUNDS_PART: make_plan(cell, objective, for_release=True)}
     if any(release.get("step") == FIRST_STEP and release["owner"] != EXTERNAL_PARTY for release in releases):
@@ -117,10 +118,10 @@ def recompute_plans(
 
 
 def first_step_before(cell: Cell) -> Cell:
-    """Return the first step whose release gave a cell its numbers under [data.scale].
+    """Return the cell of the first step whose release gave a cell its numbers under [data.scale].
 
-    A cell without these numbers (means and deviations) is one whose first step is still to be taken, so that they
-    are left out to make the cell of the first step again.
+    A cell without these numbers (means and deviations) is one whose first step is still to be taken.  So they are
+    left out to make the cell of the first step again, a run of one round.
 
     Raises:
         InputError: If the cell has no [data.scale], no table, or a trust setting without a first step.
@@ -139,12 +140,17 @@ def describe_difference(
 ) -> str | None:
     """Describe the first field in which a record's streams differ from a plan's.
 
+    The owners of all streams are compared first, and then the other fields stream by stream.
+
     Args:
         plan_streams: Streams of the plan as plain data (`stream_to_data`).
         record_streams: Streams of the record, as they are in its file.
 
     Returns:
         A clause for an error message, or None if all fields are equal, floats up to a relative 1e-9.
+
+    Raises:
+        AttributeError: If a stream of the record is no dictionary.
     """
     # Tuples become lists, as in the record's file.
     plan_streams = json.loads(json.dumps(plan_streams))
@@ -165,7 +171,7 @@ def _describe_value_difference(name: str, record_value: Any, plan_value: Any, ow
     """Describe how two values of a field of an owner's stream differ, or None if they are equal.
 
     Dictionaries are compared key by key, and the first difference is described.  Floats may differ by a relative
-    1e-9.
+    1e-9, and other values count as equal if their types are, too.
 
     Args:
         name: Dotted name of the field, or "" for a whole stream.

@@ -7,12 +7,13 @@ more, unless it is one of their edges.  The increment of the record is
 
     (right - 1/2,  loss / bound - 1/2,  a C e_1,  …,  a C e_J),      a = √(w/J) √(1/2) / c
 
-with e_j the indicator of its cell in table j, C the square root of prefix sums for each class of each group
-(indicators.py), c the largest norm of a column of C, and w the tables' weight.  The increment's norm is at most
-√((1 + w)/2).  The distance of two increments is at most √(2 + w), less than twice the norm.
+with right = 1 for a right prediction and else 0, loss at most `bound`, e_j the indicator of its cell in table j, C
+the square root of prefix sums for each class of each group (indicators.py), c the largest norm of a column of C,
+and w the tables' weight.  The increment's norm is at most √((1 + w)/2).  The distance of two increments is at most
+√(2 + w), less than twice this bound.
 
 Groups are read off the features that a model sees: the largest of the one-hot features of a column of words, or
-the bin of a number between edges.  A missing value is in the group of the value that replaces it.
+the bin of a number between edges.
 
 Kaplan–Meier curves follow from noisy sums of events and of censored records, with bands for the noise.  There are
 d_b events and c_b censored records in bin b.  The number of records that leave in bin i is l_i = d_i + c_i, and
@@ -31,8 +32,7 @@ is tested.  The factor u is the mean of 1/R_b over the bins so far.  If Λ̂ is 
 noise, and the ratio of Greenwood's variance to Λ̂ is larger than this mean, u is that ratio.
 
 Where noise dominates, the band is the interval of log S, cut at S = 1.  Before the first event it still has a
-length.  The interval of log(-log S) covers less in these cases, down to nothing.  Once an estimate of S is 0, the
-band is 0 … 1.
+length, unlike the usual interval of log(-log S).  Once an estimate of S is 0, the band is 0 … 1.
 
 Figures of test records are written with intervals of 95 %, for [evaluation.curves]:
 
@@ -43,8 +43,8 @@ Figures of test records are written with intervals of 95 %, for [evaluation.curv
 | `test_auc_at_SILO`, `test_auc_low_at_SILO`, … | the records of a silo |
 | `test_observed_where_0.212`, … | share of class 1 where the model's mean score is .212 |
 
-The other figures of `roc` have keys like those of the AUC.  A figure is left out if there were too few records for
-it.
+The other figures of `TwoClassTable.figures` have keys like those of the AUC.  A figure is left out if there were
+too few records for it.
 """
 
 import math
@@ -97,7 +97,7 @@ class SurvivalBands(NamedTuple):
     is_shown: NDArray[np.bool_]
     """Masks, (..., bins), true before the first bin with a number at risk of 4 standard errors or less.
 
-    Values and bands of later bins mean nothing.
+    Values and bands mean nothing where the mask is false.
     """
 
 
@@ -107,14 +107,16 @@ def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
     R, h, S, Λ, v, u and the band are those of the module's docstring.
 
     Args:
-        released: Two "suffix" blocks of `indicators`, (..., 2 bins + 1).  The first has the events of the bins,
-            the second the censored records of the bins and of the one behind them.
-        std: Standard deviation of the noise in each coordinate.
+        released: Noisy vectors in records, (..., 2 bins + 1), of two parts.  The first has Cᵀ times the events of
+            each bin.  The second has Cᵀ times the censored records of each bin, with one entry more for all
+            records that leave behind the last edge.  Cᵀ times Cᵀ times counts adds up each bin and those behind.
+        std: Standard deviation of the noise in each coordinate, in records.
     """
     bins = released.shape[-1] // 2
     tail_events, tail_censored = np.zeros((bins + 1, 2 * bins + 1)), np.zeros((bins + 1, 2 * bins + 1))
     # Row b adds up the events, or the censored records, of bin b and all bins behind it.
     tail_events[:bins, :bins], tail_censored[:, bins:] = prefix_root_matrix(bins).T, prefix_root_matrix(bins + 1).T
+    # With these rows d_b, R_b and the number at the start are linear forms of the release.
     event_weights = tail_events[:-1] - tail_events[1:]
     risk_weights = tail_events[:-1] + (tail_censored[:-1] + tail_censored[1:]) / 2.0
     start_weights = tail_events[0] + tail_censored[0]
@@ -181,7 +183,7 @@ class CurveSettings(BaseModel):
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Self:
-        """Check that columns are named once, and that edges belong to them and increase."""
+        """Check that no column is named twice in `by`, and that edges are of its columns and increase."""
         if len(set(self.by)) < len(self.by):
             raise ValueError("by: a column is named twice")
         if unknown := [name for name in self.edges if name not in self.by]:
@@ -275,13 +277,14 @@ def make_groupings(
         is_scaled: Whether columns of numbers are scaled by the result of a first step.
 
     Raises:
-        InputError: The data are no table of two classes, a column is unknown, numbers have no edges or edges
-            beyond their range, words have edges, a column has more than 64 groups, or the features that the model
-            sees do not show the groups.
+        InputError: The data are no table of two classes, a column is no feature, numbers have no edges or edges
+            outside their range, words have edges, a column has more than 64 groups, or the features that the
+            model sees do not show the groups.
     """
     if schema is None or schema.class_count != 2:
         raise InputError("evaluation.curves: curves need a table of two classes; leave it out for other data")
     groupings, first_feature = [], 0
+    # Features stand in the order of the sorted columns, so that their widths give the position of each column.
     for name, column in schema.sorted_columns:
         if name in settings.by:
             if getattr(model, "backbone", None) is not None:
@@ -326,8 +329,13 @@ def _make_number_grouping(
 ) -> Grouping:
     """Make the groups of a number between edges, with the edges scaled like the features.
 
-    With k edges there are k + 1 groups.  A number x of the range `bounds` is the feature 2 (x - low)/(high - low)
-    - 1, at position `start`.
+    With k edges there are k + 1 groups: below the first edge, between neighbours, and from the last edge on.
+
+    Args:
+        name: Name of the column.
+        start: Position of the column's feature, which is 2 (x - low)/(high - low) - 1 for a number x.
+        bounds: Range (low, high) of the column's numbers.
+        edges: Edges in the unit of the numbers, increasing.
 
     Raises:
         InputError: An edge is not above the low end of the range, or is above the high end.
@@ -383,8 +391,9 @@ class CurveScores(SummedScores):
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """Return the increments of the records, (..., B, `dimension`).
 
-        The first two entries are those of accuracy and loss.  For each grouping, the column a C e follows that is
-        of the record's group, class and bin of the logit.  A logit that is not a number is counted as 0.
+        The first two entries are those of accuracy and loss.  For each grouping, a vector a C e_j follows, with
+        the cell j of the record's group, class and bin of the logit s of class 1 over class 0.  If s is NaN, it
+        counts as 0, so that every record is in a bin.
 
         Args:
             model: Parameters, (..., d).
@@ -395,11 +404,13 @@ class CurveScores(SummedScores):
         edges = torch.from_numpy(self.settings.edge_logits).to(logits.device)
         logit = (logits[..., 1] - logits[..., 0]).nan_to_num(nan=0.0, posinf=MAX_LOGIT, neginf=-MAX_LOGIT)
         bin_index = (logit.unsqueeze(-1) >= edges).sum(-1)
+        # Entry r of a column of C is f_{r - bin}, with f the first column, and 0 above the bin.
         lag = torch.arange(self.settings.bin_count, device=bin_index.device) - bin_index.unsqueeze(-1)
         root = torch.from_numpy(self.scale * prefix_root(self.settings.bin_count)).to(bin_index.device)
         column = root[lag.clamp(min=0)].where(lag >= 0, 0.0)
         parts, label = [scores], records.labels.long().clamp(0, 1)
         for grouping in self.groupings:
+            # The column stands in the block of bins of the record's group and class, the other blocks are 0.
             cell = (2 * grouping.codes(records.features) + label).expand(bin_index.shape)
             one_hot = torch.nn.functional.one_hot(cell, 2 * len(grouping.labels)).double()
             parts.append((one_hot.unsqueeze(-1) * column.unsqueeze(-2)).flatten(-2))
@@ -425,15 +436,16 @@ class CurveScores(SummedScores):
     def extra_figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
         """Return the figures and their intervals, under the keys of the module's table without those of silos.
 
-        A figure has three keys, of its value and of the ends of its interval.
+        A figure has three keys: for its value, and with "_low" and "_high" for the ends of its interval.
 
         Args:
-            mean: Mean of the increments, (`dimension`,).
+            mean: Mean of the increments with its noise, (`dimension`,).
             std: Standard deviation of the noise in each coordinate of the mean.
             places: Number of records in the mean.
             groups: Whether to add the figures of groups, if there are groups, and the shares of class 1 by score.
         """
         tables, noise = self.tables(mean, places), float(std) * places / self.scale
+        # The table of every grouping has all records, so that together they give one of all records.
         (negative, positive), std_of_all = combine_groups(tables, [noise] * len(tables))
         logits, threshold_bin = self.settings.edge_logits, self.settings.threshold_bin
         parts = {"": TwoClassTable(positive, negative, std_of_all, logits, threshold_bin)}
@@ -476,10 +488,11 @@ LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 def intervals_of(results: Results) -> list[LabelledTable]:
     """Return a table of figures and one of reliability curves, without those that are empty.
 
-    Both tables are empty without [evaluation.curves].  The first has a line for each point of the sweep and group
-    of records, with the means of the figures and of the ends of their intervals over the seeds that have them.
-    The second has a line for each point, seed and bin of the score, with the observed share of class 1.
+    The keys of both are in the module's table.  The first table has a line for each point of the sweep and group
+    of records, with the means of the figures and of the ends of their intervals over the runs that have them.  The
+    second has a line for each run and key `test_observed_where_…`, with the observed share of class 1.
     """
+    # The runs of a point, its `cells`, differ in the seed.
     figures, observed = list[list[str]](), list[list[str]]()
     for point in sweep_points(results):
         cells, point_labels = cells_at_point(results, point), list(map(format_value, point.values()))

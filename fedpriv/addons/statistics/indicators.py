@@ -1,9 +1,9 @@
 """Model that counts records in the cells of public tables.
 
 A record is in at most one cell k_j of each table j.  A release is the noisy mean of the vectors
-(a_j C_j e_{k_j})_j, columns of public matrices, of norm at most 1.  C_j is the identity, or the square root of
-prefix or suffix sums in blocks of ordered cells.  With n for the counts of a block, and noise of standard
-deviation σ in units of these counts:
+(a_j C_j e_{k_j})_j, columns of public matrices, of norm at most 1.  C_j has blocks of cells on its diagonal: the
+identity, or for ordered cells the square root of prefix or suffix sums.  With n for the counts of a block, and
+noise of standard deviation σ in units of these counts:
 
 | kind of a block | C | estimates from C n + noise |
 |---|---|---|
@@ -18,13 +18,13 @@ record can only be absent, it costs: the largest norm grows from √2 to 2.21.
 
 The form of a table is "counts", "moments", "prefix" (sums over ordered cells, for quantiles) or "survival" (a
 time, and an event that was seen, or not: a censored record).  The columns of a table are its axes, whose bins or
-words are crossed.  In forms with curves the first axes only split the records into groups, and each group has a
-curve.  The increment of a record is its contribution to a release, and its code in a table is its cell, or x for
-moments.
+words are crossed.  In "prefix" and "survival" tables the first axes only split the records into groups, and each
+group has a curve.  The increment of a record is its contribution to a release, and its code in a table is its
+cell, or x for moments.
 
 The scales a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give each table its share of one budget by its weight w_j, with one
-standard deviation of the noise for all coordinates.  If a record can be replaced, the sensitivity is at most
-`Indicators.diameter`, which is less than twice the clip norm.
+standard deviation of the noise for all coordinates.  If a record can be replaced, the sum of increments changes by
+at most `Indicators.diameter`, which is less than twice the largest norm 1.
 
 Source: Fichtenberger, Henzinger & Upadhyay 2023, "Constant matters" (the square root of prefix sums).
 """
@@ -110,12 +110,12 @@ class Axis(_PublicModel):
         """Return the cell of each value.
 
         Args:
-            raw: Values (n,), with NaN for a missing one.
+            raw: Numbers, or indices of words, (n,), with NaN for a missing one.
 
         Returns:
-            Cells (n,), each a function of its own value.  Numbers have a cell below all edges, the bins between
-            the edges, and a cell above them, and words have a cell each.  The last cell has the missing values,
-            and values that are no words.
+            Cells (n,), each a function of its own value.  Numbers have cell 0 below all edges, then the bins
+            between the edges, and a cell above them.  Words have a cell each.  One more cell has the missing
+            values, and in a column of words also values that are no index of a word.
         """
         missing = np.isnan(raw)
         if self.edges is None:
@@ -151,10 +151,11 @@ class Cells(_PublicModel):
 
     @model_validator(mode="after")
     def _has_axes(self) -> Self:
-        """Check the number of cells, and that the axes fit the form."""
+        """Check that columns are distinct, that cells are not too many, and that the axes fit the form."""
         if len({axis.column for axis in self.axes}) < len(self.axes):
             raise ValueError("a table has a column twice")
-        # A coarse limit before a list of the cells is made.  A survival table has fewer cells than this product.
+        # A coarse limit before `blocks` makes a list of all groups.  `StatisticsSettings` checks the exact number,
+        # which for a survival table is less than this product.
         if (cells := math.prod(axis.cell_count for axis in self.axes)) > 4 * MAX_CELLS:
             raise ValueError(f"{cells} cells of one table, at most {MAX_CELLS} are released together")
         if self.form == "moments" and (len(self.axes) > 1 or len(self.axes[0].edges or ()) != 2):
@@ -185,10 +186,11 @@ class Cells(_PublicModel):
 
     @property
     def blocks(self) -> tuple[CellBlock, ...]:
-        """Blocks in the order of the cells, the same ones for every group of a curve.
+        """Blocks of the table's matrix C, in the order of the cells.
 
-        Moments have one block of three coordinates.  A group of sums ends with one cell of the records that have
-        no place in its order, such as those with a missing value.
+        A table of counts has one block of all crossed cells, and moments have one of three coordinates.  In other
+        tables each group has the same blocks: its ordered cells, then one cell of the records without a place in
+        the order, such as those with a missing value.
         """
         if self.form == "counts":
             return (CellBlock(size=math.prod(axis.cell_count for axis in self.axes), kind="plain"),)
@@ -220,14 +222,16 @@ class Cells(_PublicModel):
 
         Returns:
             (n,), integers from 0 to `size` - 1, or for moments floats: x in [-1, 1], or 9 for a missing number.
-            In a survival table each group has the bins of events, the bins of censored records, one cell of
-            records beyond all bins, and one of records without a time or an event, or with a time below all bins.
+            A number beyond the two edges of moments counts as the nearer one.  In a survival table each group has
+            the bins of events, the bins of censored records, one cell of records beyond all bins, and one of
+            records whose time or event is missing, or whose time is below all bins.
         """
         if self.form == "moments":
             (low, high), numbers = self.axes[0].edges or (0.0, 1.0), raw[:, self.axes[0].column]
             return np.where(
                 np.isnan(numbers), _MISSING_CODE, 2.0 * (numbers.clip(low, high) - low) / (high - low) - 1.0
             )
+        # Groups are numbered with the last of their axes running fastest.
         axis_codes = [axis.codes(raw[:, axis.column]) for axis in self.axes]
         group = np.zeros(len(raw), np.int64)
         for axis, code in zip(self.group_axes, axis_codes, strict=False):
@@ -237,6 +241,7 @@ class Cells(_PublicModel):
         if self.form == "prefix":
             return group * self.axes[-1].cell_count + axis_codes[-1]
         time, event, bins = axis_codes[-2], axis_codes[-1], self.bin_count
+        # Codes of the time: 0 below the bins, 1 … `bins` in them, then beyond, then missing.  Event 2 is missing.
         beyond, lacking = time == bins + 1, (time == 0) | (time == bins + 2) | (event == 2)
         inside = np.where(event == 1, time - 1, bins + time - 1)
         bin_index = np.where(lacking, 2 * bins + 1, np.where(beyond, 2 * bins, inside))
@@ -268,9 +273,9 @@ def lower_toeplitz(values: Floats) -> Floats:
 def _squared_extent(block: CellBlock) -> tuple[float, float]:
     """Return the squares of the largest column norm and the largest column distance of a block's C.
 
-    For prefix and suffix sums the longest column is the first or last of a Toeplitz matrix, and the largest
-    distance is that of this column from another one.  Two columns of a plain block have the squared distance 2,
-    and a single column has the distance 0.
+    Columns of a plain block are unit vectors, of norm 1 and squared distance 2.  For prefix and suffix sums the
+    longest column is the first or last of a Toeplitz matrix, and the largest distance is that of this column from
+    another one.  The distance is 0 for a block of one column.
     """
     if block.kind == "plain":
         return 1.0, 2.0 * (block.size > 1)
@@ -388,10 +393,10 @@ class Indicators(Deterministic):
         return torch.zeros(self.dimension, dtype=self.dtype)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the increments of a batch in chunks of rows, (..., d), and count the clipped ones.
+        """Sum the increments of a batch, (..., d), and count the clipped ones.
 
         Increments do not depend on the query's points.  They are multiplied by the sum of the query's
-        coefficients, clipped to norm `clip`, and summed with the batch's weights.  A chunk has about 2^22 numbers.
+        coefficients, clipped to norm `clip`, and summed with the batch's weights.
 
         Args:
             query: Points and coefficients of the query.
@@ -402,6 +407,7 @@ class Indicators(Deterministic):
         lead = np.broadcast_shapes(query.points[0].shape[:-1], codes.shape[:-2])
         total = torch.zeros(*lead, self.dimension, dtype=weights.dtype, device=codes.device)
         clipped = torch.zeros(lead, dtype=torch.int64, device=codes.device)
+        # Chunks of rows limit the memory for the vectors, (..., rows, d).
         rows = max(1, _CHUNK // (self.dimension * math.prod(codes.shape[:-2])))
         for start in range(0, codes.shape[-2], rows):
             chunk_codes, chunk_weights = codes[..., start : start + rows, :], weights[..., start : start + rows]
@@ -421,15 +427,15 @@ class Indicators(Deterministic):
     ) -> NDArray[np.int64]:
         """Sum the integer vectors of the counted records.
 
-        A record's vector is -trunc(scale · a_j C_j e_k).  All records have the same scale, of absolute value at
-        most |`factor`|.
+        A record's vector is -trunc(scale · a_j C_j e_k), joined over the tables j, or for moments with (x, 2x² -
+        1, 1.7) in place of C_j e_k.  All records have the same scale, of absolute value at most |`factor`|.
 
         Guarantee: a record adds a vector of norm at most `norm`, truncation included, that is a function of its
         own cells and public numbers.  The number of operations depends on n and public numbers only: a record that
         does not count, or is in no cell, takes part in all of them and adds zeros.
 
         Args:
-            codes: Codes of the records, (n, tables).
+            codes: Codes of the records, (n, tables), as from `encode_cells`.
             is_counted: Mask of the records that count, (n,).
             norm: Largest norm of a record's integer vector.
             factor: Signed scale before it is limited by `norm`.
@@ -437,6 +443,7 @@ class Indicators(Deterministic):
         Returns:
             (d,), int64.
         """
+        # The vectors of a record have norm at most `max_norm` before they are scaled and truncated.
         lengths = (c for c, _ in self.settings.extents)
         max_norm = math.hypot(*(a * c for a, c in zip(self.settings.scales, lengths, strict=True)))
         scale = math.copysign(min(abs(factor), norm * (1.0 - 2.0**-30) / max_norm), factor)
@@ -457,6 +464,7 @@ class Indicators(Deterministic):
                 if block.kind == "plain":
                     parts.append(block_counts * int(scale * a))
                     continue
+                # C times the counts is a convolution with C's first column, backwards for suffix sums.
                 values = np.trunc(scale * a * prefix_root(block.size)).astype(np.int64)
                 backwards = slice(None, None, -1 if block.kind == "suffix" else 1)
                 parts.append(np.convolve(block_counts[backwards], values)[: block.size][backwards])
@@ -472,8 +480,9 @@ class Indicators(Deterministic):
     def _make_vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
         """Return -(a_j C_j e_k)_j for each record, (..., B, d), from codes (..., B, tables).
 
-        Row r of the column C_j e_k is f_i with i = |r - k|, on one side of k and within the block of k, else 0.
-        In a plain block it is 1 for r = k only.  A code that is no cell, or no number from -1 to 1 in a table of
+        Row r of the column C_j e_k is f_i with i = |r - k| within the block of k, for r ≥ k in prefix sums and for
+        r ≤ k in suffix sums, else 0.  In a plain block it is 1 for r = k only.  A table of moments has the vector
+        (x, 2x² - 1, 1.7) in place of the column.  A code that is no cell, or no number from -1 to 1 in a table of
         moments, gives zeros.
         """
         parts = []
@@ -499,12 +508,12 @@ class Indicators(Deterministic):
 
     @cached_property
     def _column_tensors(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Tensors from which the columns a_j C_j e_k of each table are formed.
+        """Four tensors for each table, from which its columns a_j C_j e_k are formed.
 
-        For each cell k of a table, the first three tensors, (cells,), hold the half-open range [low, high) of rows
-        of its block, or of the row k alone for a plain one, and the direction in which the column extends from row
-        k: 1 to later rows, -1 to earlier ones.  The fourth holds the values a_j f_i of the column i rows from row
-        k.  A table of moments uses only the first value of the fourth, a_j.
+        The first three, (cells,), have for each cell k the half-open range [low, high) of rows of its block, or of
+        the row k alone in a plain one, and the direction in which the column extends from row k: 1 to later rows,
+        -1 to earlier ones.  The fourth has the values a_j f_i of the column i rows from row k.  A table of moments
+        uses only the first value of the fourth, a_j.
         """
         tensors = []
         for table, scale in zip(self.settings.tables, self.settings.scales, strict=True):

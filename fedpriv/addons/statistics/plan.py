@@ -28,9 +28,14 @@ class StatisticsGuard:
 
     @staticmethod
     def why_refused(policy: Policy, cell: Cell) -> str | None:
-        """Return why a policy allows no run of these statistics, or None if it does.
+        """Return why a policy does not let a run read the raw cells that it asks for, or None if it does.
 
-        The check is data minimisation.  Privacy rests on the budget, within which a model may read any column.
+        The policy lists the columns that may be counted.  The check is data minimisation: privacy rests on the
+        budget, and not on this list.
+
+        Args:
+            policy: Policy of the silo.
+            cell: The run, whose model reads raw cells.
         """
         if not isinstance(settings := cell.model.settings, StatisticsSettings):
             return f"model.name = {cell.model.name!r} reads raw cells, and is none of fedpriv's statistics"
@@ -43,9 +48,10 @@ class StatisticsGuard:
 
     @staticmethod
     def allowance(cell: Cell) -> dict[str, Any]:
-        """Return the policy key with the columns that the statistics read, or nothing for other models.
+        """Return the entry of a policy's section [allow] by which a run of statistics is allowed.
 
-        The key "statistics" of a policy's section [allow] lists the columns that may be counted.
+        Its key "statistics" lists the names of the columns that the run counts.  The result is empty for other
+        models, and for data that are no table.
 
         Raises:
             InputError: The test rows of the plan's table are chosen by their position, which is another in a
@@ -133,7 +139,7 @@ def read_plan(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -
         overrides: "KEY=VALUE" for dotted keys of a file, without effect on nested dictionaries.
 
     Raises:
-        InputError: The source or an override is not valid.  The message has one line.
+        InputError: The file cannot be read, or the plan or an override is not valid.
     """
     if isinstance(source, Mapping):
         return validate_section(StatisticsPlan, source, "plan")

@@ -3,7 +3,7 @@
 The input is y = C c + noise for each class, where c (bins,) are the class's counts by bin, C is the square root of
 prefix sums, and the noise has the same standard deviation in all coordinates.  All figures are functions of this
 release.  The estimated counts C^-1 y of classes 1 and 0 are p and n, and their sums are P and N.  W_ij is 1 where
-bin i lies above bin j, and 1/2 for i = j.
+bin i lies above bin j, 1/2 for i = j, and else 0.
 
 | figure | estimate |
 |---|---|
@@ -13,8 +13,8 @@ bin i lies above bin j, and 1/2 for i = j.
 | `calibration_error_squared` | Σ_b (D_b² - bias of D_b² by noise and sampling) / m_b, over Σ m_b |
 
 D_b is the number of records of class 1 in bin b minus the sum of the scores of its records, each taken at the
-centre of its own small bin, and m_b is the number of records in it.  Bins b are merged until each has enough
-records.  Squares are debiased, and an absolute error cannot be.
+centre of its own small bin, and m_b is the number of records in it.  Bins b are unions of neighbours with enough
+records.  The error is squared because the bias of a square is known, and that of an absolute value is not.
 
 Intervals are of 95 % and include two sources of error:
 
@@ -118,13 +118,14 @@ class TwoClassTable:
 
         The squared standard error is the larger of DeLong's and of Hanley & McNeil's variance, plus the variance
         of the noise to first order, plus h²/3 for the fraction 2h of pairs that share a bin.  The value can be
-        outside 0 … 1, and the ends of the interval cannot.
+        outside 0 … 1, and the ends of the interval cannot.  P and N must be above 0 (`has_enough_records`).
         """
         p, n, bins = self._bin_counts(self.ones), self._bin_counts(self.zeros), len(self.ones)
         above = np.tril(np.ones((bins, bins)), -1) + np.eye(bins) / 2.0
         one_count, zero_count = float(p.sum()), float(n.sum())
         pairs = one_count * zero_count
         value = float(p @ above @ n) / pairs
+        # `gradient` times the y of one class is the gradient of the value by the y of the other.
         inverse = _inverse_root_matrix(bins)
         gradient = inverse.T @ ((above - value) / pairs) @ inverse
         noise = self.std**2 * float(((gradient @ self.zeros) ** 2).sum() + ((self.ones @ gradient) ** 2).sum())
@@ -136,9 +137,10 @@ class TwoClassTable:
         return _clip_interval(value, math.sqrt(sampling_variance + noise + tied_fraction**2 / 3.0))
 
     def _share_on_side(self, released: Floats, *, above: bool) -> tuple[float, float]:
-        """Return the share of a class on its side of the threshold, and the variance of that share.
+        """Return the share of a class on one side of the threshold, and the variance of that share.
 
-        The variance is that of the noise to first order, plus the binomial one of sampling.
+        The variance is that of the noise to first order, plus the binomial one of sampling.  With noise the share
+        can be outside 0 … 1.
 
         Args:
             released: y of the class, (bins,).
@@ -155,8 +157,9 @@ class TwoClassTable:
         """Estimate the squared calibration error, or return None if no bin has enough records.
 
         The estimate is Σ_b (D_b² - v_b) / m_b, over Σ m_b, for the merged bins b.  The bias v_b of D_b² is the
-        variance of D_b's noise plus m_b q (1 - q), with q the observed share of class 1 in b.  The estimate can be
-        negative, and the ends of its interval are at least 0.
+        variance of D_b's noise plus m_b q (1 - q), with q the observed share of class 1 in b, cut to 0 … 1.  For
+        the interval D_b² has the variance 2 v_b² + 4 v_b · max(0, D_b² - v_b), as if D_b were normal.  The
+        estimate can be negative, and the ends of its interval are at least 0.
         """
         total = error = count = 0.0
         for rows in self._merge_bins():
@@ -173,9 +176,9 @@ class TwoClassTable:
     def reliability(self) -> list[ReliabilityBin]:
         """Return the observed shares in bins of the logit, with neighbours merged where there are few records.
 
-        An observed share is the share of class 1 among the records of a bin.  The mean score of a bin is its
-        observed share minus D_b/m_b, cut to 0 … 1.  An interval of the share adds up the variance of the noise in
-        D_b/m_b and the binomial variance of sampling.
+        An observed share is the share of class 1 among the records of a bin, cut to 0 … 1.  The mean score of a
+        bin is this share minus D_b/m_b, cut likewise.  The variance for an interval of the share is that of the
+        noise in D_b/m_b plus the binomial one of sampling.
         """
         reliability_bins = []
         for rows in self._merge_bins():
@@ -201,13 +204,13 @@ class TwoClassTable:
         return float(one_weights @ self.ones + zero_weights @ self.zeros), noise, record_count
 
     def _merge_bins(self) -> list[NDArray[np.bool_]]:
-        """Return masks of bins, (bins,) each, that have enough records.
+        """Return masks of the table's bins, (bins,) each, one for each merged bin.
 
-        The bins are one logit wide, and those beyond ± 4 are one bin on each side.  Neighbours are merged from
-        below until each mask has enough records: 30 or more, and 4 or more standard errors of their noisy number.
-        What remains above is merged into the last mask.  The result is empty if all bins together have too few
-        records.
+        The table's bins are merged to one logit of width, and to one bin on each side beyond ± 4.  From below
+        these are merged further until there are enough records: 30 or more, and 4 or more standard errors of their
+        noisy number.  What remains above joins the last mask.  The result is empty if there never were enough.
         """
+        # Coarse bin 0 is up to -4, coarse bin 9 above 4.
         coarse = np.searchsorted(np.arange(-4.0, 5.0), _bin_centres(self.edges))
         inverse, masks = _inverse_root_matrix(len(self.ones)), list[NDArray[np.bool_]]()
         rows = np.zeros(len(coarse), np.bool_)
@@ -231,13 +234,15 @@ class TwoClassTable:
 def combine_groups(tables: Sequence[Floats], stds: Sequence[float]) -> tuple[Floats, float]:
     """Combine groups' tables by inverse variance into one table of all records.
 
+    Each table is summed over its groups.  The result is the mean of these sums, with weights by the inverse of
+    the variance of their noise.
+
     Args:
         tables: Tables of the same records by different groupings, (groups, 2, bins) each.
-        stds: Standard deviation of the noise in each table.
+        stds: Standard deviation of the noise in each coordinate of each table, 0 for all tables or for none.
 
     Returns:
-        The combined table (2, bins), the first one if a table has no noise, and the standard deviation of its
-        noise.
+        The combined table (2, bins), and the standard deviation of the noise in each of its coordinates.
     """
     variances = np.array([len(table) * std**2 for table, std in zip(tables, stds, strict=True)])
     if not variances.all():  # without noise, every grouping of the records has the same sums

@@ -2,8 +2,8 @@
 
     plan ─▶ scenario of one round (model "statistics") ─▶ any engine ─▶ its model, times the records ─▶ tables
 
-The scenario is an ordinary one: silos, guards, noise, integers, ledger and claim treat it like a run of DP-SGD.
-This module computes facts that are known before the run (cells, standard errors), and functions of the release.
+The scenario is an ordinary one: noise, integers, ledger and claim treat it like a run of DP-SGD.  This module
+computes facts that are known before the run (cells, standard errors), and functions of the release.
 
 A release is the noisy mean over records of (a_j C_j e_k)_j: e_k indicates the record's cell in table j, C_j is the
 identity or the square root of sums over ordered cells, and a_j is the table's scale.  A table of means has (x, 2x²
@@ -67,11 +67,12 @@ class Statistics:
     def from_plan(plan: StatisticsPlan) -> "Statistics":
         """Make the scenario of a plan, a run of one round of DP-SGD with step 1 and clip 1.
 
-        Sizes of silos that the plan does not give are counted in the data, which only a simulation has.
+        The round starts from the model 0, so that its release is the noisy mean of (a_j C_j e_k)_j.  Sizes of
+        silos that the plan does not give are counted in the data.
 
         Raises:
-            InputError: The data are no table, a column is unknown, there are more silos than records, or no run
-                can have these settings.
+            InputError: The data are no table or cannot be read, the columns or edges of a plan's table do not fit
+                the data, there are more silos than records, or no run can have these settings.
         """
         schema = find_schema(plan.data.name, plan.data.table)
         if schema is None:
@@ -153,13 +154,13 @@ class Statistics:
 
 
 def _count_units(plan: StatisticsPlan, schema: TableSchema) -> tuple[int, ...]:
-    """Count the rows or persons of each silo of a simulation, a number that the relation makes public.
+    """Count the training rows of each silo, or its persons if these are protected and the data name them.
 
-    Silos are the sites of the table.  Without sites there are as many equal silos as the plan says, or one, and
-    the remainder of the division is left out.
+    Silos are the sites of the table, and a person counts at the site of the person's first row.  Without sites
+    there are as many equal silos as the plan says, or one, and the remainder of the division is left out.
 
     Raises:
-        InputError: There are more silos than records, or persons.
+        InputError: The data cannot be read, or there are more silos than rows or persons.
     """
     data = load(plan.data.name, table=plan.data.table)
     sites = None if data.sites is None else data.sites.train
@@ -190,6 +191,7 @@ def _axis_data(table: TableRequest, name: str, schema: TableSchema) -> dict[str,
     """Return an axis as plain data: the column's position, and its number of words or the edges of bins.
 
     Without given edges there are 10 bins of equal width over the range of the column, or one bin for a mean.
+    Columns that can be an axis are the features, the target and the site.
 
     Args:
         table: Table of the plan.
@@ -197,7 +199,7 @@ def _axis_data(table: TableRequest, name: str, schema: TableSchema) -> dict[str,
         schema: Columns of the data with their public ranges and words.
 
     Raises:
-        InputError: The table has no such column, or a column of words is given edges.
+        InputError: The data have no such column, or a column of words is given edges.
     """
     if name not in schema.raw_columns:
         columns = ", ".join(map(repr, schema.raw_columns))
@@ -289,15 +291,16 @@ def read_table(
 ) -> TableResult:
     """Compute the estimates and curves of one table from its released coordinates.
 
-    Intervals of counts are estimate ± 1.96 standard deviations of the noise, with ends of at least 0.  Curves with
-    fewer than two values are left out.
+    A table of counts has an estimate for each cell, with the interval ± 1.96 standard deviations of the noise, cut
+    at 0.  A table of means has those of `_estimate_moments`.  For quantiles and survival each group has estimates
+    and a curve, and curves with fewer than two values are left out.
 
     Args:
         request: The table in the plan.
         table: The same table in the model.
         schema: Schema of the data, which names the cells.
         released: Released coordinates of this table, (size,), in records.
-        std: Standard deviation of the noise in each coordinate.
+        std: Standard deviation of the noise in each coordinate, in records.
     """
     names = [_cell_labels(name, table, axis_index, schema) for axis_index, name in enumerate(request.of)]
     groups = _cross_labels(names[: len(table.group_axes)])
@@ -325,7 +328,7 @@ def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableE
 
     With (s_1, s_2, s_3) released sums of (x, 2x² - 1, 1.7), for numbers x scaled to -1 … 1, the number of values
     is n = s_3/1.7, their mean is s_1/n and their variance (s_2/n + 1)/2 - (s_1/n)², cut to 1/n … 1, in the scale
-    of x.
+    of x.  The estimates are in the unit of the column.
 
     Mean and deviation are left out unless n is more than 4 of its standard errors.  Their intervals for these
     records are by the delta method.  The mean has an interval for the population, too, which adds the variance of
@@ -334,7 +337,10 @@ def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableE
     Args:
         table: Table of moments, whose two edges are the range that is scaled to -1 … 1.
         released: Noisy sums s_1, s_2 and s_3, (3,).
-        std: Standard deviation of the noise in each sum.
+        std: Standard deviation of the noise in each sum, in records.
+
+    Returns:
+        Estimates "values", "mean" for these records, "mean" for the population, and "deviation".
     """
     low, high = table.axes[0].edges or (0.0, 1.0)
     unit, (first, second, third) = (high - low) / 2.0, released.tolist()
@@ -343,6 +349,7 @@ def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableE
     if count <= _MIN_STANDARD_ERRORS * error:
         return estimates
     mean, square = first / count, second / count
+    # Derivatives by s_1, s_2 and s_3, times the standard deviation of the noise.
     mean_gradient = np.array([1.0, 0.0, -mean / PRESENT_MOMENT]) * std / count
     variance_gradient = np.array([-2.0 * mean, 0.5, (2.0 * mean**2 - square / 2.0) / PRESENT_MOMENT]) * std / count
     variance = min(1.0, max((square + 1.0) / 2.0 - mean**2, 1.0 / count))
@@ -375,13 +382,11 @@ def _estimate_quantiles(
 ) -> tuple[list[TableEstimate], Curve]:
     """Estimate quantiles of the values that are not missing, and the share of these below each edge.
 
-    N_k is the noisy number of values below the upper edge of cell k, and n that of all values.  The quantile q is
-    the first upper edge with N_k ≥ q n, once N is made monotone, and infinite beyond the last edge.  Let s_k be
-    the standard deviation of the noise in N_k - q n.  The interval for these records is from the first edge with
-    N_k - q n + 1.96 s_k ≥ 0 to the first one with N_k - q n - 1.96 s_k ≥ 0.  The interval for the population adds
-    the variance n q (1 - q) to that of the noise.
-
-    The curve is empty if n is not above 0.
+    N_k is the noisy number of values in cells up to k, and n that of all values.  The quantile q is the first
+    upper edge of a cell with N_k ≥ q n, once N is made monotone and cut to 0 … n.  The upper edge of the last cell
+    is infinite.  Let s_k be the standard deviation of the noise in N_k - q n.  The interval for these records is
+    from the first upper edge with N_k - q n + 1.96 s_k ≥ 0 to the first one with N_k - q n - 1.96 s_k ≥ 0.  The
+    interval for the population adds the variance n q (1 - q) to that of the noise.
 
     Args:
         request: The table in the plan, with its quantiles q.
@@ -389,6 +394,10 @@ def _estimate_quantiles(
         group: Labels of the group.
         released: Released coordinates of the group, of which the last is for missing values.
         std: Standard deviation of the noise in each coordinate, in records.
+
+    Returns:
+        Two estimates for each quantile, for these records and for the population, and the curve of the shares.
+        The curve has no edges `at` if n is not above 0.
     """
     from scipy.optimize import isotonic_regression  # slow to import, and only released quantiles need it
 
@@ -437,9 +446,12 @@ def _estimate_survival(
     Args:
         table: Table of a time and an event.
         group: Labels of the group.
-        released: Released coordinates of the group: events by bin, censored records by bin and beyond all bins,
-            and records without a time or an event.
+        released: Released coordinates of the group: those of events by bin, those of censored records by bin and
+            of all beyond the bins, and the number of records that are in none of these.
         std: Standard deviation of the noise in each coordinate, in records.
+
+    Returns:
+        The estimate of the number at risk, and the curve.
     """
     bands = compute_survival_bands(released[: 2 * table.bin_count + 1], std)
     start, half = float(bands.start), Z * bands.start_error

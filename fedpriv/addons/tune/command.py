@@ -2,7 +2,8 @@
 
 A row is one point of the scenario's sweep, with a grid: values to try for some keys.  A setting has one value for
 each of these keys, and a trial is a run with it that does not train on the held-out records.  An open choice tries
-the same number of settings for each row.  A private one makes a random number of runs.
+the same number of settings for each row, and compares the scores of the trials without noise.  A private one makes
+a random number of trials for each row.
 """
 
 import json
@@ -110,12 +111,22 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
 def complete_request_of_values(
     request: TuneRequest, line_grid: dict[str, list[Any]], *, is_file: bool = True
 ) -> tuple[TuneRequest, Grids]:
-    """Complete a request as `complete_request` does, with a grid of values.
+    """Complete a request by its tuning file, if it names one, and return it with the grids of the rows.
+
+    A file with the keys `scenario` and `grid` is a tuning file, whose keys are those of `TUNING_KEYS`.  Without
+    one the request gets the default seed if it has none, and `line_grid` is the grid of all rows.  Seeds, held-out
+    records and values in `fixed` of the request take precedence over those of a tuning file, and the file's metric
+    over the request's.
 
     Args:
-        request: Request, whose `grid` is not used.
+        request: Options of the command, whose `grid` is not used.
         line_grid: Values to try by dotted key, or empty.
         is_file: Whether `request.scenario` names a file, which may be a tuning file.
+
+    Raises:
+        InputError: The file cannot be read, a tuning file has an unknown key or a value of another type, a grid
+            is refused (`check_grid`), request and tuning file both have grids, or `fixed` is malformed or sets the
+            number of held-out records.
     """
     fixed = request.fixed or []
     check_grid(line_grid, "--grid")
@@ -189,10 +200,12 @@ def choose_by_request(
 ) -> TuningOutcome:
     """Choose settings for the rows of a scenario, and write the tuned scenario and its table.
 
+    A row is a point of the sweep.  The folder of the results is `request.out`, or runs/NAME-tuned.
+
     Args:
         scenario: Scenario that is tuned.
         text: TOML of the scenario without the request's overrides.
-        request: Completed request.
+        request: Options of the command, completed by a tuning file (`complete_request_of_values`).
         grids: Values to try.
         observers: Observers of the trials of an open choice.
 
@@ -210,7 +223,7 @@ def choose_by_request(
     generator = np.random.default_rng(request.seed if request.seed is not None or request.private else 0)
     rows = _choose_row_settings(scenario, request, grids, generator)
     cells = [point.cell for point in scenario.points]
-    # Counting refuses a run that is impossible before any trial starts.
+    # Counting the held-out records of each silo refuses an impossible run before any trial starts.
     held_out = hold_out(cells[0], request.held_out).count_in_runs(cells)
     for row, settings in rows:
         check_settings(row, settings)
@@ -252,8 +265,8 @@ def _write(
 
     Args:
         scenario: Scenario that was tuned.
-        text_before: TOML of the scenario that was tuned.
-        request: Completed request.
+        text_before: TOML of the scenario that was tuned, without the request's overrides.
+        request: Options of the command, completed by a tuning file.
         metric: Metric by which settings were compared.
         choices: Choices of the rows.
         held_out: Held-out records.
@@ -261,6 +274,9 @@ def _write(
         trial_count: Number of settings that were tried for each row, or after a private choice the number in the
             grid of the first row.
         folder: Folder of the results.
+
+    Raises:
+        InputError: The choices cannot be written into the scenario, or another process uses the folder.
     """
     delta = scenario.points[0].cell.privacy.delta
     tuned = Tuning(
@@ -279,6 +295,7 @@ def _write(
             for choice in choices
         ),
     )
+    # An override of a chosen key would outrank the choice.  Runs of the new text take the others, too.
     overrides = drop_chosen_keys(request.overrides or [], choices)
     text, tuned_scenario = format_tuned_scenario(text_before, choices, tuned, overrides, str(request.scenario))
     held_out = held_out.count_in_runs([point.cell for point in tuned_scenario.points])
@@ -288,7 +305,7 @@ def _write(
 
 
 def _show(outcome: TuningOutcome) -> None:
-    """Print the table of choices, their costs and warnings, and a command that runs the tuned scenario."""
+    """Print the table of choices, held-out records, costs and warnings, and the command `fedpriv run`."""
     columns = [Column(name, can_wrap=name == "setting") for name in HEADER]
     print_rich(f"{outcome.metric} while tuning", columns, table_lines(outcome.choices))
     description = outcome.held_out.description
@@ -307,17 +324,18 @@ def _choose_row_settings(
     """Return the rows of the tuning with the settings to try, or for a private choice those to draw from.
 
     A row has the grid for its value of `grids.axis`, or the grid for all rows, or, if none is given, the default
-    grid of multiples of its numbers.  An open choice with default grids tries 25 settings by default.
+    grid of multiples of its numbers.  Points without a grid are left out.  An open choice with default grids tries
+    25 settings unless `request.trials` says another number.
 
     Args:
         scenario: Scenario that is tuned.
-        request: Completed request.
+        request: Options of the command, completed by a tuning file.
         grids: Grids that the request gives.
         generator: Source of the settings of an open choice.
 
     Raises:
         InputError: No point has a grid, a grid varies a swept key, the scenario has no number for a default grid,
-            or the number of trials does not fit the grids.
+            or the number of settings to try is not whole or does not fit the grids.
     """
     points = pair_grids(scenario, grids.by_value, grids.axis)
     if not points:
@@ -400,19 +418,20 @@ def tune(
     """Choose settings on held-out training records, as `fedpriv tune` does, and return the tuned scenario.
 
     No setting is compared on the test records.  A choice that is not private reads training records without noise,
-    and no ε covers it.
+    and no ε covers it.  The results are also written into the folder `out`, by default runs/NAME-tuned.
 
     Args:
-        scenario: Scenario of `fedpriv.run`, or a tuning file.
+        scenario: Scenario of `fedpriv.run`, or without own records and module a tuning file.
         train: Training records of your own, as for `fedpriv.run`.
         test: Test records, as for `fedpriv.run`.
         model: Torch module, as for `fedpriv.run`.
         classes: Number of classes, as for `fedpriv.run`.
         loss: Loss of the module, as for `fedpriv.run`.
         set: Values for dotted keys of the scenario that is tuned.
-        grid: Values to try by dotted key, by default factors from 1/9 to 9 of the numbers in [algorithm].
+        grid: Values to try by dotted key, by default those of a tuning file, or numbers in [algorithm] times
+            factors from 1/9 to 9.
         fixed: Values that hold while tuning.
-        seeds: Seeds of the trials, by default 100.
+        seeds: Seeds of the trials, by default those of a tuning file, or 100.
         progress: Whether to show a progress bar.
         options: Further fields of the command: trials, held_out, metric, out, private, eta, poisson, seed, resume
             and workers.

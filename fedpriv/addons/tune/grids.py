@@ -5,7 +5,7 @@ A setting has one value for each of these keys.  A trial is a run with a setting
 records, and is judged on them.  A cell is a run with every key of its scenario resolved.
 
 A grid varies keys that affect training, never the promise (what is protected, and at which price), the adversary
-or the records.  The default grid has multiples of the numbers in the scenario's [algorithm].
+or the records.  The default grid has multiples of numbers in the scenario's [algorithm].
 """
 
 import itertools
@@ -33,7 +33,7 @@ _ALLOWED_KEYS = f"algorithm.KEY, model.KEY and federation.{', '.join(_READING_KE
 
 
 def check_grid(grid: Any, source: str) -> None:
-    """Refuse a grid over keys that do not train, and a value that is no grid.
+    """Check that a value is a grid, with lists of values for keys that a grid may vary.
 
     Guarantee: settings of such a grid differ in no key of [privacy], [data] or [evaluation], nor in
     algorithm.trust, the silos or clients, or the sampling: a choice among them keeps the promise and the problem.
@@ -59,9 +59,9 @@ def check_grid(grid: Any, source: str) -> None:
 def _why_refused(key: str) -> str | None:
     """Return the reason for which a grid may not vary a key, or None if it may.
 
-    Allowed are keys of [algorithm] except name and trust, all keys of [model], and `_READING_KEYS` of
-    [federation].  Among other keys the weakest promise or the easiest problem would always win, or they are no
-    settings of training.
+    Allowed are keys of [algorithm] except name and trust, all keys of [model], and the keys of [federation] in
+    `_READING_KEYS`, such as rounds and batch.  Other keys would let the weakest promise or the easiest problem
+    win, or they are no settings of training.
 
     Args:
         key: Dotted key of a scenario, such as "algorithm.step".
@@ -126,8 +126,9 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
 def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
     """Return a grid of multiples, by factors from 1/9 to 9, of numbers in the cell's [algorithm].
 
-    These are the floats that the scenario sets in fields for all numbers above a bound.  Each has 5 factors, or 25
-    if there is one number only, equally spaced in logarithm.  Products are rounded to four significant digits.
+    The numbers are finite floats that the scenario sets, in fields with a lower bound that is excluded and no
+    upper one.  Each has 5 factors, or 25 if there is one number only, equally spaced in logarithm.  Products are
+    rounded to four significant digits.
 
     Raises:
         InputError: The scenario has no such number.
@@ -167,9 +168,10 @@ def _is_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
 def choose_settings(
     grids: Sequence[Grid], trials: int | None, generator: np.random.Generator
 ) -> list[list[Setting]]:
-    """Choose the settings to try for each grid: all, or `trials` of each at random.
+    """Choose the settings to try for each grid: all, or `trials` different ones of each at random.
 
-    Grids of the same size get settings at the same positions.
+    A setting is a combination of values of the grid's keys.  Random choices have the order of the grid, and grids
+    of the same size get settings at the same positions, so that rows with the same grid try the same settings.
 
     Args:
         grids: Grid of each row.
@@ -221,7 +223,8 @@ class GridPosition:
 def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
     """Return the position of the setting's value for each key that has several values.
 
-    Numbers (and booleans, as 0 and 1) are in increasing order, and other values in the order of the grid.
+    If all values of a key are numbers, or booleans as 0 and 1, the position is that in increasing order.  Else it
+    is that in the grid.
     """
     positions = []
     for key, values in grid.items():
@@ -260,7 +263,8 @@ def pair_grids(
         axis: Dotted key, which need not be swept and which points may lack.
 
     Returns:
-        The swept values, the cell of the first seed and the grid of each point.
+        For each point the swept keys with their values, or algorithm.name with its value if nothing is swept, then
+        the cell of the first seed, and the grid.
     """
     pairs: list[tuple[Mapping[str, Any], Cell, Grid]] = []
     for point in scenario.points[:: len(scenario.seeds)]:
@@ -338,10 +342,10 @@ def hold_out(cell: Cell, count: int | None) -> HeldOut:
 
 
 def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
-    """Return the cell with a setting, trained on the remaining records.
+    """Return the cell with a setting, trained on the records that are not held out.
 
-    If these do not suffice, the trial has fewer rounds or samples, or smaller batches.  Values in `fixed` and in
-    the setting take precedence, those in the setting over all others but the seed.
+    If these do not suffice, the trial has fewer rounds or samples, or smaller batches.  The trial is evaluated
+    once.  Values in `fixed` take precedence over these keys, and values in the setting over both.
 
     Args:
         cell: Cell of the scenario.
@@ -351,7 +355,7 @@ def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[
         seed: Seed of the trial.
 
     Raises:
-        InputError: The trial cannot run.  The message names the setting.
+        InputError: The trial cannot run.
     """
     tree = cell.canonical_data()
     for key, value in _reduce_reading(_with_reading_keys(cell, setting), held_out).items():
@@ -396,14 +400,14 @@ def _with_reading_keys(cell: Cell, setting: Setting) -> Cell:
 
 
 def _resolve_trial(tree: dict[str, Any], setting: Setting) -> Cell:
-    """Resolve a trial's cell.
+    """Return the validated cell of a trial.
 
     Args:
         tree: Scenario of the trial as nested dictionaries.
-        setting: Values that error messages name.
+        setting: Values that an error message names, unless it names one of them already.
 
     Raises:
-        InputError: The trial cannot run.  The message names the setting once.
+        InputError: The trial cannot run.
     """
     try:
         return resolve_cell(tree, "while tuning")
@@ -419,14 +423,14 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
     """Return keys with fewer rounds or samples, or smaller batches, if the remaining records are too few.
 
     The result is empty if they suffice for one epoch, in which each batch is read once.  Batches of a partition by
-    site, if the scenario gives them, are always limited by the remaining records of each site.
+    site, if the scenario gives them, are limited by the remaining records of each site instead.
 
     Args:
         cell: Cell of the scenario, with the keys of a setting in [federation].
-        held_out: Held-out records, with which the others do not train.
+        held_out: Held-out records, on which the run does not train.
 
     Returns:
-        Values by dotted key.
+        Values by dotted key, such as "federation.rounds".
     """
     federation, remaining = cell.federation, held_out.total_count - held_out.count
     if cell.data.partition == "site" and federation.batches is not None:
@@ -444,14 +448,18 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
 
 
 def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) -> dict[str, Any]:
-    """Return the largest batch of each site for which its remaining records, or persons, suffice.
+    """Return the largest federation.batches for which the remaining records of each site suffice.
 
-    No batch is larger than before, nor smaller than 1.
+    If persons are protected, they count in place of records.  No batch is larger than before, nor smaller than 1,
+    even if a site has too few records for it.
 
     Args:
         cell: Cell whose records are partitioned by site.
         held_out: Held-out records.
         batches: Batch size of each site in the cell.
+
+    Raises:
+        InputError: The cell cannot run with these held-out records.
     """
     tree = cell.canonical_data()
     assign_key(tree, "data.validation", held_out.count)

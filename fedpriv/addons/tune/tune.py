@@ -2,8 +2,8 @@
 
 A row is one point of the scenario's sweep, with a grid of values for some keys.  A setting is one combination of
 these values, and a trial is a run with it that does not train on the held-out records.  An open tuning compares
-all settings that are tried for a row.  A private one publishes the best of a random number of trials.  Both write
-the scenario with the chosen settings, and a table of their scores and their positions in the grid.
+all settings that are tried for a row.  A private one publishes the best of a random number of trials of a row.
+Both write the scenario with the chosen settings, and a table of their scores and their positions in the grid.
 """
 
 import json
@@ -78,8 +78,8 @@ def tune_openly(
 ) -> list[TuningChoice]:
     """Run each setting of each row on each seed, and choose the setting with the best mean score.
 
-    All trials are points of one sweep.  Scores are functions of the held-out records without noise.  Of settings
-    with the same score the first one is chosen.
+    All trials are points of one sweep.  Scores of a trained model on the held-out records get no noise.  Of
+    settings with the same score the first one is chosen.
 
     Args:
         scenario: Scenario that is tuned.
@@ -91,12 +91,13 @@ def tune_openly(
         options: Options of the run.
         observers: Observers of the run.
 
-    Raises:
-        InputError: The runs do not have the metric, which is found before they start, or a score is not finite.
-        RunError: A run fails.
-
     Returns:
         The choice for each row, in the order of `rows`.
+
+    Raises:
+        InputError: A trial or the sweep cannot be run, the evaluations do not have the metric, which is found
+            before a run starts, or a score is not finite.
+        RunError: A run fails.
     """
     points = [
         SweepPoint({**row.when, SETTING_AXIS: number}, make_trial(row.cell, setting, held_out, fixed, seed))
@@ -132,8 +133,8 @@ def tune_privately(
 ) -> list[TuningChoice]:
     """Choose for each row the best of a random number of runs.
 
-    The number of runs is drawn from `run_count`.  Each run has a setting drawn uniformly from those of its row,
-    and its own noise.  Scores are accuracies on held-out records with Gaussian noise.
+    The number of runs of a row is drawn from `run_count`.  Each run has a setting drawn uniformly from those of
+    its row, and its own noise.  Scores are accuracies on held-out records with Gaussian noise.
 
     Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and
     held-out records alike: a run's releases are μ-GDP for a record that it trains on, its score is μ-GDP for a
@@ -149,10 +150,14 @@ def tune_privately(
         run_count: Distribution of the number of runs of a row.
         generator: Secret source of the number of runs, their settings, seeds and the noise of scores.
 
+    Returns:
+        The choice for each row, in the order of `rows`.  It has no setting if the row had no run.
+
     Raises:
-        InputError: The guarantee of a run is no μ for one record.  Or, before any run: a row has no noise, shares
-            of the budget, another unit than a record or a regression, a setting has another promise than the
-            scenario, or a record influences which records are held out or read together.
+        InputError: The guarantee of a run is no μ for one record, or exceeds that of the scenario.  Or, before any
+            run: a trial cannot be run, a row has no noise, shares of the budget, another unit than a record or a
+            regression, a setting has another promise than the scenario, or a record influences which records are
+            held out or read together.
         RunError: A run fails.
     """
     # Refuse rows and settings to which the guarantee does not apply.
@@ -205,9 +210,9 @@ def tune_privately(
 
 
 def _check_partition(cell: Cell) -> None:
-    """Check that which records count, and in which silo and batch, does not depend on their contents.
+    """Check that no contents but a record's site decide which records count, and in which silo and batch.
 
-    One record would otherwise move others to other silos and batches, or change the number by which a score is
+    One record could otherwise move others to other silos and batches, or change the number by which a score is
     divided.  Then no price of a single record would hold.
 
     Raises:
@@ -293,7 +298,7 @@ def noisy_score(finished: CellOutcome, held_out: int, mu: float, generator: np.r
 
 
 def _find_target(row: TuningRow) -> float:
-    """Return the μ to which all runs of a row are calibrated, whatever their setting.
+    """Return the privacy parameter μ to which all runs of a row are calibrated, whatever their setting.
 
     Raises:
         InputError: The runs add no noise, or silos have shares of the budget.
@@ -310,10 +315,10 @@ def _check_metric(cells: Sequence[Cell], metric: str) -> None:
     """Check that evaluations of the trials' cells have a metric.
 
     The initial model is evaluated on the held-out records, which are the test records of a trial, once for cells
-    with the same sections [data], [model] and [run].
+    with the same sections [data], [model] and [run].  So a wrong name is found before any training.
 
     Raises:
-        InputError: An evaluation lacks the metric.
+        InputError: An evaluation lacks the metric, or a cell's records or model cannot be loaded.
     """
     measured = {repr((cell.data, cell.model, cell.run)): cell for cell in cells}
     for cell in measured.values():
@@ -348,8 +353,8 @@ def format_tuned_scenario(
 ) -> tuple[str, Scenario]:
     """Add a rule for each choice with a setting, and [tuned], to the scenario file `text`.
 
-    A rule [[where]] has the swept values of a row under `when`, and the keys and values that then hold under
-    `set`.
+    A rule [[where]] has keys and values of a row under `when`, and the chosen setting, which then holds, under
+    `set`.  The keys of a row are the swept ones, or algorithm.name if nothing is swept.
 
     Args:
         text: Content of the scenario file.

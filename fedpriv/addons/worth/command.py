@@ -148,7 +148,7 @@ def _print_run_folder(folder: Path, request: WorthRequest) -> None:
 
     Raises:
         InputError: The run cannot be compared.
-        RunError: The run's claims differ from its releases, after the gains were printed.
+        RunError: The run's claims differ from its releases, after the figures were printed.
     """
     results = read_claims(folder)
     if request.only_local:
@@ -169,9 +169,10 @@ def _print_run_folder(folder: Path, request: WorthRequest) -> None:
 
 
 def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
-    """Fit the local models for each seed and model of the cells, and print their scores.
+    """Print the scores of the local models, once for all cells with the same records and model.
 
-    Tables of results then have a row of local models, whose scores they read from the cache.
+    The scores are computed unless they are in the user's cache, and stored there.  Tables of results read their
+    row of local models from it.
     """
     cells_by_key = {cache_key(cell): cell for cell in cells}
     all_references = (
@@ -196,10 +197,14 @@ def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
 
 
 def _reference_lines(seeds: Sequence[References], request: WorthRequest) -> list[list[str]]:
-    """Return the table lines of the local models and of a constant, as means over seeds.
+    """Return a head and the table lines of the local models and of a constant, as means over seeds.
 
     A line of the best learners follows if they are requested, and one of balanced scores if any silo has more than
     90 % of one class.
+
+    Args:
+        seeds: References for each seed, of which the first decides the metric.
+        request: Options of the comparison.
     """
     head = "" if len(seeds) == 1 else f"mean over {len(seeds)} seeds"
     lines = [[head, seeds[0].metric, "spread over silos", "silos"], _local_models_line(seeds)]
@@ -267,11 +272,15 @@ def _print_points(rows: Sequence[PointGains], request: WorthRequest) -> None:
 
 
 def _describe_gains(rows: Sequence[PointGains], metric: str) -> list[str]:
-    """Return a sentence on each verdict: points that gain, that lose, and whose interval covers 0.
+    """Return a sentence on each verdict that occurs: points gain, lose, or have an interval that covers 0.
 
     A sentence has the gain of each point, in points or in the unit of the metric, with its interval.  Points with
     one seed, or with the same gain at every seed, have no standard error and no verdict, which a sentence says,
-    too.  The last sentence says how verdicts are found, if there are any.
+    too.  If any point has a verdict, a last text says how verdicts are found.
+
+    Args:
+        rows: Points of the sweep with their gains.
+        metric: Name of the score, "accuracy" or "-loss".
     """
     gaining, losing, unclear = "joining gains", "joining loses", "joining is not told apart from staying alone"
     one_seed, equal_gains = (
@@ -325,7 +334,7 @@ def _format_point(row: PointGains) -> str:
 
 
 def _notes(references: References) -> list[str]:
-    """Return notes on silos that were left out, and on silos with more than 90 % of one class."""
+    """Return notes on left-out silos and on silos with more than 90 % of one class, if there are such."""
     notes = []
     if len(references.silos) < references.of:
         notes.append(

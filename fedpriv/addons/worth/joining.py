@@ -1,10 +1,10 @@
 """Gain of joining against ε: released models for many splits, compared with local models.
 
-For each split, trust setting, ε and noise seed one cell is run on an engine, and its model is judged on each
-silo's test records.  All splits have the same noise seeds.  If the scenario sweeps other keys, these are settings
-to choose from.  The choice is made in each split, on a fifth of the training records, which the candidates do not
-read.  The candidates at ε include the settings at each smaller ε of the grid, with their noise, since a guarantee
-for a smaller ε holds for a larger one, too.  With one setting nothing is chosen.
+For each split, trust setting, ε and noise seed there is a model of one cell, which is judged on the test records
+of silos.  All splits have the same noise seeds.  If the scenario sweeps other keys, these are settings to choose
+from.  The choice is made in each split, on a fifth of the training records, which the candidates do not read.  The
+candidates at ε include the settings at each smaller ε of the grid, with their noise, since a guarantee for a
+smaller ε holds for a larger one, too.  With one setting nothing is chosen.
 
 A split is a division of the records into training and test records.  The published split is the scenario's own,
 and the others are drawn.  A local model is fitted by one silo to its own training records.  The gain of a model is
@@ -192,7 +192,8 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
     """Run the grid of a request for each split, and compare its models with the silos' local models.
 
     The grid has a run for each trust setting, ε and noise seed, with the chosen setting if there are several.
-    Split 0 is the scenario's own, the published one, and splits 1 … n are drawn.
+    Split 0 is the scenario's own, the published one, and splits 1 … n are drawn.  Splits in the user's cache are
+    read and not run.
 
     Args:
         request: Scenario, grid and numbers of splits and seeds.
@@ -242,7 +243,7 @@ def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
     A trust setting says who adds the noise and against whom it protects.  A curator has all records in one place.
 
     Raises:
-        InputError: The scenario can be run with none.
+        InputError: No setting is requested, and the scenario cannot be loaded or can be run with none.
     """
     if request.trusts:
         return request.trusts
@@ -265,9 +266,9 @@ def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
 def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: float | None) -> Scenario:
     """Load the grid of one trust setting: the scenario at each ε of the request, for each seed.
 
-    The request has the number of seeds, which are the scenario's first ones.  If the scenario lists fewer, the
-    numbers after its largest seed follow.  The seeds do not depend on the split, and `estimate_gain` accounts for
-    noise that splits share.
+    Other keys that the scenario sweeps stay swept.  The request has the number of seeds, which are the scenario's
+    first ones.  If the scenario lists fewer, the numbers after its largest seed follow.  The seeds do not depend
+    on the split, and the standard errors account for noise that splits share.
 
     Args:
         request: Scenario, its overrides, and the grid.
@@ -304,10 +305,10 @@ def _run_split(
 ) -> SplitGains:
     """Run the grid of one split on all trust settings, or read the result from the cache.
 
-    A cell is one run's settings, named by trust and by a `CellKey`.  Beside the candidates of a choice, models are
-    trained in four groups: the chosen cells, the same rounds without noise, the personal models if they are
-    requested, and a model of all silos' records together.  An evaluator for each noise seed compares a model with
-    the silos' local models.
+    A cell is one run, named by its trust setting and by a key of ε, seed and the other swept keys (`CellKey`).
+    Beside the candidates of a choice, models are trained in four groups: the chosen cells, the rounds of one trust
+    setting at the largest ε without noise, the personal models if they are requested, and a model of all silos'
+    records together.  An evaluator for each noise seed compares a model with the silos' local models.
 
     Args:
         request: Scenario and grid.
@@ -317,8 +318,8 @@ def _run_split(
         report_progress: Receives lines of text.
 
     Raises:
-        InputError: A run fails, a model cannot be compared, or seeds leave different numbers of silos with
-            records.
+        InputError: A cell cannot be run, a run fails, a model cannot be compared, or seeds leave different numbers
+            of silos with records.
     """
     # Make an evaluator for each noise seed, with the local models of the silos' records.
     grids = {trust: _load_grid(request, trust, number, None) for trust in trusts}
@@ -449,8 +450,8 @@ def _choose_cells(
 ) -> ChosenCells:
     """Choose the best setting for each trust and ε, by its mean score over seeds on spared records.
 
-    Candidates at ε are the settings of this ε and of smaller ones.  Each is trained on four fifths of the training
-    records and judged on the spared fifth.
+    Candidates at ε are the settings of this ε and of smaller ones.  Each is trained on about four fifths of the
+    training records and judged on the spared others, as a mean over silos.
 
     Args:
         request: Scenario and grid.
@@ -461,8 +462,11 @@ def _choose_cells(
         report_progress: Receives lines of text.
 
     Returns:
-        The key of the chosen cell by trust, ε of the grid, and seed.  The cell's ε may be smaller than that of the
-        grid.
+        The key (ε, seed, setting as JSON) of the chosen cell by trust, ε of the grid, and seed.  The cell's ε may
+        be smaller than that of the grid.
+
+    Raises:
+        InputError: A candidate cannot be run, as in a partition that cannot spare records, or its run fails.
     """
     chosen_cells: ChosenCells = {}
     for trust in trusts:
@@ -527,6 +531,9 @@ def _personal_gains(
         cells: Cells of the grid by trust and key.
         evaluators: Evaluator of models by noise seed.
         report_progress: Receives lines of text.
+
+    Raises:
+        InputError: A run fails.
     """
     can_spare = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
     gains, judged = {}, ""
@@ -594,7 +601,7 @@ def _restore_split(
     """Restore a cached split, and check its form and figures, since the file may be damaged.
 
     Args:
-        tree: Content of the cache.
+        tree: Content of the cache, the fields of `SplitGains` as plain data.
         trusts: Trust settings that the split has to have.
         shape: Numbers of ε and of seeds.
         has_personal: Whether the split has to have gains of personal models.

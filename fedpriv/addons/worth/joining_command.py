@@ -2,7 +2,7 @@
 
 The chart shows the mean gain over the local models against ε.  A local model is fitted by one silo to its own
 records.  A split is a division of the records into training and test records: the published one is the scenario's
-own, and others are drawn.  The break-even is the ε from which the mean gain is not negative.
+own, and others are drawn.  The break-even is the ε from which the mean gain stays at or above 0.
 """
 
 import json
@@ -36,7 +36,7 @@ def make_gain_chart(result: JoiningResult) -> Chart:
     """Make the chart of the gain over the local models against ε.
 
     The chart has a line with standard errors, if they are known, for each trust setting, and a line at zero.
-    Gains are means over splits, seeds and silos, in percentage points for accuracies.
+    Gains are means over splits, seeds and silos, in percentage points for accuracies, and else in the metric.
     """
     grid, (scale, digits) = result.request.epsilons, scale_of(result.metric)
     ends = [Mark(epsilon, 0.0, "gain 0") for epsilon in (grid[0], grid[-1])]
@@ -60,7 +60,11 @@ def make_gain_chart(result: JoiningResult) -> Chart:
 
 
 def print_joining(result: JoiningResult, *, as_json: bool, plot: Path | None) -> None:
-    """Print the table and the conclusions, or the result as JSON, and draw the chart if a file is given."""
+    """Print the table and the conclusions, or the result as JSON, and draw the chart if a file is given.
+
+    Raises:
+        InputError: The chart cannot be drawn into the file `plot`.
+    """
     if as_json:
         sys.stdout.write(json.dumps(_joining_data(result)) + "\n")
     else:
@@ -89,7 +93,8 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
     References are the local models, the pooled model without noise, as it is and recalibrated, and the rounds
     without noise.  A line has the score of the released and of the recalibrated models, the gain of the released
     ones over the local models with its errors, and the fraction of silos that gain, beside the fraction that would
-    gain by chance.  Columns for personal models and for the published split follow if there are such gains.
+    gain by chance.  Columns follow for personal models, if these were requested, and for the published split, if
+    others were drawn.
     """
     local_score, (scale, digits) = result.mean_of("alone"), scale_of(result.metric)
 
@@ -164,9 +169,9 @@ _DISAGREEMENT_RATE = 0.1
 
 
 def _describe_break_evens(result: JoiningResult) -> list[str]:
-    """Describe the break-even of each trust setting, the ε from which joining pays, in a sentence each.
+    """Describe the break-even of each trust setting, the ε from which joining pays, in a text each.
 
-    Joining "may pay" if the largest ε of the grid loses on average, or in a twentieth of the drawn curves.
+    Joining "may pay" if the break-even or the upper end of its interval is above the grid.
     """
     sentences = []
     suffix = "" if len(result.splits) > 1 else " (one split: no interval)"
@@ -191,7 +196,7 @@ def _describe_break_evens(result: JoiningResult) -> list[str]:
 
 
 def _notes(result: JoiningResult) -> list[str]:
-    """Return the notes below the table, which say how its figures were computed."""
+    """Return the notes below the table, which say how its figures were computed and what ε means."""
     splits, seeds = len(result.splits), result.request.seeds
     notes = [
         f"{format_count(splits, 'split')} of the records and {format_count(seeds, 'noise seed')}, the same in "
@@ -254,7 +259,7 @@ def _joining_data(result: JoiningResult) -> dict[str, Any]:
     """Return the result as plain data for JSON.
 
     By trust setting it has the gain at each ε of the grid, the gain on the published split, the fitted line, the
-    break-even and its interval as texts, and the conclusion.
+    break-even and the ends of its interval as texts, and the conclusion.  Without an interval its ends are None.
     """
     grid, trusts = np.array(result.request.epsilons), {}
     for trust in result.trusts:

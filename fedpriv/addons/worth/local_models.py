@@ -2,11 +2,11 @@
 
 With parameters x (d,) and a loss f of linear scores, the local model minimises (1/n) Σ f(x; record) + (κ/2) ‖x‖²
 over the silo's n training records.  Intercepts have no penalty, except for records of one class and for hazards
-(`make_penalties`), and κ is chosen on folds (`choose_penalty`).  The personal model adds (λ/2) ‖x - x̂‖² for the
-released x̂, with the same κ.  λ = 0 is the local model bit for bit, since the same solver starts from zero, and
-λ = ∞ is x̂ without a fit.  Folds are parts of the training records, which are held out of a fit to judge it.  A
-unit is what is protected: a record, or a person, whose records are in one fold.  A regression of hazards predicts
-the probability of an event in each bin of time.
+(`make_penalties`), and κ is chosen on folds if there are enough records (`choose_penalty`).  The personal model
+adds (λ/2) ‖x - x̂‖² for the released x̂, with the same κ.  λ = 0 is the local model bit for bit, since the same
+solver starts from zero, and λ = ∞ is x̂ without a fit.  Folds are parts of the training records, which are held
+out of a fit to judge it.  A unit is what is protected: a record, or a person, whose records are in one fold.  A
+regression of hazards predicts the probability of an event in each bin of time.
 
 Not private: everything here is a function of the records, and in a deployment none of it leaves a silo.
 """
@@ -120,9 +120,9 @@ def fit_model(
     The objective is (1/n) Σ f(x; record) + Σ_j penalty_j x_j² / 2 + λ ‖x - x̂‖² / 2.
 
     The solver stops where the largest entry of the gradient is at most `tolerance` times that at x = 0, where it
-    finds no smaller value, or after 1,000 steps.  With more than 2,000 records and up to 4,000 features, the steps
-    and this gradient are in coordinates in which the curvature is about 1 (`_find_basis`).  With more than 2,000
-    records, a rough fit (a tolerance of 1e-4 or more) computes losses and gradients in float32, which is faster.
+    finds no smaller value, or after at most 1,000 steps.  With more than 2,000 records, fits are made faster in
+    two ways.  For up to 4,000 features, the steps and this gradient are in coordinates in which the curvature is
+    about 1 (`_find_basis`).  A rough fit (a tolerance of 1e-4 or more) computes losses and gradients in float32.
 
     Args:
         objective: Loss f of linear scores.
@@ -239,11 +239,11 @@ def fit_local_model(objective: Objective, silo: SiloRecords, seed: int) -> tuple
 
 
 def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
-    """Return the κ of `PENALTIES` with the smallest mean loss on held-out folds, the largest of equals.
+    """Return the penalty κ with the smallest mean loss on held-out folds, the largest of equals.
 
-    For each of five folds, a model is fitted to the records of the other folds and judged on those of this fold.
-    With more than 5,000 records only one fold is held out.  The public `seed` decides the folds (`assign_folds`).
-    The largest candidate is returned without folds in three cases:
+    Candidates are `PENALTIES`.  For each of five folds, models are fitted to the records of the other folds and
+    judged on those of this fold.  With more than 5,000 records only one fold is held out.  The public `seed`
+    decides the folds (`assign_folds`). The largest candidate is returned without folds in three cases:
 
     - There are fewer than five units.
     - A class that occurs has fewer than five records, unless the model is of hazards.
@@ -305,9 +305,9 @@ def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Fl
     """Fit the intercepts of x̂ and one scale of its other weights to the silo's training records.
 
     With w the weights of x̂, the model x has weights s w/‖w‖ and intercepts b.  The fit over the scale s and over b
-    starts at x̂ and minimises (1/n) Σ f(x; record) + 1e-3 (s² + ‖b‖²)/2.  Without the scale,
-    intercepts would dominate a model with small weights, such as one in a ball of radius .1.  The penalty keeps
-    intercepts and scale finite for a silo with one class.
+    starts at x̂ and minimises (1/n) Σ f(x; record) + 1e-3 (s² + ‖b‖²)/2.  An intercept is the weight of a last
+    feature that is 1 in all records.  Without the scale, intercepts would dominate a model with small weights,
+    such as one in a ball of radius .1.  The penalty keeps intercepts and scale finite for a silo with one class.
 
     Source: Platt 1999.
 
@@ -317,8 +317,7 @@ def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Fl
         released: Released model x̂, (d,).
 
     Returns:
-        Parameters of the model, (d,), those of x̂ if the last feature is not 1 in all records, or if all other
-        weights are 0.
+        Parameters of the model, (d,), those of x̂ if there are no intercepts, or if all weights w are 0.
     """
     mask = find_intercepts(objective, silo.train)
     weights = torch.full((len(silo.train.labels),), 1.0 / len(silo.train.labels), dtype=torch.float64)
@@ -374,9 +373,10 @@ def fit_personal_model(
 ) -> PersonalModel:
     """Fit the personal model with the smallest λ within one standard error of the best.
 
-    For each λ of `PULL_WEIGHTS` a model is fitted without the held-out records and judged by its losses on them.
-    The best λ has the smallest mean loss.  Another λ is within one standard error if the mean difference of its
-    losses and those of the best λ is at most the standard error of this difference.
+    The personal model is pulled with weight λ towards x̂: λ = 0 is the local model, and λ = ∞ is x̂.  For each λ of
+    `PULL_WEIGHTS` a model is fitted without the held-out records and judged by its losses on them.  The best λ has
+    the smallest mean loss.  Another λ is within one standard error if the mean difference of its losses and those
+    of the best λ is at most the standard error of this difference.
 
     Held out are the training records that the release has not read, if there are ten or more and the release has
     read any of the silo's records.  Otherwise each of up to five folds of the training records is held out in
@@ -394,6 +394,7 @@ def fit_personal_model(
     Returns:
         The personal model, fitted to all training records with the chosen λ.
     """
+    # Records that the release has not read judge λ without favour, if there are enough of them.
     spared = is_seen is not None and int((~is_seen).sum()) >= _MIN_SPARED and bool(is_seen.any())
     if len(np.unique(silo.units)) < 2:  # nothing to hold out
         return PersonalModel(fit_local_model(objective, silo, seed)[0], 0.0, "folds")
@@ -401,7 +402,7 @@ def fit_personal_model(
     losses = np.concatenate(
         [_held_out_losses(objective, silo, released, kappa, mask) for mask in held_out_masks], axis=1
     )
-    # NaN is replaced as well, so that a released model that diverged is never the best.
+    # NaN is replaced as well, since it would be taken for the smallest loss.
     losses = np.where(losses < _MAX_LOSS, losses, _MAX_LOSS)
     best = int(np.argmin(losses.mean(axis=1)))
     excess = losses - losses[best]
@@ -550,9 +551,10 @@ def score_model(objective: Objective, point: Floats, records: Records) -> float:
 def score_constant(objective: Objective, silo: SiloRecords) -> float:
     """Return the score on the test records of a constant prediction from the training labels.
 
-    For classes the prediction is the most frequent label, and the score is its accuracy.  For a regression it is
-    the mean label, and the score is minus half the mean squared error.  For hazards it is constant hazards
-    (`LinearHazards.constant_loss`), and the score is minus their mean loss.
+    For classes the prediction is the most frequent label, the smallest of equals, and the score is its accuracy.
+    For a regression it is the mean label, and the score is minus half the mean squared error.  For hazards, the
+    probabilities of an event in each bin of time, it is their estimate for all records, and the score is minus the
+    mean loss.
     """
     labels, tests = silo.train.labels, silo.test.labels
     if isinstance(objective, LinearHazards):

@@ -100,8 +100,9 @@ def deviation_over_silos(values: Any) -> float:
 def cache_key(cell: Cell) -> str | None:
     """Return the key of a cell's references, or None if the records have no source that identifies them.
 
-    A data set of fedpriv is identified by its name, without reading a record.  A user's own file or arrays are
-    hashed.
+    The key digests the source of the records, and the settings by which silos have them and fit local models, such
+    as partition, seed and model.  Settings of the training, such as clip norm and step, are not in it.  A data set
+    of fedpriv is identified by its name, without reading a record.  A user's own file or arrays are hashed.
     """
     if (source := _data_source(cell.data.name)) is None:
         return None
@@ -124,10 +125,10 @@ def cache_key(cell: Cell) -> str | None:
 
 
 def _data_source(name: str) -> str | None:
-    """Return the name or digest that identifies the data, or None for a file that cannot be read.
+    """Return the name or digest that identifies the data, or None if there is neither.
 
-    A data set of fedpriv has its name, and a user's own arrays or file have the digest of their content.  A file
-    that is not regular is not read, and gives None.
+    A data set of fedpriv has its name.  A user's own arrays have the digest of records and labels, and a file that
+    of its content.  A file that is not regular, or cannot be read, gives None.
     """
     if name in COMPUTED_DATA_SETS or name in ORIGINS:
         return name
@@ -145,7 +146,7 @@ def _data_source(name: str) -> str | None:
 
 @lru_cache(maxsize=16)  # table and printed text ask for each seed of a sweep
 def _digest_file(name: str, facts: tuple[int, ...]) -> str | None:
-    """Return SHA-256 of a regular file, or None for another kind of file.
+    """Return SHA-256 of a regular file as hexadecimal text, or None for another kind of file.
 
     The digests of the last 16 files are kept, and one of these is read again only if `facts`, which change with
     the file, are other ones.
@@ -194,7 +195,7 @@ def read_cached(kind: str, key: str, records: str | None = None) -> Mapping[str,
     """Return the content that is cached under `key`, or None without it.
 
     A file is not used if another user owns it or can write it, if it is a link or not regular, if it is damaged,
-    or if it is of other records.
+    or if it is of another key or of other records.
 
     Args:
         kind: Name of the folder in the cache.
@@ -223,7 +224,7 @@ def read_references(key: str, records: str | None = None) -> References | None:
 
 
 def _parse_references(tree: Mapping[str, Any]) -> References:
-    """Parse cached references.
+    """Parse cached references, and check their fields, since the file may be damaged.
 
     Raises:
         KeyError, TypeError, ValueError: A field is missing or unknown, or has a value that no references have.
@@ -262,7 +263,10 @@ def find_references(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, Referen
     """Return the cached references of resolved scenarios by their index, without computing any.
 
     Scenarios that differ only in trust, clip, step or privacy target have the same ones.  A scenario has none if
-    none are cached, if this version cannot resolve it, or if it has clients in cohorts.
+    none are cached under its `cache_key`, if this version cannot resolve it, or if it has clients in cohorts.
+
+    Args:
+        scenarios: Scenarios of the cells of a run, as nested dictionaries with every key resolved.
     """
     folder = default_data_root().parent / "alone"
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -303,8 +307,9 @@ def _local_models_text(
 ) -> str:
     """Return the metric of the local models at the points with the keys `fixed`, or "" if none is cached.
 
-    The text is a range if points have different values, because they change the silos' records or their model.
-    It is "" for a metric that is neither the accuracy nor the loss.
+    A point has the mean over its seeds.  The text is a range if points have different values, because they change
+    the silos' records or their model.  It is "" for a metric other than that of the references, which is the
+    accuracy of classes, and the loss of a regression or of hazards.
 
     Args:
         results: Results of the run.

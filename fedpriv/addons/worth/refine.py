@@ -3,8 +3,8 @@
 The comparison is neither a guard nor a client.  It is a process of the silo's administrator that opens no socket.
 It reads the silo's records and a published model, prints to its own terminal, and writes the personal model only
 into a folder that no other user can read.  A personal model is a local one that is pulled towards the published
-model, with a weight λ that is chosen by fits from which some training records are held out.
-Its results are functions of the silo's records without noise, so no run's guarantee covers a person who sees them.
+model, with a weight λ that is chosen by fits from which some training records are held out.  The results are
+functions of the silo's records without noise, so no run's guarantee holds against a person who sees them.
 """
 
 import dataclasses
@@ -83,16 +83,18 @@ class RefinedScores:
 def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeData:
     """Load the silo's records, with persons as units if the shard and the held-out file name persons.
 
+    A shard is the file of the silo's records.  Records of a unit are in one fold when models are judged on folds.
+
     Args:
-        policy: The silo's policy, with its shard.
+        policy: The silo's policy, which names its shard.
         cell: Cell of the run's scenario.
         held_out: File of further training records that the silo's guard never held, or None.  Test records of
             this file are not used.
 
     Raises:
         InputError: The scenario's model is code that is not fedpriv's, is not one of linear scores, or does not
-            fit the labels.  Or a file cannot be read, or other users can read or change the held-out file.  Or
-            there are no test records, or fewer than two training records.
+            fit records or labels.  Or a file cannot be read, or other users can read or change the held-out file.
+            Or there are no test records, or fewer than two training records.
     """
     if cell.model.import_paths:
         raise InputError(
@@ -197,10 +199,11 @@ def compare_models(home: HomeData, released: Floats) -> RefinedScores:
 
 @limit_to_one_thread()
 def measure_learning_curve(home: HomeData) -> list[tuple[int, float, float]]:
-    """Fit local models to a quarter, half and all of the units, in a public random order.
+    """Fit local models to about a quarter, a half and all of the units, in a public random order.
 
     Returns:
-        The number of training records, the score and the balanced score of each model.
+        For each model the number of training records, the score on the test records, and the balanced score, for
+        classes the mean of the accuracies at each class.
     """
     units = np.unique(home.silo_records.units)
     order = units[public_generator(home.seed, "learning curve").permutation(len(units))]
@@ -229,6 +232,9 @@ def write_model(folder: Path, name: str, point: Floats) -> Path:
         name: Name of the file without its suffix .npy.
         point: Parameters of the model, (d,).
 
+    Returns:
+        Path of the file.
+
     Raises:
         InputError: Another user owns the folder or has access to it, it cannot be made, or it is the folder of a
             run.
@@ -255,6 +261,8 @@ def print_refined(
 ) -> None:
     """Print a silo's scores of its local, released, recalibrated and personal models, and of a constant.
 
+    With `only_curve` scores of local models on parts of the records are printed instead.
+
     Args:
         policy: Policy of the silo, which names the records.
         scenario: Scenario of the run.
@@ -262,7 +270,7 @@ def print_refined(
         held_out: File of further training records that the guard never held, or None.  The weight of the pull is
             chosen on them if there are ten or more.
         out: Folder for the personal model, or None to write nothing.
-        only_curve: Whether only the learning curve of the local model is printed, without a released model.
+        only_curve: Whether only the learning curve of local models is printed, without a released model.
 
     Raises:
         InputError: Options do not fit together, a file cannot be used, or `out` can be read by others, cannot be

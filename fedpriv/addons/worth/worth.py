@@ -169,9 +169,9 @@ def budget_shares(cell: Cell) -> Mapping[str, float]:
 def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """Return the row indices of each silo's test records among the task's test records.
 
-    Rows that do not count are left out.  With partition "site" a silo has the rows of its site, and with "iid", or
-    if test records are of no site, all rows.  With a partition by labels all silos have as many rows, in which
-    labels are about as frequent as in the silo's training records.
+    Rows that do not count are left out.  With partition "site" a silo has the rows of its site, or all rows if
+    test records are of no site.  With "iid" a silo has all rows.  With a partition by labels silos have equally
+    many rows, in which labels are about as frequent as in the silo's training records.
 
     Args:
         cell: A cell of a scenario.
@@ -224,7 +224,8 @@ def find_linear_objective(cell: Cell) -> Objective:
     A hazard regression is returned as `LinearHazards`, the view that makes it one convex problem.
 
     Raises:
-        InputError: The loss is not a function of linear scores, so that its fit is not one convex problem.
+        InputError: The loss is not a function of linear scores, so that its fit is not one convex problem, or the
+            cell's records cannot be loaded.
     """
     objective = load_task(cell).objective
     while isinstance(objective, View):
@@ -243,7 +244,7 @@ def find_linear_objective(cell: Cell) -> Objective:
 def compute_references(
     cell: Cell, *, with_any_learner: bool = False, report_progress: Callable[[str], None] = lambda _: None
 ) -> References:
-    """Fit and judge the local model of each silo, or read the scores from the user's cache.
+    """Fit and judge the local models of up to 16 silos, or read the scores from the user's cache.
 
     The cache is used if the same records, partition, seed and model were fitted before, and if learners of
     scikit-learn were tried then or are not requested.  Spared records are training records here, too.
@@ -254,11 +255,11 @@ def compute_references(
         report_progress: Receives a line of text for each silo.
 
     Returns:
-        Scores of the local models of at most 16 silos.
+        Scores of the local models, also stored in the cache.
 
     Raises:
         InputError: The model is not one of linear scores, units are clients, a record has several labels, no silo
-            has training and test records, or learners of scikit-learn cannot be tried.
+            has training and test records, records cannot be loaded, or learners of scikit-learn cannot be tried.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
@@ -313,7 +314,11 @@ def _verify_references(key: str, records: str, silos: Sequence[SiloRecords]) -> 
 
 
 def digest_silos(silos: Sequence[SiloRecords]) -> str:
-    """Return SHA-256 of the silos' records as the model sees them, their names, and the candidates for κ."""
+    """Return SHA-256 of the silos' records as the model sees them, their names, and the candidates for κ.
+
+    The result is a hexadecimal text.  Cached scores of local models have the digest of their records, and are not
+    taken for other records by `compute_references`.
+    """
     digest = hashlib.sha256(json.dumps(PENALTIES).encode())
     for silo in silos:
         digest.update(f"{silo.silo} {silo.name} {len(silo.train.labels)}".encode())
@@ -340,7 +345,10 @@ class GainEvaluator:
 
     @limit_to_one_thread()
     def evaluate(self, released: Floats) -> Gains:
-        """Compute the gain of a published model over each local model.
+        """Compute the gain of a published model over each local model, with the scores of both its forms.
+
+        The forms are the model as it was published, and recalibrated: with intercepts and scale fitted by the
+        silo.
 
         Args:
             released: Parameters of the model, (d,).
@@ -421,7 +429,7 @@ def _evaluate_gains(evaluator: GainEvaluator, cell: Cell, released: Floats, *, w
 
 
 def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.bool_] | None]:
-    """Return masks of each silo's training records that the release has read, or None if it has read all.
+    """Return a mask of the training records that the release has read, for each silo.
 
     Records that `data.spared` of the cell spares were not read, and all others count as read.
 
@@ -430,7 +438,7 @@ def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.
         silos: Silos, with all n of their training records.
 
     Returns:
-        A mask (n,) for each silo, or None for each silo without `data.spared`.
+        A mask (n,) for each silo, or None for each silo if the release has read all.
     """
     if cell.data.spared is None:
         return [None for _ in silos]
@@ -452,8 +460,11 @@ def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.
 def fit_pooled_model(cell: Cell) -> Floats:
     """Fit the model to the training records of all silos that also have test records, without noise.
 
-    The result has shape (d,).  κ is chosen as for a silo's own model.  For more than 20,000 records κ is the
-    smallest candidate, and the fit ends at a relative gradient of 1e-4.
+    The result has shape (d,).  The penalty κ is chosen as for a silo's own model.  For more than 20,000 records it
+    is the smallest candidate, and the fit ends at a relative gradient of 1e-4, to save time.
+
+    Raises:
+        InputError: Units are clients, the model is not one of linear scores, or no records can be loaded.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
@@ -542,8 +553,8 @@ def compare_run(
         with_personal: Also fit and judge the silos' personal models.
 
     Raises:
-        InputError: The run has no finished cells, references cannot be computed, as for `compute_references`, or
-            a model cannot be read, or has a number that is not finite.
+        InputError: The run has no finished cells, a cell cannot be resolved, references cannot be computed, as for
+            `compute_references`, or a model cannot be read, has another shape or a number that is not finite.
     """
     if not results.cells:
         raise InputError(f"{folder}: no cell is finished yet, so no model is there to be compared")
