@@ -29,6 +29,8 @@ _PATH_REMEDY = "; give another path, which this user may write and read"
 def main() -> None:
     """Run the `fedpriv` script, and end the process with a message and an exit code on a known error.
 
+    Exit codes:
+
     * 2: bad input, a path that cannot be used, a number that is too large, an import that Flower (`flwr`) lacks,
       or a module of Unix that this system lacks.
     * 1: a run that failed, another error of the operating system such as a full disk, or a lack of memory.

@@ -97,10 +97,10 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
 
 
 def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a block of lines for each row, with a column's name and the row's text in that column on each line.
+    """Print a block of lines for each row, with a line for each column.
 
-    Names are padded to one width.  A text that does not fit beside its name goes to the next line, and an empty
-    text is left out with its name.
+    A line has the column's name, padded to the longest name, and the row's text.  A text that does not fit beside
+    its name goes to the next line, and an empty text is left out with its name.
 
     Args:
         caption: Caption above the blocks, or "" for none.
@@ -125,12 +125,10 @@ NamedLines = list[tuple[str, str]]
 
 
 def list_kinds(kind_name: str | None, *, as_json: bool = False) -> None:
-    """Print the names of scenarios, algorithms, mechanisms, data sets and models, or those of one kind.
-
-    Each has a description.
+    """Print names and descriptions of scenarios, algorithms, mechanisms, data sets and models, by kind.
 
     Args:
-        kind_name: Key of `KINDS`, or None for all kinds.
+        kind_name: Only kind to print, a key of `KINDS`, or None for all.
         as_json: Whether to print one JSON object instead: by kind, the description of each name.
 
     Raises:
@@ -153,11 +151,8 @@ def list_kinds(kind_name: str | None, *, as_json: bool = False) -> None:
 def show_run(folder: Path, *, as_json: bool = False) -> None:
     """Print a run's tables, warnings, measurement, guarantees and folder.
 
-    Privacy figures are computed anew from the stored releases.
-
-    Args:
-        folder: Folder of the run.
-        as_json: Whether to print one JSON object instead: facts and sentences on the run, and its finished cells.
+    Privacy figures are computed anew from the stored releases.  JSON is one object, with facts and sentences on
+    the run, and its finished cells.
 
     Raises:
         InputError: The folder has no results, or they cannot be read or accounted for.
@@ -191,11 +186,7 @@ def compare_runs(first: Path, second: Path, *, as_json: bool = False) -> None:
     A difference is that of two cells with one seed, second minus first, at sweep points that agree in all keys
     which both runs sweep.
 
-    Args:
-        first: Folder of the first run.
-        second: Folder of the second run.
-        as_json: Whether to print one JSON object instead: "settings" with (key, first value, second value), and
-            "rows" with texts by column.
+    JSON has "settings", with key, first and second value each, and "rows", with texts by column.
 
     Raises:
         InputError: A folder has no results that can be read, or no metric can be compared, as without a finished

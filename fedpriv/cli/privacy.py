@@ -5,11 +5,11 @@ A command imports the modules that do its work when it is called.
 * A mechanism is independent noise or a way to correlate the noise of rounds, such as a tree.  Its sensitivity is
   the farthest that one unit moves the sums to which it adds fresh noise.
 * The running sum of a round adds the records' increments in this round to the decay times the running sum of the
-  round before.  An increment is a record's clipped contribution to a round.
+  round before, or to 0 where it begins.  An increment is a record's clipped contribution to a round.
 * A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither
   a mechanism nor a target.
-* Participation says in which rounds a record takes part.  Secret participation, which only the record's silo
-  knows, makes the guarantee of the same noise better: it amplifies it.
+* Participation says in which rounds a record takes part.  If it is secret, which means known to the record's silo
+  only, its randomness counts as protection, too, and amplifies that of the noise.
 * A stream is the releases of one party (such as a silo or the server) in one step of a run, or in its evaluations.
   A step is the rounds, or a first step before them, about the same records.
 * A cell is one run of a scenario, and its claim is the guarantee that its entry in results.json states.

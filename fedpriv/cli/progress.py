@@ -84,14 +84,10 @@ def format_privacy(cell: Cell) -> str:
 
 
 def draw_sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the last `width` values as bars of eight heights between their smallest and their largest.
+    """Draw the last `width` of finite values as bars of eight heights between their least and largest.
 
     If these values are all equal, each has the lowest bar.  The result is "" without a value, and for a width of 0
     or less.
-
-    Args:
-        values: Finite values.
-        width: Largest number of bars.
     """
     recent_values = values[-width:] if width > 0 else []
     if not recent_values:
@@ -110,17 +106,15 @@ class _RoundsPerSecond(rich_progress.ProgressColumn):
 
 
 class Progress(RunObserver):
-    """Progress on a console: a live panel on a terminal, otherwise a line for each finished cell.
+    """Progress on a console: a live panel on a terminal, otherwise lines, such as one a finished cell.
 
     With `quiet`, nothing is shown but absent silos, lost workers and other warnings, on stderr.
     """
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
-        """Prepare the progress bar and its panel, which `started` shows.
+        """Prepare the progress bar and its panel on `console`, by default that of stderr.
 
-        Args:
-            quiet: Whether to show only warnings.
-            console: Console of the panel and of lines, or None for stderr.
+        The panel is shown by `started`.
         """
         self._quiet = quiet
         self._console = console or Console(stderr=True, quiet=quiet)

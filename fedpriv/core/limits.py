@@ -42,10 +42,9 @@ def format_mebibytes(size: int) -> str:
 
 
 def memory_limits() -> dict[str, int]:
-    """Return the memory limits of this process by name, in bytes, without those that are not set.
+    """Return the memory limits of this process in bytes, without those that are not set.
 
-    The names are "address space" and "data", for the soft limits of the process, and "memory", for its control
-    groups.
+    "address space" and "data" are soft limits of the process, and "memory" is that of its control groups.
     """
     limits = dict[str, int | None]()
     if find_spec("resource") is not None:  # it is missing on Windows
@@ -77,9 +76,7 @@ def check_memory_limits(policy: Path) -> None:
 
 @contextmanager
 def report_low_memory(policy: Path) -> Iterator[None]:
-    """Report a lack of memory within the block as an InputError instead of a library's message.
-
-    The limits of the process are checked before the block.
+    """Check the limits of memory, and report a lack of it within the block as an InputError.
 
     Args:
         policy: Path of the guard's policy, which the message names.

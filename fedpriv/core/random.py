@@ -157,8 +157,8 @@ def public_generator(seed: int, *purpose: str) -> np.random.Generator:
 class KeyedNormal:
     """Standard normal vectors, each a pure function of (key, party, round, node), its length and type.
 
-    Party, round and node are integers from 0 to 2^32 - 1.  Vectors of two lengths for one (party, round, node) are
-    made of the same bits, so that a caller must keep to one length.
+    Party, round and node are integers from 0 to 2^32 - 1.  Vectors of two lengths for one (party, round, node)
+    share bits, so that a caller must keep to one length.
 
     Guarantee: distinct (party, round, node) read disjoint AES counter ranges, so that the vectors are independent
     for everyone who does not hold the key, and a repeated call returns the same bytes.  float32 draws have 31-bit
@@ -167,11 +167,7 @@ class KeyedNormal:
     """
 
     def __init__(self, key: bytes, dtype: DTypeLike = np.float32) -> None:
-        """Derive the streams from a key of 32 bytes.
-
-        Args:
-            key: Key, secret unless the noise is simulated.
-            dtype: Type of the vectors, float32 or float64.
+        """Derive the streams from a key of 32 bytes, for vectors in float32 or float64.
 
         Raises:
             ValueError: The key has another length, or the type is another one.
@@ -281,8 +277,8 @@ class KeyedNormal:
 
         Args:
             size: Number of values of a vector.
-            parties: Party of each vector.
-            weights: Weight of each vector, as many as `parties`.
+            parties: Party of each vector, as many as `weights`.
+            weights: Weight of each vector.
             t: Round of all vectors.
             node: Number of each vector in its stream.
             out: Array (size,) that is overwritten with the sum and returned, or None for a new one.
@@ -403,7 +399,7 @@ class KeyedNormal:
 class SamplingRandomness:
     """Independent random bits for sampling, each a pure function of (key, party, round, row).
 
-    `bernoulli` makes a draw of these bits, and `numbers` makes a number of other bits.
+    `bernoulli` makes a draw from these bits, and `numbers` makes a number from other bits.
 
     Guarantee: for everyone who does not hold the key the draws of distinct (party, round, row) are independent,
     and each is True with at most the given probability, and less than it by at most 2^-63.  The numbers of
