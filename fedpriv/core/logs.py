@@ -40,8 +40,8 @@ class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format a record with its UTC time, its level and those of event, silo, run and round that it has.
 
-        The message may have several lines, such as a traceback.  In text format each of them is cut to 2,000
-        characters, and lines behind the first are indented.
+        The message may have several lines, such as a traceback.  In text format 2,000 characters of each are
+        printed at most, some as escapes, and lines behind the first are indented.
         """
         time_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         fields = {key: getattr(record, key) for key in _LOG_FIELDS if hasattr(record, key)}

@@ -6,7 +6,7 @@ a function that needs texts.  A .csv file with quotes below its first line is ch
 well, because Arrow reads `"a"b` as ab.  Arrow is imported when a table is read.  An add-on converts other files of
 text (`CellFormat`) and spreadsheets to such a text in memory.
 
-A column that cannot be read, such as one of lists, is an error only for a caller that asks for it.
+Columns that cannot be read, such as lists, are passed over, and are an error for a caller that asks for them.
 """
 
 import csv
