@@ -1,7 +1,7 @@
 """Command line: `fedpriv COMMAND`.
 
-`main` is the script, whose exit code is 0 for success, 1 for a run that failed, 2 for bad input, and 130 for an
-interrupt.  `Progress` shows a run, and `expand_option_groups` makes options from a dataclass.
+`main` is the script, which ends with a message and an exit code on errors that it knows.  `Progress` shows a run,
+and `expand_option_groups` makes options from a dataclass.
 
 Imports: rooms from `show` down.
 """
@@ -29,9 +29,12 @@ _PATH_REMEDY = "; give another path, which this user may write and read"
 def main() -> None:
     """Run the `fedpriv` script, and end the process with a message and an exit code on a known error.
 
-    The code is 130 for an interrupt (Ctrl-C), 2 for bad input (also a path that cannot be used, a number that is
-    too large, a Flower that lacks a name, or a system that lacks a module), and 1 for a run that failed (also for
-    a full disk or memory).
+    Exit codes:
+
+    * 2: bad input, a path that cannot be used, a number that is too large, an import that Flower (`flwr`) lacks,
+      or a module of Unix that this system lacks.
+    * 1: a run that failed, another error of the operating system such as a full disk, or a lack of memory.
+    * 130: an interrupt (Ctrl-C).
     """
     from fedpriv.cli.app import app  # imported late: add-ons' options, which it imports, import this package
 
@@ -86,10 +89,15 @@ _OPTION_KEYS = {
 
 
 def _refuse_key_options(arguments: Sequence[str]) -> None:
-    """Refuse options of `fedpriv run` that are keys of a scenario, with the --set that is meant.
+    """Refuse an option of `fedpriv run` that stands for a key of a scenario, such as --epsilon.
+
+    The message has the option --set that is meant, with the user's value or, if none follows, VALUE.
+
+    Args:
+        arguments: Words of the command line behind `fedpriv`.
 
     Raises:
-        InputError: An argument is such an option.
+        InputError: The first word is `run`, and another is a key of `_OPTION_KEYS`, alone or with =VALUE.
     """
     for index, argument in enumerate(arguments if arguments[:1] == ["run"] else ()):
         option, _, value = argument.partition("=")
@@ -112,8 +120,7 @@ def _end(message: str, code: int) -> None:
 def _translate_torch_errors() -> Iterator[None]:
     """Convert torch's errors for an overflow or a lack of CPU memory to OverflowError and MemoryError.
 
-    An error is recognized by its message, because torch raises a plain RuntimeError in both cases.  Other errors
-    pass, such as torch.OutOfMemoryError for a GPU's memory.
+    They are recognized by words of their messages, because torch raises RuntimeError for both.  Other errors pass.
     """
     try:
         yield

@@ -1,6 +1,7 @@
-"""Command-line app: the commands with their help, and those of the add-ons.
+"""Command-line app: commands with their help, and those of the add-ons.
 
-A command imports the modules that do its work when it is called, so that help is fast.
+A run computes the cells of a scenario: a cell is a sweep point (a value of each swept key) with a seed.  A command
+imports the modules that do its work when it is called, so that help is fast.
 """
 
 from collections.abc import Mapping, Sequence
@@ -149,10 +150,10 @@ def run(
         typer.Option("--dry-run", help="Run nothing, but check everything and print the memory that a run needs."),
     ] = False,
 ) -> None:
-    """Run every cell of a scenario, and write results as cells finish, and table.md at the end.
+    """Run the unfinished cells of a scenario, write results as cells finish, and table.md at the end.
 
-    Stop it with Ctrl-C whenever you like: finished cells stay, and fedpriv prints the command that resumes it,
-    unless --quiet was given.
+    Ctrl-C while cells are computed stops the run.  Finished cells stay, and fedpriv prints the command that
+    resumes it, unless --quiet was given.  With --dry-run no cell is run.
 
     Examples:
 
@@ -241,7 +242,9 @@ def table(
         str, typer.Option("--format", help="Format of the tables: markdown, csv or latex.")
     ] = "markdown",
 ) -> None:
-    """Print the tables of a run, with any published values beside the measured ones.
+    """Print the tables of a run, with published values beside the measured ones if its scenario has some.
+
+    Afterwards the exit code is 1 if a stored privacy claim differs from the run's releases.
 
     Example: fedpriv table runs/quickstart --format csv
     """

@@ -1,6 +1,7 @@
 """Commands `fedpriv list`, `show` and `compare`.
 
-On a terminal, tables and sentences are at most as wide as it, and no number is cut.
+On a terminal, tables and sentences are at most as wide as it.  A sweep point is a value of each swept key of a
+scenario, and a cell is a sweep point with a seed.  The claim of a cell is the guarantee that its results state.
 """
 
 import json
@@ -62,7 +63,9 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table at most as wide as the terminal, or a block for each row if the table does not fit.
 
-    The table fits if every column that may not wrap can have its full width, and each other 12 characters.
+    The table fits if every column that may not wrap has room for its full width, each other column for 12
+    characters, and each column for two spaces.  Output that is not a terminal is at least 160 characters wide,
+    unless the environment variable COLUMNS is set.
 
     Args:
         caption: Caption above the table, or "" for none.
@@ -94,9 +97,10 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
 
 
 def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a block of lines for each row, each with a column's name and its value in the row.
+    """Print a block of lines for each row, with a line for each column.
 
-    A value that does not fit beside its name goes to the next line, and an empty value is left out with its name.
+    A line has the column's name, padded to the longest name, and the row's text.  A text that does not fit beside
+    its name goes to the next line, and an empty text is left out with its name.
 
     Args:
         caption: Caption above the blocks, or "" for none.
@@ -121,9 +125,11 @@ NamedLines = list[tuple[str, str]]
 
 
 def list_kinds(kind_name: str | None, *, as_json: bool = False) -> None:
-    """Print the scenarios, algorithms, mechanisms, data sets and models, or those of one kind.
+    """Print names and descriptions of scenarios, algorithms, mechanisms, data sets and models, by kind.
 
-    JSON has an object of names and descriptions for each kind.
+    Args:
+        kind_name: Only kind to print, a key of `KINDS`, or None for all.
+        as_json: Whether to print one JSON object instead: by kind, the description of each name.
 
     Raises:
         InputError: The kind is unknown, or an extension cannot be imported.
@@ -145,11 +151,12 @@ def list_kinds(kind_name: str | None, *, as_json: bool = False) -> None:
 def show_run(folder: Path, *, as_json: bool = False) -> None:
     """Print a run's tables, warnings, measurement, guarantees and folder.
 
-    JSON has the finished cells as in results.json with the claims of their releases, and sentences on the run.
+    Privacy figures are computed anew from the stored releases.  JSON is one object, with facts and sentences on
+    the run, and its finished cells.
 
     Raises:
-        InputError: The folder has no results.
-        RunError: A claim differs from the releases, after everything was printed.
+        InputError: The folder has no results, or they cannot be read or accounted for.
+        RunError: A stored claim differs from the releases, after everything was printed.
     """
     from fedpriv.show.summary import describe_measurement, list_findings, list_warnings, privacy_lines
     from fedpriv.show.table import make_tables
@@ -174,10 +181,16 @@ def show_run(folder: Path, *, as_json: bool = False) -> None:
 
 
 def compare_runs(first: Path, second: Path, *, as_json: bool = False) -> None:
-    """Print the differences of two runs' settings, and of their metrics seed by seed.
+    """Print the settings in which two runs differ, and the mean differences of their metrics.
+
+    A difference is that of two cells with one seed, second minus first, at sweep points that agree in all keys
+    which both runs sweep.
+
+    JSON has "settings", with key, first and second value each, and "rows", with texts by column.
 
     Raises:
-        InputError: A folder has no results, or the runs have no finished sweep point and seed in common.
+        InputError: A folder has no results that can be read, or no metric can be compared, as without a finished
+            sweep point and seed in common.
     """
     from fedpriv.show.verdict import compare_folders
 

@@ -1,8 +1,7 @@
 """ServerApp of `flwr run .`, which writes the results folder itself.
 
-The engines ray and deployment submit `fedpriv.server.app:app` instead, with the same rounds.  This app is a
-separate module because it imports Flower.  A cell is one run of a scenario, and its noise may be fitted to the
-scenario before it is run.
+A cell is one run of a scenario: a sweep point and a seed.  Its noise may be fitted to the scenario before it is
+run.
 """
 
 import json
@@ -23,15 +22,19 @@ from fedpriv.study.sweep import find_free_folder
 def open_run_folder(run_config: Mapping[str, Any]) -> RunObserver:
     """Make a results folder for the one cell that a user's run configuration names.
 
-    The result is an observer that writes the run's results into the folder.
-    The folder is `out`, or for an empty `out` the first free one of runs/NAME, runs/NAME-2, …
+    The folder is `out`, or for an empty `out` the first of runs/NAME, runs/NAME-2, … without results.
 
     Args:
-        run_config: Flower's run configuration.  The keys `scenario`, `set` and `cell` name the cell, `out` names
-            the folder, and a `run-token` that is not empty says that the silos are those of a deployment.
+        run_config: Flower's run configuration.  The keys `scenario` (file or name), `set` (overrides) and `cell`
+            (number of the sweep point, from 0) name the cell, and `out` names the folder.  A `run-token` that is
+            not empty marks a deployment.
+
+    Returns:
+        Observer of the run, which writes its results into the folder.
 
     Raises:
-        InputError: The configuration names no cell, or the folder holds results.
+        InputError: The configuration names no cell, no noise can be fitted to it, or the folder holds results or
+            cannot be used.
     """
     scenario, fits = fit_scenario_noise(scenario_from_run_config(run_config), {})
     path = Path(str(run_config["out"])) if run_config["out"] else find_free_folder(scenario.name)

@@ -1,10 +1,10 @@
 """Options that commands share, and the printing of accounting facts.
 
 A dataclass whose fields are options is a group of options: `expand_option_groups` makes a command from a
-function that takes one.  Facts, which are named numbers and texts, and a guarantee are printed as text or as one
-JSON object.  In a text, leakage, sensitivity and noise that is needed are rounded up, and a noise multiplier is
-rounded down.  A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring
-relation, and neither a mechanism nor a target.  The module imports no torch.
+function that takes one.  Facts are named numbers and texts, such as those of a guarantee, and are printed as a
+table or as one JSON object.  In a table a noise multiplier is rounded down, and any other float up.  A setting has
+rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither a mechanism nor
+a target.
 """
 
 import json
@@ -33,7 +33,7 @@ M = TypeVar("M", bound="BaseModel")
 
 
 def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command whose options are a function's parameters, with each group replaced by its fields.
+    """Make a command of a function's parameters, with each group of options replaced by its fields.
 
     A group is a parameter whose annotation is a dataclass.  For a function f(target: TargetOptions) the command
     has the options mu, zcdp, epsilon and delta, and calls f with the TargetOptions of their values.
@@ -258,7 +258,7 @@ MetricsAddress = Annotated[
 
 
 def parse_settings(model: type[M], assignments: Sequence[str], defaults: Mapping[str, Any] | None = None) -> M:
-    """Make an object of a pydantic model from KEY=VALUE texts over its `defaults`.
+    """Make an object of a pydantic model from the KEY=VALUE texts of the option --set.
 
     A value is TOML, as in a scenario file, and counts as a text if it is no TOML.  Of several texts
     for a key, the last one counts.
@@ -266,10 +266,10 @@ def parse_settings(model: type[M], assignments: Sequence[str], defaults: Mapping
     Args:
         model: Type of the object.
         assignments: Texts KEY=VALUE, with keys of the model.
-        defaults: Values of keys that the texts do not have, or None for the model's own defaults.
+        defaults: Values that take the place of the model's own defaults, by key, or None.
 
     Raises:
-        InputError: A key or a value is refused; the message names the key.
+        InputError: A text has no key or no equals sign, or the model refuses a key or a value.
     """
     from pydantic import ValidationError
 
@@ -317,12 +317,12 @@ def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, ro
     """Compute the guarantee of a noise multiplier for records that take part in secret.
 
     Args:
-        order: Participation of the records, which has to be secret, and their neighbours.
-        multiplier: Noise multiplier, the standard deviation of the noise over the clip norm.
+        order: Options of participation, which has to be secret, and of the neighbouring relation.
+        multiplier: Noise multiplier, the standard deviation of a round's noise over the clip norm.
         rounds: Number of rounds, or None if the user gave none.
 
     Raises:
-        InputError: The number of rounds is missing, or the participation is not secret.
+        InputError: The number of rounds is missing, the participation is not secret, or an option cannot be used.
     """
     from fedpriv.accounting.gaussian import relation_named
     from fedpriv.participation.secret import SecretOrder
@@ -393,14 +393,14 @@ GROUP_SUFFIX = "_together"
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
-    """Print facts as one JSON object, or as a table with an attacker's best guess and caveats.
+    """Print facts as one JSON object, or as a table with explanations below it.
 
-    The best guess is that at the facts' μ, if they have a μ and a unit.  The caveats are sentences on an ε and δ
-    that protect little.  An ε by another formula, or of several units, has none, and JSON has none.
+    If the facts have a μ above 0 and a unit, a sentence says how well an attacker can guess at that μ.  Caveats
+    are sentences on an ε and δ that protect little.  They are about the fact "delta", and about the largest fact
+    whose name begins with "epsilon".  An ε by another formula, or of several units, is left out of this.
 
     Args:
-        facts: Values by name, with numbers unrounded.  The caveats read names that begin with "epsilon", and
-            "delta".
+        facts: Values by name, with numbers unrounded.
         as_json: Whether to print JSON.
     """
     if as_json:
@@ -428,9 +428,11 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _format_fact(name: str, value: Any) -> str:
-    """Format a number in nine digits, a noise multiplier rounded down, and others up.
+    """Format the value of a fact with this name.
 
-    A truth value is whether a sensitivity is exact.  Texts and whole numbers stay as they are.
+    Floats have at most nine significant digits.  A noise multiplier is rounded down, and any other float up, so
+    that the printed guarantee is not too good.  An ε of 0 becomes a text that names δ.  A truth value is whether a
+    sensitivity is exact.  Texts and integers stay as they are.
     """
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"

@@ -1,17 +1,17 @@
 """Commands `fedpriv privacy …`: accounting without a run, and the claim of a run's releases.
 
-The module imports no torch, and a command imports the modules that do its work when it is called.  `compare`,
-which tabulates mechanisms at one guarantee, imports torch only for an algorithm, a measured time or a plot,
-and `ledger` always.
+A command imports the modules that do its work when it is called.
 
 * A mechanism is independent noise or a way to correlate the noise of rounds, such as a tree.  Its sensitivity is
   the farthest that one unit moves the sums to which it adds fresh noise.
-* The running sum of a round is the decayed sum of all records' increments since it began.  An increment is a
-  record's clipped contribution to a round.
+* The running sum of a round adds the records' increments in this round to the decay times the running sum of the
+  round before, or to 0 where it begins.  An increment is a record's clipped contribution to a round.
 * A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither
   a mechanism nor a target.
-* A stream is the releases of one party (a silo, several silos alike, or the server) in one step of a run, or in
-  its evaluations.  A step is the rounds, or a first step before them, about the same records.
+* Participation says in which rounds a record takes part.  If it is secret, which means known to the record's silo
+  only, its randomness counts as protection, too, and amplifies that of the noise.
+* A stream is the releases of one party (such as a silo or the server) in one step of a run, or in its evaluations.
+  A step is the rounds, or a first step before them, about the same records.
 * A cell is one run of a scenario, and its claim is the guarantee that its entry in results.json states.
 * A fact is a named number or text that a command prints.
 """
@@ -93,15 +93,18 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print noise, error and memory of every mechanism at the same guarantee, so that you can choose one.
+    """Print noise, error and memory of mechanisms at the same guarantee, so that you can choose one.
 
     Errors are standard deviations per coordinate of the noise in a released running sum: the root mean square
     (rms) over the rounds, the one in the last round, and the rms in the mean over silos.  The next columns are
-    noise in the mean over silos: in running sums (rms), or with --algorithm in the output and (rms) in the
-    points at which the algorithm asks, for steps of size 1.  The last line, "least", is a bound below which no
-    mechanism has its noise, and columns with "/least" are multiples of it.  "ms" is the time of a round of
-    noise.  λ-CGD and BLT are fitted, and "auto" marks the mechanism that `mechanism = "auto"` takes.  Memory
-    counts vectors of the model's size, of which "square root" would store all T.
+    noise in the mean over silos: in running sums (rms), or in the output and (rms) in the queries that an
+    --algorithm computes from them, for steps of size 1.  The last line, "least", is a lower bound of this noise,
+    and columns with "/least" are multiples of it.  "ms" is the time of a round of noise, if it is measured.
+    "auto" marks the mechanism that `mechanism = "auto"` takes with --max-vectors.  Memory counts vectors of the
+    model's size.
+
+    With secret participation (--sampling) the table has mechanisms that it amplifies, with noise, errors, memory
+    and sensitivity.
 
     Examples:
 
@@ -173,10 +176,11 @@ def compare(
 def _print_amplified(
     setting: "AccountingSetting", unit: str, mu: float, delta: float, claim: dict[str, Any], as_json: bool
 ) -> None:
-    """Print the noise of the mechanisms that secret participation amplifies, at one guarantee.
+    """Print the noise of mechanisms that every secret participation amplifies, at one guarantee.
 
     The guarantee is the (ε, δ) that μ-Gaussian DP gives at δ.  Errors are standard deviations per coordinate of
-    the noise in a running sum: the root mean square over rounds, in the last round, and in the mean over silos.
+    the noise in a running sum: the root mean square (rms) over rounds, in the last round, and the rms in the mean
+    over silos.
 
     Args:
         setting: Setting with secret participation.
@@ -212,16 +216,21 @@ def _print_amplified(
 def _find_response(
     algorithm: str | None, settings: list[str], setting: "AccountingSetting"
 ) -> tuple["NoiseResponse", "Workload"]:
-    """Return the weights of noisy running sums in an algorithm's points, and the workload of these sums.
+    """Return the points in which noise is compared, and the running sums that they are computed from.
 
-    The points are those of the algorithm that `response_and_workload` chooses, with weights in a fixed order, and
-    their noise is compared.  The running sums have the algorithm's decay, and its clip norms times the setting's.
-    Without an algorithm, the points are the setting's running sums themselves.
+    Without an algorithm, the points are the setting's running sums themselves.  The points of an algorithm, such
+    as its output and its queries, are weighted sums of its noisy running sums, so that the weights give the noise
+    in a point.  These running sums have the algorithm's decay, the setting's participation, and the algorithm's
+    clip norms times the setting's.
 
     Args:
         algorithm: Name of a row of the table of algorithms, or None.
         settings: KEY=VALUE texts for the algorithm's own keys.
         setting: Rounds, participation and clip norm.
+
+    Returns:
+        The weights of the running sums in the points (response), and participation, decay and clip norms of the
+        running sums (workload).
 
     Raises:
         InputError: The algorithm is unknown, noise cannot be fitted to it, or a setting is refused.
@@ -266,11 +275,11 @@ def _comparison_lines(
 ) -> list[tuple[str, ...]]:
     """Format a table of mechanisms as texts: a header, a line for each mechanism, and the lower bound.
 
-    The noise in output and queries, and its ratio to the lower bound, have columns if an algorithm's output is
-    compared.  Otherwise there is a column for the noise in running sums, and one for its ratio.
+    There are columns for the noise in running sums, and for its ratio to the lower bound.  If an algorithm's
+    output is compared, there are two of each instead, for the output and for the queries.
 
     Args:
-        table: Mechanisms and the lower bound.
+        table: Mechanisms at one guarantee, and the lower bound of their noise.
         seconds: Seconds of a round of each mechanism's noise, or None if they are not measured.
         dimension: Length of the vectors whose time is measured, or 0 for a table without times.
     """
@@ -327,7 +336,8 @@ def ledger(
 ) -> None:
     """Print a run's releases, and recompute its claims from them alone.
 
-    The exit code is 1 if a stored claim differs from the recomputed one.
+    The exit code is 1 if a stored claim does not follow from the releases, or these are not of the stored
+    scenario.
 
     Example:
 
@@ -367,11 +377,12 @@ def _entry_data(entry: "LedgerEntry") -> dict[str, Any]:
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     """Format one line of texts for each release stream of a cell, with its μ and the claim of the cell.
 
-    A stream without a μ has its ε at the cell's δ, and one without noise "∞".
+    A stream without a μ has its ε at the cell's δ, and one without noise "∞".  Streams of evaluations come last,
+    with the claim on test records, which are other records.
 
-    A record is in one stream of a step only, so the claim of a step is that of its worst stream.  For persons in
-    several silos it is the composition of as many of the worst streams.  The claim of a cell composes a first step
-    with the rounds.  Streams of evaluations come last: their claim is on test records, which are other records.
+    The claim of a cell can be larger than each μ, because it composes a first step with the rounds, and for
+    persons in several silos the worst streams of a step.  For records the claim of a step is that of its worst
+    stream.
     """
     from fedpriv.claims.claim import format_price
     from fedpriv.claims.ledger import ROUNDS
@@ -469,11 +480,9 @@ def convert(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn one guarantee into all others: give exactly one of --mu, --zcdp, or --epsilon with --delta.
+    """Turn a guarantee into its other forms: give exactly one of --mu, --zcdp, or --epsilon with --delta.
 
-    Or give --multiplier with --sampling and --rounds. The guarantee of secret participation has no μ, but one for
-    every slack, the probability with which that μ may fail. A lifetime budget is charged with that μ and the
-    slack.
+    Or give --multiplier with --sampling and --rounds, for records that take part in secret.
 
     Examples:
 
@@ -521,6 +530,8 @@ def noise(
     as_json: Json = False,
 ) -> None:
     """Print the noise that a mechanism needs for a target: --mu, --zcdp, or --epsilon with --delta.
+
+    With secret participation (--sampling) the target is the ε that this guarantee has at --delta.
 
     Examples:
 

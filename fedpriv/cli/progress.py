@@ -1,8 +1,8 @@
 """Observers that display a run: for people, log files and programs.
 
 `Progress` shows a live panel on a terminal, and plain lines elsewhere.  The panel has a progress bar, and after an
-evaluation a line on its cell: swept values and seed, ε, and the loss, with the accuracy if there is one.
-`JsonLines` writes JSON lines.
+evaluation a line on its cell: swept values and seed, ε, the loss, with the accuracy if there is one, and a
+sparkline, which is a row of bars, if it fits.  `JsonLines` writes JSON lines.
 
 A cell is one run of a scenario: a sweep point (a value of each swept key) and a seed.  A place is the number of a
 cell, its index in the scenario's points.
@@ -84,9 +84,10 @@ def format_privacy(cell: Cell) -> str:
 
 
 def draw_sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the last `width` values as bars of eight heights between their smallest and their largest.
+    """Draw the last `width` of finite values as bars of eight heights between their least and largest.
 
-    Equal values have the lowest bar.  The result is "" without a value, and for a width of 0 or less.
+    If these values are all equal, each has the lowest bar.  The result is "" without a value, and for a width of 0
+    or less.
     """
     recent_values = values[-width:] if width > 0 else []
     if not recent_values:
@@ -105,13 +106,16 @@ class _RoundsPerSecond(rich_progress.ProgressColumn):
 
 
 class Progress(RunObserver):
-    """Progress on a console: a live panel on a terminal, otherwise a line for each finished cell.
+    """Progress on a console: a live panel on a terminal, otherwise lines, such as one a finished cell.
 
     With `quiet`, nothing is shown but absent silos, lost workers and other warnings, on stderr.
     """
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
-        """Prepare a panel for `console`, by default that of stderr."""
+        """Prepare the progress bar and its panel on `console`, by default that of stderr.
+
+        The panel is shown by `started`.
+        """
         self._quiet = quiet
         self._console = console or Console(stderr=True, quiet=quiet)
         self._is_live = self._console.is_terminal and not quiet
@@ -132,9 +136,10 @@ class Progress(RunObserver):
         self._print(fit.summary)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        """Begin to count cells and rounds, and print how many samples are never read, if there are any.
+        """Begin to count cells and rounds, and show the panel on a terminal.
 
-        The printed number is the largest of the cells in `places`.
+        If rounds leave some samples of a cell unread, print the largest number of them in a cell.  Nothing is
+        shown if quiet.
 
         Args:
             scenario: Scenario of the run.
@@ -162,7 +167,9 @@ class Progress(RunObserver):
         self._current.add_evaluation(t, metrics)
 
     def finished(self, place: int, finished: CellOutcome) -> None:
-        """Count a finished cell, report missed rounds of a deployment, and print a line without a panel.
+        """Count a finished cell, and print a line on it if there is no panel and the display is not quiet.
+
+        Rounds that silos missed are reported on stderr, even if quiet, unless the run is a simulation.
 
         Args:
             place: Number of the cell.

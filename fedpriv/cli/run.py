@@ -60,12 +60,13 @@ class LivePage(RunObserver):
         self._event_count += 1
 
     def page(self) -> tuple[bytes, str]:
-        """Return the page, encoded HTML, and its version.
+        """Return the page, as encoded HTML, and its version.
 
-        The version is a digest of the number of events before the page was rendered.  The page is rendered again
-        if there were events since, and if more than a second has passed since the last time.  A folder that cannot
-        be read leaves the last page.  Before there is a page, a sentence says so, and the version is "".  The lock
-        keeps requests in several threads from rendering at the same time.
+        The page is rendered again if there were events since the last time, and more than a second has passed.
+        Results that cannot be read leave the last page.  The version is a digest of the number of events before
+        the page was rendered, and a browser reloads the page when it changes.  Before there is a page, a sentence
+        says so, and the version is "".  The lock keeps requests in several threads from rendering at the same
+        time.
         """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
@@ -90,8 +91,8 @@ class LivePage(RunObserver):
 def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
     """Make the request handler of a live page, which answers GET / and GET /version.
 
-    The page asks for its version again and again, and reloads itself when the version changes.  Requests to
-    another host name or port get the status 403, whatever the path, and other paths 404.
+    The page asks for its version again and again, and reloads itself when the version changes.  A GET request for
+    another host name or port than this server's gets the status 403, and one for another path 404.
     """
 
     class PageHandler(BaseHTTPRequestHandler):
@@ -125,10 +126,10 @@ def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def serve_page(live_page: LivePage) -> Iterator[str]:
-    """Serve the page on loopback until the block ends, and yield its address.
+    """Serve the page on loopback during the block, and yield its address.
 
-    After a block without an exception the page is served for 3 more seconds, so that a browser gets the last
-    state.
+    The port is any free one.  After a block without an exception the page is served for 3 more seconds, so that a
+    browser gets the last state.
 
     Guarantee: the server listens on 127.0.0.1 only, answers GET / and /version, and refuses host names other than
     127.0.0.1 and localhost.
@@ -147,7 +148,7 @@ INTERRUPTED = 130
 
 
 def print_memory_need(path: Path, options: RunOptions) -> None:
-    """Check a scenario as a run does, and print the memory that is needed and that is available.
+    """Check a scenario without running it, and print the memory that is needed and that is available.
 
     The folder of the results is not looked at.
 
@@ -156,7 +157,7 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
         options: Options of the run, such as the engine.
 
     Raises:
-        InputError: The run would be refused for its scenario or its memory.
+        InputError: A file of --import, the scenario or the engine cannot be used, or there is too little memory.
     """
     import_files(options.imports)
     scenario = load_scenario(path, options.overrides)
@@ -171,13 +172,13 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
 def run_scenario(path: Path, options: RunOptions, display_options: DisplayOptions) -> None:
     """Run a scenario's missing cells, write the table of results, and show the results.
 
-    Missing are the cells that a resumed folder does not have, and all cells in a new folder.  Results are not
-    shown with --quiet, which prints the folder alone, nor with --json, which prints the run's
-    events as lines of JSON.  Findings on what was not learnt are then printed on stderr.
+    Missing are the cells that a resumed folder does not have, and all cells in a new folder.  With --quiet stdout
+    has the folder of the results alone, and with --json the run's events as lines of JSON.  With either of them,
+    findings, such as that a model learnt nothing, are printed on stderr.
 
-    An interrupt or SIGTERM during the run prints the command that resumes it, or that no cell was begun, unless
-    --quiet is given, and ends the process with exit code 130; finished cells stay stored.  If the engine can
-    resume a failed cell, a RunError also prints that command.
+    An interrupt or SIGTERM during the run ends the process with exit code 130, and finished cells stay stored.
+    The display then shows how to resume the run, unless it is quiet or no cell was begun.  It also does so before
+    a RunError, if the engine can resume a cell that failed.
 
     Args:
         path: Scenario file, or name of a shipped scenario.

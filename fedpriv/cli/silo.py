@@ -1,4 +1,8 @@
-"""Commands `fedpriv silo …`: a silo's guard and its ledger, for the silo's administrator."""
+"""Commands `fedpriv silo …`: a silo's guard and its ledger, for the silo's administrator.
+
+The guard is the process that has the silo's records and answers what the silo's policy allows.  The ledger stores
+what it released, and what that costs of the records' privacy budget.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +44,7 @@ def init(
         str, typer.Option(metavar="TEXT", help="With --spent: who says so, and how it is known.")
     ] = "",
 ) -> None:
-    """Begin the ledger of a policy's records, once, before the guard is started for the first time.
+    """Begin the ledger of a policy's records, before the guard is started for the first time.
 
     A policy with [evaluation] has a second ledger, of its test records. --spent charges what other programs
     released of the training records, and the ledger keeps who said so.
@@ -73,7 +77,7 @@ def init(
 
 @app.command()
 def run(policy: PolicyPath, metrics: MetricsAddress = None) -> None:
-    """Run the guard until it is ended.  `fedpriv silo POLICY` is the same.
+    """Run the guard until it is ended.  `fedpriv silo POLICY` is short for it.
 
     Example: fedpriv silo run silo-0.toml
     Example: fedpriv silo run silo-0.toml --metrics 9464

@@ -3,11 +3,11 @@
 A Python file is named by `--import` or in `FEDPRIV_IMPORT` (several files with the system's path separator between
 them).  A package names a module as an entry point of the group `fedpriv.extensions`.  File and module call
 functions such as `fedpriv.add_algorithm`, `add_model` and `add_data` when they are imported.  Files of `--import`
-are imported at once, the others and the modules when names are listed or one is not known.
+are imported by `import_files`, the others and the modules by `load_extensions`.
 
 An add-on is a file or a folder of `fedpriv/addons`, which the core imports by name only: the modules in
-`COMMANDS`, which add commands, when the command line starts, and all other parts, in `ADD_ON_PARTS`, on first use.
-Without an add-on the core works, and an error message names the missing add-on.
+`COMMANDS`, which add commands, when the command line starts, and its parts in `ADD_ON_PARTS` on use.  The core
+works without add-ons, and `load_add_on_part` raises an InputError that names a missing one.
 """
 
 import importlib
@@ -106,7 +106,8 @@ def _import_attribute(path: str, part: str) -> Any:
         part: What the attribute is for, the beginning of the error message.
 
     Raises:
-        InputError: The add-on is not installed.  The message names `part` and the add-on.
+        InputError: A module of the add-ons' package is not installed.  The message names `part` and the add-on.
+        ModuleNotFoundError: Another module, which the add-on imports, is not installed.
     """
     module, _, attribute = path.partition(":")
     try:
@@ -156,8 +157,8 @@ def import_files(files: Sequence[Path]) -> None:
 def load_extensions() -> None:
     """Import the files in `FEDPRIV_IMPORT` and the entry points of installed packages.
 
-    A file with the same content at the same path is imported once, and so is an entry point.  A file that fails is
-    imported anew by the next call.  An entry point that fails is not.
+    A file that was imported is imported again only if its content has changed, and an entry point is not imported
+    again.  After a failed import the next call tries a file again, but not an entry point.
 
     Raises:
         InputError: An import fails.  The message names the file or the entry point.
@@ -189,7 +190,9 @@ def import_module(name: str, key: str) -> None:
 
 
 def _import_file(path: Path) -> None:
-    """Import a file under a name from its digest, unless this content at this path is imported already.
+    """Import a Python file, unless this content at this path is imported already.
+
+    The module's name has a digest of path and content, so that files of one name do not replace each other.
 
     Raises:
         InputError: The file cannot be read or imported.

@@ -1,9 +1,8 @@
 """Format figures of privacy on the safe side: leakage is rounded up, noise is rounded down.
 
-Reports take the digits of an ε, δ, μ, slack, best guess, sensitivity or standard deviation from here, while JSON
-and CSV have unrounded floats.  A float counts as the decimal number that it prints as (`repr`), which is within a
-relative 1.2e-16 of it, so that the noise of μ = 0.1 is not called 0.1001.  The guarantees below are about this
-decimal number.
+Reports take the digits of an ε, δ, μ, slack, best guess, sensitivity or standard deviation from here.  A float
+counts as the decimal number that it prints as (`repr`), which reads back as the same float, so that the noise of
+μ = 0.1 is not called 0.1001.  The guarantees below are about this decimal number.
 """
 
 import math
@@ -121,8 +120,9 @@ def privacy_caveats(
 ) -> list[str]:
     """Return one sentence for each fact that weakens the pair (`epsilon`, `delta`), or none.
 
-    The facts are a δ of 1/n or more, an ε above `MAX_USEFUL_EPSILON`, and for an exact release a slack that is
-    visible beside δ.
+    The facts are a δ of 1/n or more, which a release of one of n records in full satisfies, an ε above
+    `MAX_USEFUL_EPSILON`, and the slack of an exact release if it adds more than a thousandth of δ to δ.  An exact
+    release is made of integers, and holds up to a total variation of `EXACT_RELEASE_SLACK`.
 
     Args:
         epsilon: ε of the pair.
@@ -130,7 +130,7 @@ def privacy_caveats(
         units: Public upper bound n on the records, persons or clients of the smallest silo, or None.  With None a
             δ of .001 or more counts as too large.
         unit: Noun for one of them.
-        slack: Whether the pair is that of an exact release, which holds up to `EXACT_RELEASE_SLACK`.
+        slack: Whether the pair is that of an exact release.
     """
     caveats = []
     if units is not None and delta * units >= 1.0:

@@ -1,8 +1,8 @@
-"""Write files whole or not at all, append to journals, and find scenarios by name, without torch.
+"""Write files whole or not at all, append to journals, and find scenarios by name.
 
-A write of a whole file that fails (OSError, as from a full disk) leaves the file unchanged, and no draft beside
-it.  A journal is a file of JSON lines.  A process that is killed, or a full disk, may leave its last line
-incomplete, and `read_complete_lines` leaves this line out.
+A whole file is written to a draft, a new file beside it, which then takes its place by a rename.  So a write that
+fails, as on a full disk, leaves the file unchanged.  A journal is a file of JSON lines.  A process that is killed,
+or a full disk, may leave its last line incomplete, and `read_complete_lines` leaves this line out.
 Scenarios are those that fedpriv ships, and users' files.
 """
 
@@ -56,6 +56,8 @@ def write_bytes(path: Path, content: bytes, mode: int = _READABLE_MODE, *, durab
 def create_secret_file(path: Path, size: int) -> None:
     """Write `size` random bytes to a private file, unless it exists.
 
+    The bytes are written to a draft, and a hard link makes the draft the file, since a link replaces no file.
+
     Guarantee: if several processes create the file at once, all of them read the same content, and no file is
     replaced or cut short.
     """
@@ -87,7 +89,10 @@ def read_complete_lines(path: Path) -> list[bytes]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the creations, removals and renames of files in `folder` are on the disk."""
+    """Wait until the creations, removals and renames of files in `folder` are on the disk.
+
+    Nothing is done on a system that cannot open a folder.
+    """
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows opens no folder, and only files are synced there
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -100,16 +105,15 @@ def sync_folder(folder: Path) -> None:
 def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durable: bool = True) -> None:
     """Write a draft beside the file and rename it, so that the file has its old or its new content.
 
-    With `durable` the content is on the disk before the rename.
-
     Args:
         path: File to be replaced or created, whose folder is created if it is missing.
         write: Function that writes the content to a binary file.
         mode: Mode of the new file, less the umask.
-        durable: Whether to wait for the disk.
+        durable: Whether the content has to be on the disk before the rename.
 
     Raises:
-        OSError: The file cannot be written.  Its `filename` is never the draft.
+        OSError: The file cannot be written, or is a folder.  If the write or the rename fails, the error names the
+            file, and not the draft.
     """
     if path.is_dir():  # checked before a draft is written
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -131,16 +135,17 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
 
 
 def acquire_lock(file: int, seconds: float = 10.0) -> None:
-    """Lock a file against other processes, until the file is closed or this process ends.
+    """Lock an open file against other processes that open it.
 
-    A process that was killed may take some seconds to end, and its successor waits for it.
+    The lock is attempted every 10 ms, because a process that was killed may take some seconds to end and to give
+    up its lock.  The lock ends when all copies of the descriptor are closed, as at the end of this process.
 
     Args:
         file: Descriptor of an open file.
-        seconds: Longest wait for another process, in seconds.
+        seconds: Approximate wait for the present holder of the lock.
 
     Raises:
-        BlockingIOError: Another process still holds the lock after the wait.
+        BlockingIOError: The lock is held elsewhere even after the wait.
     """
     import fcntl  # missing on Windows, where nothing that locks is run
 
@@ -169,8 +174,8 @@ def list_shipped_scenarios() -> dict[str, Path]:
 def find_scenario_file(path: Path) -> Path:
     """Return the file of a scenario that a person names by a path or by a shipped scenario's name.
 
-    An existing file is taken.  Otherwise NAME and NAME.toml name the shipped scenario, alone or in the folder
-    scenarios.  A folder of this name is ignored.
+    If there is a file at the path, it is returned.  Otherwise NAME, NAME.toml, scenarios/NAME and
+    scenarios/NAME.toml stand for the shipped scenario NAME, even if they are the path of a folder.
 
     Raises:
         InputError: There is neither a file nor a shipped scenario of this name.

@@ -1,4 +1,7 @@
-"""Memory limits of this process: address space, data, and control groups."""
+"""Memory limits of this process: address space, data, and control groups.
+
+A guard is the process that has a silo's records.  It checks these limits before it starts.
+"""
 
 import re
 from collections.abc import Iterator
@@ -39,7 +42,10 @@ def format_mebibytes(size: int) -> str:
 
 
 def memory_limits() -> dict[str, int]:
-    """Return the limits of this process by name, in bytes, without those that are not set."""
+    """Return the memory limits of this process in bytes, without those that are not set.
+
+    "address space" and "data" are soft limits of the process, and "memory" is that of its control groups.
+    """
     limits = dict[str, int | None]()
     if find_spec("resource") is not None:  # it is missing on Windows
         import resource
@@ -70,13 +76,13 @@ def check_memory_limits(policy: Path) -> None:
 
 @contextmanager
 def report_low_memory(policy: Path) -> Iterator[None]:
-    """Report a lack of memory as an InputError instead of a library's message, while a guard starts.
+    """Check the limits of memory, and report a lack of it within the block as an InputError.
 
     Args:
-        policy: Policy of the guard, which the message names.
+        policy: Path of the guard's policy, which the message names.
 
     Raises:
-        InputError: The limits leave no memory for the guard, before the guard starts or while it does.
+        InputError: A limit is too small for a guard, or the block raises an error that means a lack of memory.
     """
     check_memory_limits(policy)
     try:
@@ -93,9 +99,10 @@ def report_low_memory(policy: Path) -> Iterator[None]:
 def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _OWN_CGROUPS) -> int | None:
     """Return the smallest memory limit of this process's control groups, in bytes, or None.
 
-    The groups are those that `membership_file` lists, by paths without "..", and that control memory, all groups
-    above them, and the root.  The root counts because a container may see its own group there, while the list has
-    a path that only its host knows.
+    Control groups are folders of Linux, and a process is under the limits of its group and of all groups above it.
+    The groups are those that `membership_file` lists for memory or for version 2, all groups above them, and the
+    root.  The root counts because a container may see its own group there, while the list has a path that only its
+    host knows.  Paths with ".." lie outside of the container's view, and are left out.
 
     Args:
         groups: Folder where the control groups are mounted, of version 1, 2 or both.

@@ -38,9 +38,10 @@ class _LineFormatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record with its UTC time, its level and the fields that it has.
+        """Format a record with its UTC time, its level and those of event, silo, run and round that it has.
 
-        In text format each line of the message is cut to a length, and lines behind the first are indented.
+        The message may have several lines, such as a traceback.  In text format 2,000 characters of each are
+        printed at most, some as escapes, and lines behind the first are indented.
         """
         time_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         fields = {key: getattr(record, key) for key in _LOG_FIELDS if hasattr(record, key)}
@@ -60,7 +61,10 @@ def _quote_value(value: object) -> str:
 
 
 def configure_service_logging(**always: int) -> None:
-    """Write log lines to stderr, each with the fields `always` that its record does not have itself.
+    """Write the log lines of fedpriv from level INFO on to stderr, in the format of FEDPRIV_LOG.
+
+    Args:
+        always: Fields of every log record that does not have them itself, such as silo=0.
 
     Raises:
         InputError: FEDPRIV_LOG is neither `text` nor `json`.

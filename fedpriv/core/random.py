@@ -5,19 +5,19 @@ Sources of random numbers in this module:
 * `KeyedNormal`: normal vectors as pure functions of (key, party, round, node).  The party is a silo's number or
   `SERVER`, and the node numbers the vectors that a party draws in a round.  AES-256 in counter mode (NIST SP
   800-38A; OpenSSL through `cryptography`) gives the bits, and the Box-Muller transform (Box & Muller 1958) the
-  normals, in reused memory (`Workspace`).  The key of noise is derived from the scenario's seed in a simulation,
-  and drawn from the operating system in a deployment.
+  normals, in reused memory (`Workspace`).  `seed_key` derives the public key of a simulation from its seed, and
+  `system_key` draws a secret key from the operating system.
 * `SamplingRandomness`: bits for secret participation, independent for everybody without the key.
 * `RowRandomIntegers`: public numbers for the rows of a silo, such as those of augmentation.
 * `KeyedNormal.derive_secret`: a party's secret for agreeing on keys with other parties.
 * `public_generator`: a NumPy generator for public choices, such as the partition of records to silos.
 
-Standard generators are no substitute.  A keyed stream needs a key of at least 128 bits, and torch's CPU generator
-keeps 32 bits of its seed.  benchmarks/noise.py measures this implementation beside other ones.
+torch's CPU generator is no substitute.  A keyed stream needs a key of at least 128 bits, and that generator keeps
+32 bits of its seed.
 
 A stream is the vectors of one party and round.  A block is the 16 bytes that AES makes of one counter, of 4
-float32 or 2 float64 numbers.  A vector of 2 h normals is made of h pairs, (radius · cos, radius · sin): the
-cosines are its first half, the sines its second half.
+float32 or 2 float64 numbers.  A vector whose length, rounded up to whole blocks, is 2 h is made of h pairs
+(radius · cos, radius · sin): the h cosines come first, and then as many of the sines as the vector has room for.
 """
 
 import hashlib
@@ -39,9 +39,9 @@ BLOCK_BYTES = 16
 class Workspace:
     """Reused memory for `pairs` pairs of normals of each of `count` streams.
 
-    A block is the 16 bytes that AES makes of one counter.  A stream's
-    first blocks are bits for radii, and its later ones bits for angles, so that a draw reads two ranges of blocks.
-    The first `skipped` numbers of the second range are left out, because it begins with a whole block.
+    The first h numbers of a stream's bits are for the radii of a vector's h pairs, and the next h for the angles.
+    So a draw of some of the pairs reads two ranges of blocks.  The first `skipped` numbers of the second range are
+    left out, because it begins with a whole block.
     """
 
     def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
@@ -85,8 +85,9 @@ class Workspace:
     def fill_normals(self, cosines: NDArray[np.floating], sines: NDArray[np.floating]) -> None:
         """Fill rows with the Box-Muller normals radius · cos(angle) and radius · sin(angle).
 
-        With w-bit integers a and b, the radius is √(-2 ln((|a| + 1/2) / 2^(w-1))), where |a| is a without its sign
-        bit, and the angle is 2π b / 2^w.
+        A pair is made of two random w-bit integers of `bits`, a and b, for w = 32 in float32 and 64 in float64.
+        Up to rounding, its radius is √(-2 ln((a' + 1/2) / 2^(w-1))), where a' is a without its sign bit, and its
+        angle is 2π b / 2^w.  The bits of the radii are overwritten.
 
         Args:
             cosines: First normal of each pair, (count, at most `pairs`), written.
@@ -156,8 +157,8 @@ def public_generator(seed: int, *purpose: str) -> np.random.Generator:
 class KeyedNormal:
     """Standard normal vectors, each a pure function of (key, party, round, node), its length and type.
 
-    Party, round and node are integers from 0 to 2^32 - 1.  Vectors of two lengths for one (party, round, node) are
-    made of the same bits, so that a caller must keep to one length.
+    Party, round and node are integers from 0 to 2^32 - 1.  Vectors of two lengths for one (party, round, node)
+    share bits, so that a caller must keep to one length.
 
     Guarantee: distinct (party, round, node) read disjoint AES counter ranges, so that the vectors are independent
     for everyone who does not hold the key, and a repeated call returns the same bytes.  float32 draws have 31-bit
@@ -198,12 +199,13 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """Return values `first` … `last`-1 of `vector(size, party, t, node)`, (last - first,).
 
-        The other values need no memory, but for those of a piece that is drawn at once.
+        The values are drawn in pieces of limited size, so that the memory does not grow with `size`.  A piece
+        draws pairs, of which the cosines or the sines are used.
 
         Args:
             size: Number of values of the whole vector.
-            first: Index of the first value that is returned.
-            last: Index behind the last one.
+            first: Index of the first value that is returned, 0 or more.
+            last: Index behind the last one, at most `size`.
             party: Party of the vector.
             t: Round.
             node: Number of the vector in its stream.
@@ -225,9 +227,9 @@ class KeyedNormal:
     def vectors(
         self, size: int, parties: Sequence[int], rounds: Sequence[int], node: int = 0
     ) -> NDArray[np.floating]:
-        """Return one vector for each party and round, (len(parties), size).
+        """Return `vector(size, parties[i], rounds[i], node)` for every i, stacked: (len(parties), size).
 
-        `parties` and `rounds` are equally long, and `node` numbers each vector in its stream.
+        `parties` and `rounds` are equally long.
         """
         out = np.empty((len(parties), size), self.dtype)
         rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
@@ -268,9 +270,18 @@ class KeyedNormal:
         node: int = 0,
         out: NDArray[np.floating] | None = None,
     ) -> NDArray[np.floating]:
-        """Return Σ_k weights[k] · vector(size, parties[k], t, node), (size,), in `out` if it is given.
+        """Return Σ_k weights[k] · vector(size, parties[k], t, node), (size,).
 
-        Several short vectors are drawn at a time.  Long ones are drawn in pieces, and each piece party by party.
+        Several short vectors are drawn at a time.  Long ones are drawn in pieces, and each piece party by party,
+        so that no more than a piece of a party's vector is in memory.
+
+        Args:
+            size: Number of values of a vector.
+            parties: Party of each vector, as many as `weights`.
+            weights: Weight of each vector.
+            t: Round of all vectors.
+            node: Number of each vector in its stream.
+            out: Array (size,) that is overwritten with the sum and returned, or None for a new one.
         """
         total = np.empty(size, self.dtype) if out is None else out
         total[:] = 0.0
@@ -305,7 +316,7 @@ class KeyedNormal:
     ) -> None:
         """Fill each row of `out`, (n, size), with the vector of its party, its round and its node.
 
-        `parties` and `rounds` have n numbers.  `node` is one for all rows, or (n,).
+        `parties` and `rounds` have n numbers each.  `node` is one number for all rows, or an array (n,).
         """
         if not out.size:  # a round that draws no client
             return
@@ -315,13 +326,17 @@ class KeyedNormal:
             self._draw_pairs(cosines, sines, _stream_counters(parties, rounds), node, (start, half))
 
     def _chunks(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
-        """Return the number of pairs of normals in a vector, and the pieces they are drawn in, (first, count).
+        """Divide the pairs of normals of a vector into pieces that are drawn one after another.
 
         There is at most one piece if `count` vectors have at most `MAX_VALUES_PER_DRAW` values together.
 
         Args:
-            count: Number of vectors that are drawn together.
-            size: Number of values of a vector, which is rounded up to whole blocks.
+            count: Number of vectors that are drawn together, 1 or more.
+            size: Number of values of a vector.
+
+        Returns:
+            The number of pairs in a vector, half of `size` rounded up to whole blocks, and each piece as (index of
+            its first pair, number of its pairs).
         """
         per_block = BLOCK_BYTES // self.dtype.itemsize
         half = -(-size // per_block) * per_block // 2
@@ -343,9 +358,9 @@ class KeyedNormal:
         Args:
             cosines: First normal of each pair, (streams, pairs), written.
             sines: Second normal of each pair, (streams, at most pairs), written.
-            streams: Upper half of each stream's counters, (streams,).
+            streams: Upper half of each stream's counters, (streams,), for its party and its round.
             node: Node of all streams, or one for each, (streams,).
-            position: First pair that is drawn, and number of pairs in a vector.
+            position: Index of the first pair that is drawn, and number of pairs in a whole vector.
 
         Raises:
             ValueError: A stream cannot number this node, or vectors of this length.
@@ -364,7 +379,9 @@ class KeyedNormal:
         workspace.fill_normals(cosines, sines)
 
     def _find_workspace(self, count: int, pairs: int, skipped: int) -> Workspace:
-        """Return a workspace of this shape, cached for the long and short pieces that alternate.
+        """Return a workspace of this shape, the cached one if there is one.
+
+        The four shapes that were used last are cached, because long and short pieces of vectors alternate.
 
         Args:
             count: Number of streams.
@@ -382,7 +399,7 @@ class KeyedNormal:
 class SamplingRandomness:
     """Independent random bits for sampling, each a pure function of (key, party, round, row).
 
-    `bernoulli` makes a draw of these bits, and `numbers` makes a number of other bits.
+    `bernoulli` makes a draw from these bits, and `numbers` makes a number from other bits.
 
     Guarantee: for everyone who does not hold the key the draws of distinct (party, round, row) are independent,
     and each is True with at most the given probability, and less than it by at most 2^-63.  The numbers of
@@ -407,12 +424,12 @@ class SamplingRandomness:
     def numbers(self, count: int, choices: int, party: int, t: int) -> NDArray[np.int64]:
         """Draw a uniform number of 0 … choices-1 for each of the rows 0 … count-1, (count,).
 
-        64-bit numbers at the end of their range, which would make some results likelier, are
-        rejected and drawn again.
+        A result is a 64-bit number modulo `choices`.  64-bit numbers beyond the largest multiple of `choices`
+        would make some results likelier, so they are rejected and drawn again.
 
         Args:
             count: Number of rows.
-            choices: Numbers to choose from, 1 to 2^32.
+            choices: How many results are possible, 1 to 2^32.
             party: Silo of the rows.
             t: Round, or another number of the draw.
 
@@ -477,7 +494,7 @@ class RowRandomIntegers:
 
         Args:
             rows: Row indices, (..., B).
-            choices: How many numbers each result is chosen from, (k,).
+            choices: How many numbers each result is chosen from, (len(choices),), 1 or more each.
             silos: Silo of each row, (B,).
             t: Round.
         """

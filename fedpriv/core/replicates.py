@@ -6,7 +6,6 @@ in floats and in entries for each replicate.  A float that all replicates share 
 
 Shortcuts that depend on data (`is_known_true`) are taken on the CPU only, since another device would have to
 synchronise.
-Replicates compute in one thread of torch (`limit_to_one_thread`).
 """
 
 import dataclasses
@@ -44,11 +43,15 @@ _GPU_BYTES_PER_VALUE = 64
 
 
 def max_values_at_once(values: int, device: "torch.device") -> int:
-    """Return the number of values to hold at a time on a device.
+    """Return how many values of a long computation to hold at a time on a device.
 
-    On a CPU the result is `values`, a number that fits into the caches.  On other devices a small piece takes as
-    long to launch as a large one, so that the result may be larger, and is never smaller: for CUDA it follows from
-    the GPU's memory, and elsewhere it is at least `_MIN_DEVICE_VALUES`.
+    On a CPU these are `values`.  On another device a small piece takes as long to launch as a large one.  So the
+    result is at least the number of values that the GPU's memory has room for, with CUDA, and elsewhere at least
+    `_MIN_DEVICE_VALUES`.
+
+    Args:
+        values: Number of values for a CPU, such that they fit into its caches.
+        device: Device that computes.
     """
     if device.type == "cpu":
         return values
@@ -81,10 +84,10 @@ Stackable = TypeVar("Stackable")
 def stack_signature(component: Any) -> Any:
     """Return the data of a component that must be equal in all components that are stacked.
 
-    A component is an estimator, a mechanism or an optimizer, or a value in one.  The result leaves out the values
-    of floats that are not `SHARED`, in whose place is the type, and fields with an entry for each replicate.  The
-    floats of a tuple stay.
-    `SHARED` and `PER_REPLICATE` are metadata of fields.
+    A component is an estimator, a mechanism or an optimizer, or a value in one.  For a dataclass the result is its
+    type and the signatures of its fields.  For a float it is the type float, since floats may differ, and any
+    other value is its own signature, as are tuples with floats in them.  A field that is `SHARED` has its value
+    instead of a signature, and a field that is `PER_REPLICATE` is left out.
     """
     if isinstance(component, float):
         return float
@@ -102,11 +105,11 @@ def stack_signature(component: Any) -> Any:
 def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
     """Return one component for R components that differ only in floats and in entries for each replicate.
 
-    A float that is equal in all of them stays a float, and other floats become a column (R, 1).  Tuples with an
-    entry for each replicate are concatenated.  All else is equal, and taken from the first component.
+    A float that is equal in all of them stays a float, and other floats become a column (R, 1).  Tuples in fields
+    that are `PER_REPLICATE` are concatenated.  All else is taken from the first component.
 
     Args:
-        components: One component for each replicate, R of them.
+        components: One component for each replicate, R of them, with equal `stack_signature`.
         dtype: Type of the columns.
         device: Device of the columns.
     """

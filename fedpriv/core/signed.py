@@ -2,8 +2,8 @@
 
 Canonical JSON is byte for byte unique: sorted keys, one space of indentation for each level, ASCII, and floats as
 the shortest decimal that reads back the same.  A signature is that of a DSSE envelope (Dead Simple Signing
-Envelope 1.0.0), which other programs verify.  It covers the type of the document together with its canonical JSON,
-so that no signature is valid for another type.  This module does not import torch.
+Envelope 1.0.0), which other programs verify, unless the document has a type of fedpriv 0.3.1.  It covers the type
+of the document together with its canonical JSON, so that no signature is valid for another type.
 
 Source: https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md .
 """
@@ -54,8 +54,8 @@ def read_canonical_json(content: bytes, source: object) -> dict[str, Any]:
         source: Its path or another name, for the error message.
 
     Raises:
-        InputError: The bytes are no canonical JSON object, or more than 2^24.  The message is one line if `source`
-        is.
+        InputError: The bytes are no canonical JSON object, an integer in it is beyond 2^63, or there are more than
+            2^24 bytes.
     """
     if len(content) > _MAX_BYTES:
         raise InputError(f"{source}: has {len(content)} bytes, and a signed document at most {_MAX_BYTES}")
@@ -125,7 +125,7 @@ def make_envelope(says: str, value: Any, signature_data: Mapping[str, str]) -> d
 
 
 def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519PublicKey, signer: str) -> None:
-    """Check that a signature by `trusted` covers this data as a document of this type.
+    """Check that a signature by the key `trusted` covers this data as a document of this type.
 
     Guarantee: the signature is verified by `trusted` only.  The key that the document states is compared with
     `trusted`, and a document that states another key is refused.
@@ -172,6 +172,9 @@ def read_signers(path: Path) -> dict[str, Ed25519PublicKey]:
 
     Guarantee: no two names have one key, so that no key signs for two names.
 
+    Returns:
+        Public key of each signer by name, where a name of more than 40 characters is cut.
+
     Raises:
         InputError: The file cannot be read, has no signer, or a line is malformed or repeats a name or a key.
     """
@@ -193,10 +196,11 @@ def read_signers(path: Path) -> dict[str, Ed25519PublicKey]:
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """Read a private key without a passphrase.
+    """Read an Ed25519 private key without a passphrase from a file of OpenSSH.
 
     Raises:
-        InputError: The key cannot be used, or the mode of its file gives other users any right.
+        InputError: The file cannot be read, the key cannot be used, or the mode of the file gives its group or
+            others any right.
     """
     content = read_file_bytes(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -211,9 +215,9 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_or_create_key(path: Path) -> Ed25519PrivateKey:
-    """Read the private key at `path`, after creating one if there is no file.
+    """Return the private key in the file at `path`, or a new key, stored there, if there is no file.
 
-    Only the user of this process can read the new file (mode 0600).
+    The new file has the mode 0600, so that no other user but root can read it.
 
     Raises:
         InputError: The key cannot be used (`read_private_key`), or cannot be created.
@@ -234,14 +238,14 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
 
 
 def parse_public_key(line: bytes, source: str) -> Ed25519PublicKey:
-    """Parse a public key, a line as OpenSSH writes it.
+    """Parse an Ed25519 public key, a line as OpenSSH writes it.
 
     Args:
-        line: The line.
+        line: The line, "ssh-ed25519 AAAA…".
         source: Path and line number, for the error message.
 
     Raises:
-        InputError: The key cannot be used.
+        InputError: The line is no public key, or that of another kind of key.
     """
     try:
         key = load_ssh_public_key(line)

@@ -1,12 +1,12 @@
 """Read files of tables as columns of cells, with Arrow.
 
-A .csv file has commas, one header and the encoding UTF-8.  Empty lines are skipped.  A cell is a text without
-spaces around it.  Columns of a .parquet file that hold no texts keep their type, and become texts only for a
-function that needs texts.  A .csv file with quotes below its first line is checked by Python's strict reader as
+A plain .csv file has commas, one header and the encoding UTF-8.  Empty lines are skipped.  A cell is a text
+without spaces around it.  Columns of a .parquet file that hold no texts keep their type, and become texts only for
+a function that needs texts.  A .csv file with quotes below its first line is checked by Python's strict reader as
 well, because Arrow reads `"a"b` as ab.  Arrow is imported when a table is read.  An add-on converts other files of
 text (`CellFormat`) and spreadsheets to such a text in memory.
 
-Columns that cannot be read, such as lists, are passed over until they are asked for.
+Columns that cannot be read, such as lists, are passed over, and are an error for a caller that asks for them.
 """
 
 import csv
@@ -81,7 +81,7 @@ class CellColumn:
 
         Returns:
             The index of each cell's value, (n,), and the different values as an Arrow array.  In a column without
-            texts a null is added as the last value, which cells that are null point to.
+            texts a null is added as the last of these values, for cells that are null.
         """
         pa, _ = _import_arrow()
         if pa.types.is_dictionary(self.arrow_array.type):
@@ -112,6 +112,7 @@ class CellColumn:
     def to_numbers(self) -> NDArray[np.float64]:
         """Return the finite number of each cell, (n,), or NaN for a cell that is missing or no finite number.
 
+        Arrow reads the numbers if it can read all of them, and otherwise `parse_number` reads each different text.
         A cell's number does not depend on the spelling of the other cells, because Arrow and Python round alike.
         """
         pa, _ = _import_arrow()
@@ -138,7 +139,7 @@ class CellColumn:
         return np.take(np.asarray(indices).astype(np.int64), codes)
 
     def count_values(self, max_count: int) -> tuple[int, tuple[str, ...]]:
-        """Count the different values, without missing ones.
+        """Count the different values of the cells, without missing ones.
 
         Args:
             max_count: Largest number of different values with which they are listed.
@@ -184,13 +185,14 @@ def _missing_mask(values: Any) -> NDArray[np.bool_]:
 
 
 def _cast_numbers(values: Any) -> NDArray[np.float64] | None:
-    """Cast values to finite numbers, NaN for missing ones.
+    """Cast values to finite numbers with Arrow, NaN for missing ones, or return None if that fails.
 
     Args:
-        values: Arrow array of n texts, integers or floats.
+        values: Arrow array of n values.
 
     Returns:
-        The numbers, (n,), or None unless Arrow reads a finite number in every cell that is not missing.
+        The numbers, (n,).  None if the values are neither texts, integers nor floats, if Arrow reads no finite
+        number in a cell that is not missing, or if a float would round an integer.
     """
     pa, compute = _import_arrow()
     arrow_type, is_missing = values.type, _missing_mask(values)
@@ -227,15 +229,16 @@ class ColumnBuilder:
             self._merge()
 
     def _merge(self) -> None:
-        """Merge the texts of the stored blocks into the different texts, and replace the blocks by codes.
+        """Merge the texts of the stored blocks into `_distinct_texts`, and replace the blocks by codes.
 
-        A block is a pair of codes and its own texts, trimmed.  `_distinct_texts` grows at its end only, so that
-        earlier codes stay valid.  A block's codes are mapped from the block's own texts to these texts, and the
-        list of stored blocks is emptied.
+        A stored block is a pair: a code for each cell, and the block's own texts, which its codes are indices
+        into.  The texts are trimmed, so that one may occur twice.  `_distinct_texts` grows at its end only, so
+        that the codes of earlier blocks stay valid.
         """
         pa, compute = _import_arrow()
         texts = pa.chunked_array([block_texts for _, block_texts in self._blocks], pa.string())
         self._distinct_texts = compute.unique(pa.chunked_array([self._distinct_texts, *texts.chunks]))
+        # New code of each block's texts, with the blocks one after another.
         new_codes = np.asarray(compute.index_in(texts, value_set=self._distinct_texts))
         starts = np.cumsum([0, *(len(block_texts) for _, block_texts in self._blocks)])
         # `starts` ends with the number of all texts, which no block starts at.
@@ -257,11 +260,10 @@ def _narrow_codes(codes: NDArray[Any], count: int) -> NDArray[np.signedinteger[A
 
 
 def parse_number(text: str) -> float | None:
-    """Return the finite number that a text spells, or None.
+    """Return the finite number that a text spells, or None if it spells none.
 
     In any case of letters, true is 1 and false is 0.  A detection limit such as <0.8 is the limit, and 5 % is 5.
-
-    Python's spellings of infinity and NaN, and underscores between digits, are refused.
+    Python's spellings of infinity and NaN, and underscores between digits, are no numbers here.
 
     Example:
         >>> parse_number("1.5"), parse_number("<0.8"), parse_number("none")
@@ -316,7 +318,7 @@ class RawTable:
         """Return a column by its name.
 
         Raises:
-            InputError: The table has no such column.
+            InputError: The table has no such column, or the column cannot be read.
         """
         if name in self.unreadable:
             raise InputError(f"{self.source}, column {name!r}: {self.unreadable[name]}")
@@ -329,12 +331,15 @@ class RawTable:
         return self.columns[name]
 
     def distinct_cells(self, name: str) -> tuple[NDArray[np.signedinteger[Any]], "RawTable"]:
-        """Return the different cells of the column of this name.
+        """Return the different cells of a column of texts, so that each is converted only once.
 
         Returns:
             For each record the row of its cell in a second table, (n,), and this second table, which has the
             column's different cells.  For a column without texts the second table is the whole table itself, and
             the rows are 0 … n - 1.
+
+        Raises:
+            InputError: The table has no column of this name, or the column cannot be read.
         """
         cells = self.column(name)
         pa, _ = _import_arrow()
@@ -377,7 +382,7 @@ def is_table_path(name: str) -> bool:
 
 
 def read_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable:  # noqa: B008 - immutable
-    """Read the whole file of a table, as Parquet if its name ends in .parquet and otherwise as CSV.
+    """Read the whole file of a table, as Parquet if its name ends in .parquet and otherwise as text.
 
     Args:
         path: The file.
@@ -416,9 +421,14 @@ def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
 
 
 def open_text(path: Path, cell_format: CellFormat) -> IO[bytes]:
-    """Open a file as .csv text with commas in UTF-8.
+    """Open a table's text in binary mode, as .csv with commas in UTF-8.
 
-    An add-on converts files of other formats.  A file in UTF-16 is found by its first two bytes.
+    A .csv file is opened as it is, unchecked, if its format has no settings.  An add-on converts other files, and
+    a .csv file whose first two bytes show that it is in UTF-16.
+
+    Raises:
+        InputError: The file cannot be converted.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         start = file.read(2)
@@ -436,7 +446,8 @@ def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
 
     Raises:
         InputError: The file is no table.  The message names the line if Python's reader finds the fault as well.
-            UnicodeDecodeError: The file is not in UTF-8.
+        UnicodeDecodeError: The file is not in UTF-8.
+        OSError: The file cannot be read.
     """
     pa, _ = _import_arrow()
     from pyarrow import csv as arrow
@@ -480,12 +491,12 @@ def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
 
 
 def _iterate_records(path: Path, cell_format: CellFormat) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line at which each record ends, from 1, and its cells, by Python's reader.
+    """Read a file with Python's reader, and yield the last line and the cells of each record.
 
-    The header comes first, and empty lines are left out.
+    Lines are counted from 1.  The header is the first record, and empty lines are left out.
 
     Raises:
-        InputError: A record is no CSV.
+        InputError: A record is no CSV, or the file cannot be converted to it.
         UnicodeDecodeError: The file is not in UTF-8.
     """
     with io.TextIOWrapper(open_text(path, cell_format), encoding="utf-8-sig", newline="") as file:
@@ -537,7 +548,8 @@ def _read_parquet(path: Path) -> RawTable:
     """Read a .parquet file, column by column.
 
     Raises:
-        InputError: The file is no .parquet file, or has no column that can be read.
+        InputError: The file is no .parquet file, or has no records or no column that can be read, or its names of
+            columns are refused (`_check_header`).
     """
     pa, _ = _import_arrow()
     from pyarrow import parquet
@@ -622,13 +634,15 @@ def _as_text(value: Any) -> str:
 
 
 def _check_header(names: Sequence[str], source: str) -> tuple[list[str], dict[str, str]]:
-    """Return the names of the columns, and the reasons why columns are passed over.
-
-    A column without a name is passed over under its number, and columns that share a name under this name.
+    """Check the names of a table's columns, and give reasons for columns that are passed over.
 
     Args:
         names: Names of the columns, with spaces around them or not.
         source: Name of the table in messages.
+
+    Returns:
+        The name of each column without spaces around it, or "column 3" for the third if it has none, and by these
+        names the reason why a column is passed over.
 
     Raises:
         InputError: The header is empty, or is one name with a separator of `SEPARATORS` in it, which may be the

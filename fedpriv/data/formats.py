@@ -168,14 +168,14 @@ def pip_download(folder: Path, requirement: str) -> Path:
     the path.
 
     Args:
-        folder: Folder to download to.
+        folder: Empty folder to download to.
         requirement: Requirement NAME==VERSION.
 
     Returns:
         Path of the wheel.
 
     Raises:
-        InputError: The download fails.  The message holds pip's reason.
+        InputError: The download fails or takes too long.
     """
     search_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     uv = shutil.which("uv", path=search_path)
@@ -194,23 +194,22 @@ def run_download(
     prefix: str,
     cwd: Path | None = None,
 ) -> Path:
-    """Run a package manager that downloads a file.
+    """Run a package manager that downloads a file to a folder.
 
     Args:
         command: Command line.
         command_name: Name of the command in error messages.
-        folder: Folder of the download.
+        folder: Folder of the download, without a file that matches the pattern.
         file_kind: Kind of the file in error messages.
-        pattern: Pattern of the file's name.
-        prefix: Prefix that is removed from the command's last line of errors.
-        cwd: Working directory.
+        pattern: Pattern of the file's name, such as "*.whl".
+        prefix: Prefix that is removed from the command's last line of errors, which is the reason in messages.
+        cwd: Working directory, or None for that of this process.
 
     Returns:
-        The path of a file in `folder` that matches the pattern, the one that was downloaded if there was none
-        before.
+        The path of the file.
 
     Raises:
-        InputError: The command fails, takes too long, or downloads no such file.
+        InputError: The command fails, takes more than `_TIMEOUT_SECONDS`, or leaves no such file.
         OSError: The command cannot be started.
     """
     try:
@@ -236,7 +235,7 @@ def import_torchvision() -> ModuleType:
     second attempt forgets all modules of torchvision and puts an empty module in place of the registration.
 
     Raises:
-        ImportError: torchvision is not installed.
+        ImportError: torchvision, or a module that it needs, is not installed.
     """
     try:
         return importlib.import_module("torchvision")
@@ -283,20 +282,19 @@ class Origin:
 
 
 def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], None]) -> None:
-    """Verify the files of `origin` below `root`, and fetch them if they do not verify.
+    """Verify the files of `origin` below `root`, and fetch them all if one does not verify.
 
-    A cache that verifies is only read.  Otherwise the sources are tried in order.  Each writes to an empty draft
+    Files that verify are only read.  Otherwise the sources are tried in order.  Each writes to an empty draft
     folder, and the first whose files verify and can be moved to their place ends the search.
 
     Args:
         name: Name of the data set in messages.
         origin: Files, hashes and sources.
-        root: Folder of the data.
-        say: Function that gets one line for each step.
+        root: Folder of the data, created if it is missing.
+        say: Function that gets a line before each source is tried, and one on an unusable copy.
 
     Raises:
-        InputError: The folder cannot be used, or no source gives the right files.  The message says what to do.
-            The cache is then unchanged, unless moving the files failed half-way.
+        InputError: The folder cannot be used, or no source gives the right files.
     """
     target = root / origin.folder
     try:
@@ -343,11 +341,14 @@ def _move_files(origin: Origin, draft: Path, target: Path) -> None:
 
 
 def _why_unusable(folder: Path, files: Mapping[str, str]) -> str | None:
-    """Return the reason why the files in `folder` cannot be used, or None if all verify.
+    """Return the reason why the files in `folder` cannot be used, or None if each has its hash.
 
     Args:
         folder: Folder of the files.
         files: Hash of each file by its name, "ALGORITHM:HEXADECIMAL DIGITS".
+
+    Raises:
+        OSError: A file cannot be read.
     """
     for name, digest in files.items():
         path = folder / name

@@ -34,7 +34,7 @@ def to_array(values: Any, source: str = ARGUMENT_NAMES) -> NDArray[Any]:
         source: Name of the values in messages.
 
     Raises:
-        InputError: The values are no array, such as lists of unequal length.
+        InputError: NumPy or torch refuses to convert the values, such as lists of unequal length.
     """
     try:
         if not isinstance(values, torch.Tensor):
@@ -76,8 +76,8 @@ def to_record_arrays(
 
     Args:
         data: Records and labels, as a pair or as items, such as those of a torch Dataset, a DataLoader or a
-            Hugging
-            Face data set.  The last tensor of a TensorDataset is the labels, and the others are inputs.
+            Hugging Face data set.  Without `fields`, the last of two or more tensors of a TensorDataset is the
+            labels, and the others are inputs.
         source: Name of the argument in messages.
         fields: Names or positions of an item's record and label, or None for pairs.
 
@@ -85,8 +85,8 @@ def to_record_arrays(
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).
 
     Raises:
-        InputError: `data` are no records with labels, inputs differ in length, there are no records, or records
-            have several shapes.
+        InputError: `data` are no records with labels, inputs differ in length, or items are none or have several
+            shapes.
     """
     if isinstance(data, TensorDataset) and fields is None:
         *tensors, label_tensor = data.tensors

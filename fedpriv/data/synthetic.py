@@ -17,11 +17,10 @@ _COARSE_SIDE = 7
 def make_blobs(
     train: int, test: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
-    """Return training images and labels, test images and labels of ten classes, the same in every call.
+    """Return training images and labels, test images and labels of ten classes.
 
-    A class is a coarse 7 x 7 pattern enlarged to 28 x 28.  A record is its class's pattern plus Gaussian noise on
-    every pixel, clipped to 0 … 255.  With 6,000 training and 1,000 test records, the nearest class mean classifies
-    every test image correctly.
+    The records follow from `train` and `test`.  A class is a coarse 7 x 7 pattern enlarged to 28 x 28.  A record
+    is its class's pattern plus Gaussian noise on every pixel, clipped to 0 … 255 and cut to an integer.
 
     Args:
         train: Number of training records.
@@ -44,9 +43,9 @@ def make_phase_retrieval(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return training and test pairs of measurements and sizes, for a random vector x*.
 
-    The vector x* follows from seed and dimension and has norm √dimension.  A measurement z is uniform on the unit
-    sphere of R^dimension, and its size is |⟨x*, z⟩|.  In both parts a share of the sizes is replaced by uniform
-    numbers between 0 and 5.
+    Phase retrieval finds x*, up to its sign, from sizes.  The vector x* follows from seed and dimension and has
+    norm √dimension.  A measurement z is uniform on the unit sphere of R^dimension, and its size is |⟨x*, z⟩|.  In
+    both parts a size may be replaced by a uniform number between 0 and 5, an outlier.
 
     Args:
         train: Number of training records.
@@ -189,12 +188,12 @@ Tokens = NDArray[np.int64]
 
 
 def make_sentences(train: int, test: int) -> tuple[Tokens, Tokens, Tokens, Tokens]:
-    """Return training tokens (n, 16) and labels, test tokens and labels, the same in every call.
+    """Return training tokens (n, 16) and labels, test tokens and labels, for tests of models of sequences.
 
-    A sentence has two parts about two different topics, with the marker at a random position 2 … 7 between them,
-    counted from 0.  Each word but the marker is one of its part's topic with probability `_TOPIC_SHARE`, and
-    otherwise a common word.  The topic of the second part is the label.  Words without their order do not name
-    their parts.  Since second parts are longer, the most frequent topic is the label more often than not.
+    The sentences follow from `train` and `test`.  A sentence has two parts about two different topics, with the
+    marker at a random position 2 … 7 between them, counted from 0.  Each word but the marker is one of its part's
+    topic with probability `_TOPIC_SHARE`, and otherwise a common word.  The topic of the second part is the label,
+    so that the order of the words matters.
 
     Args:
         train: Number of training sentences.

@@ -76,8 +76,8 @@ def _read_or_create_key(folder: Path) -> bytes:
     """Return the secret key from which names of records in memory are computed.
 
     The key has `_KEY_BYTES` random bytes.  It is in the file records.key of the folder, and a missing file is
-    created.  If the file cannot be read or created, has another length, belongs to another user, or gives other
-    users any right, the key is drawn for this process only.
+    created.  If the file cannot be read or created, has another length, belongs to another user, or gives its
+    group or others any right, the key is drawn for this process only.
     """
     path = folder / "records.key"
     with suppress(OSError):
@@ -112,8 +112,8 @@ def load_table(
         dtype: Floating-point type that features are rounded to.
 
     Raises:
-        InputError: The table does not keep to the schema, a person has records at two sites, or a part has no
-            records.  The test part may be empty if `test_share` is 0.
+        InputError: The table cannot be read or does not keep to the schema, a person has records at two sites, or
+            no record counts in a part.  The test part may be empty if `test_share` is 0.
     """
     table = read_raw_table(path, schema.cell_format)
     rows = read_rows(table, schema)
@@ -149,10 +149,10 @@ def load_table(
 
 
 def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutData:
-    """Load the test records, all that a server needs.
+    """Load the test records of a table, all that a server needs.
 
-    If the schema has a column `split`, the file need not have other records.  It need not have a column for the
-    records' sites.  Rows that do not count are left out.
+    If the schema names a column `split`, the file may lack the training records.  The file may lack the column for
+    the site.  Rows that do not count are left out.
 
     Args:
         name: Name of the data set.
@@ -160,7 +160,7 @@ def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutDa
         schema: Public schema of the table.
 
     Raises:
-        InputError: The table does not keep to the schema, or has no test records.
+        InputError: The table cannot be read, does not keep to the schema, or has no test records.
     """
     table = read_raw_table(path, schema.cell_format)
     rows = read_rows(table, schema, single_site=schema.site is not None and schema.site not in table.columns)
@@ -180,7 +180,8 @@ def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutDa
 def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
     """Load a silo's own table, in the order of its file, with or without a column for the site.
 
-    Without the column all records are the silo's, and the raw cells have its number for the site.
+    If the schema names a column for the site and the file lacks it, all records are the silo's, and the raw cells
+    have its number for the site.
 
     Args:
         path: File of the silo's table.
@@ -188,8 +189,8 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
         silo: Number of the silo, from 0.
 
     Raises:
-        InputError: The table does not keep to the schema, holds a record of another site, or has a column for the
-            site and the schema names no site of this number.
+        InputError: The table cannot be read, does not keep to the schema, holds a record of another site, or has a
+            column for the site and the schema names no site of this number.
     """
     table = read_table(path, schema.cell_format)
     if schema.site is not None and schema.site not in table.columns:
@@ -214,9 +215,9 @@ def _read_cached(path: Path, cell_format: CellFormat, size: int, changed: int) -
 
 
 def read_raw_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable:  # noqa: B008
-    """Return the cells of a file or of a registered DataFrame, and cache those of the last four files.
+    """Return the cells of a file or of a registered DataFrame.
 
-    A file is read again if its size or its time of modification has changed.
+    Up to four files are cached.  A file is read again if its size or its time of modification has changed.
 
     Args:
         path: Path of the file, or of a registered DataFrame.

@@ -40,7 +40,7 @@ def refuse_root(option: str) -> None:
 
 @contextmanager
 def reap_processes(home: Path) -> Iterator[None]:
-    """End all processes whose FLWR_HOME is in `home` at the end of this context or of this process.
+    """End the processes whose FLWR_HOME is in `home` at the end of this context or of this process.
 
     Guarantee: a process that is killed with SIGKILL in the block leaves none of these processes running and no
     `home`: a helper process, in its own session, sees the end of a pipe that only this process holds open, and
@@ -76,7 +76,7 @@ def reap_processes(home: Path) -> Iterator[None]:
 
 
 def end_processes_in(home: Path) -> None:
-    """End all processes of this machine whose variable FLWR_HOME is `home` or a path in it.
+    """End the processes of this machine whose variable FLWR_HOME is `home` or a path in it.
 
     The descendants of these processes are ended, too, because Ray's agents overwrite their environment with a
     title, so that their variable cannot be read.  Processes whose environment this user may not read are left
@@ -100,7 +100,7 @@ def end_processes(processes: Collection[Any], seconds: float = 5.0) -> None:
 
     Args:
         processes: Objects of psutil or of subprocess.
-        seconds: Longest wait for processes to end by themselves.
+        seconds: Longest wait between SIGTERM and SIGKILL.
     """
     for process in processes:
         with suppress(psutil.NoSuchProcess):

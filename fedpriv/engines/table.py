@@ -4,11 +4,11 @@ A cell is one run: the settings of a scenario, with one value for each swept key
 cells that an engine computes together, as replicates.  Each silo, a party that holds records, keeps a running sum
 over rounds, which is released with the noise of a mechanism.
 
-`make_engine` imports an engine when it is first used, because each engine has heavy dependencies.
+`make_engine` imports the function of an engine when it is called, because engines may have heavy dependencies.
 
 `check_memory` refuses a run that needs more memory than the machine has, or than a limit allows, before the run
-starts.  The need is the memory that this process has already (the program and the records), plus vectors of the
-model's size and the records of a round, both computed from public numbers.
+starts.  The need is the memory that this process has already (the program and the records), plus an estimate for
+vectors of the model's size and for the records of a round.
 
 `retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round of a large model allocates
 the same vectors as the round before, and getting and clearing their pages can take longer than computing with
@@ -93,9 +93,9 @@ class MemoryNeed:
 def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> MemoryNeed | None:
     """Estimate the largest memory of a run of these cells, or return None if there is no estimate.
 
-    The result is the need of the group of cells that takes most, since a process computes one group at a time, for
-    each of the processes.  There is no estimate for an engine with processes of its own, and none for an empty
-    list of cells.
+    The result is the need of the group of cells that takes most, since a process computes one group at a time.  If
+    several processes run groups, each of them counts with this need.  There is no estimate for an engine with
+    processes of its own, and none for an empty list of cells.
 
     Args:
         cells: Cells of the run.
@@ -103,7 +103,7 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
         workers: Number of processes that run groups of cells at once.
 
     Raises:
-        InputError: The engine cannot compute a cell, or a cell cannot be planned.
+        InputError: The engine cannot compute a cell, or a cell cannot be loaded or planned.
     """
     engine_row = ENGINES[engine]
     if engine_row.group_cells is None or not cells:
@@ -131,7 +131,7 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Memory
 
     Raises:
         InputError: The machine, a control group or a limit of the process has less; the message names remedies.
-            Or the engine cannot compute a cell, or a cell cannot be planned.
+            Or the engine cannot compute a cell, or a cell cannot be loaded or planned.
     """
     available, limit = available_memory(min(workers, len(cells)))
     need = estimate_memory(cells, engine, workers)
@@ -161,8 +161,8 @@ def available_memory(processes: int = 1) -> tuple[int, str]:
 
     The memory is the least of the machine's (used or not), of the control group's limit, and of `processes` times
     each limit of one process.  The setting is a text such as "mem_limit, MemoryMax", or "" if the machine's own
-    memory is the least.  What counts towards a limit beyond the resident memory of this process, such as mapped
-    libraries or other processes of the control group, is subtracted from it.
+    memory is the least.  What this process takes of a limit beyond its resident memory, such as mapped libraries,
+    is subtracted from the limit, because estimates count resident memory.
     """
     usage, resident = memory_usage(), _resident_bytes()
     available = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]
@@ -182,9 +182,9 @@ def describe_available_memory() -> str:
 def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
     """Estimate the bytes of the vectorized engine for one group of replicates, by purpose.
 
-    A replicate's state is the optimizer's vectors and the running sum's, the latter once for all silos, or once
-    for each silo if silos take local steps.  States count twice, before and after a round, and twice again in a
-    checkpoint.
+    A replicate is a cell of the group.  Its state is the optimizer's vectors and the running sum's, the latter
+    once for all silos, or once for each silo if silos take local steps.  States count twice, before and after a
+    round, and twice again in a checkpoint.
 
     Args:
         plan: Plan of the group's first cell.
@@ -192,8 +192,8 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
         cells: Cells of the group, one replicate each.
 
     Returns:
-        Bytes by purpose, whose sum is the need: states, blocks of noise that are drawn in advance, directions and
-        copies of records, the vectors and records of a round, and checkpoints.
+        Bytes that the run adds, by purpose: states, blocks of noise that are drawn in advance, random directions
+        and copies of records that an objective needs, the vectors and records of a round, and checkpoints.
     """
     count = len(cells)
     size, vector = task.train.features.element_size(), plan.objective.dimension
@@ -415,8 +415,9 @@ _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC
 def retain_freed_pages() -> Iterator[None]:
     """Keep freed memory in the process within these contexts, and return it after the last one.
 
-    glibc adapts its thresholds to the blocks that a process frees, and stops once they are set.  The last context
-    therefore leaves the largest thresholds that glibc would have reached by itself.
+    Blocks above 128 MiB, or above 32 MiB with glibc before 2.35, are returned at once.
+    By default glibc adapts its thresholds to the blocks that a process frees, and stops once they are set.  The
+    last context therefore leaves the largest thresholds that glibc would have reached by itself.
 
     The context does nothing if malloc is not glibc's, or if an environment variable sets its thresholds.
     """
@@ -439,9 +440,9 @@ def retain_freed_pages() -> Iterator[None]:
 
 
 def _load_glibc() -> ctypes.CDLL | None:
-    """Load the C library, or return None if malloc must not be set.
+    """Load the C library, or return None if the thresholds of malloc cannot or must not be set.
 
-    The result is None if the library is not glibc, or if an environment variable sets malloc's thresholds.
+    They cannot if the library is not glibc, and must not if an environment variable configures malloc.
     """
     if any(name in os.environ for name in _MALLOC_VARIABLES) or "glibc.malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""

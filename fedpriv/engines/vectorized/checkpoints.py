@@ -151,11 +151,11 @@ def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> Simula
 def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
     """Yield the header of a packed checkpoint, as parsed JSON, and its arrays by name.
 
-    The arrays are named "array0", "array1", ….
+    The arrays are named "array0", "array1", ….  They are read within the block, so that an error of the types
+    `_DAMAGE_ERRORS` in the block counts as damage, too.
 
     Raises:
-        ValueError: The checkpoint has another format or is damaged, even if the damage shows only within the
-            block.
+        ValueError: The checkpoint has another format or is damaged.
     """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
@@ -171,7 +171,8 @@ def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
     """Convert a state to a JSON tree, and append its tensors to `arrays`.
 
     A tensor becomes {"array": index in `arrays`, "shape": […]}, a number, text or None {"value": …}, and a tuple
-    or dataclass the list of its parts.  The types of tuples and dataclasses are not stored.
+    or dataclass the list of its parts.  The types of tuples and dataclasses are not stored, and `_restore_state`
+    takes them from another state.
 
     A tensor that is expanded along an axis (stride 0) is stored once and expanded again on loading, because
     arithmetic on a dense copy may round differently.
@@ -195,11 +196,16 @@ def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
 
 
 def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, device: torch.device) -> Any:
-    """Restore a state from its JSON tree, the inverse of `_flatten_state`, with tensors on `device`.
+    """Restore a state from the JSON tree that `_flatten_state` made of it.
 
-    A list of the tree becomes the dataclass or named tuple that stands at its place in `like`, a state of the same
-    types, and otherwise a plain tuple, whose parts become tensors, plain values and plain tuples only.  `arrays`
-    has the array of index i under the name "arrayi".
+    A list of the tree becomes the dataclass or named tuple that stands at its place in `like`.  Any other list
+    becomes a plain tuple, and so do the lists in it.
+
+    Args:
+        tree: JSON tree of the state.
+        arrays: Arrays of the tensors, that of index i under the name "array" followed by i.
+        like: State of the same types, such as the state before round 1.
+        device: Device of the tensors.
     """
     if isinstance(tree, dict):
         if "value" in tree:

@@ -98,8 +98,9 @@ class GroupCheckpoints:
     def keep(self, checkpoint: SimulationCheckpoint) -> None:
         """Store a checkpoint, and schedule the next one.
 
-        If the state cannot be packed, the observer is notified once, and the group continues without any
-        checkpoint.
+        The next one is due so late that writing takes a small share of the run time, and after two seconds at
+        least.  If the state cannot be packed, the observer is notified, and the group continues without further
+        checkpoints.
         """
         start = time.perf_counter()
         try:
@@ -117,7 +118,7 @@ class GroupCheckpoints:
 
 
 def find_device(name: str) -> torch.device:
-    """Return a torch device.
+    """Return the torch device of this name, such as "cpu" or "cuda", after a test that it can be used.
 
     Raises:
         InputError: torch knows no device of this name.
@@ -187,7 +188,7 @@ class _GroupState(NamedTuple):
 
 
 class _ReplicateGroup:
-    """Replicates that run in step, as tensors of shape (replicates, d)."""
+    """Replicates that run in step, as tensors of shape (replicates, d) for models of d parameters."""
 
     def __init__(
         self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: RunObserver
@@ -199,6 +200,10 @@ class _ReplicateGroup:
             cells: Cells of the group.
             plans: Plan of each cell.
             observer: Observer of progress and evaluations.
+
+        Raises:
+            InputError: torch knows no device of the name in the cells.
+            RunError: The device cannot be used.
         """
         self._indices, self._cells, self._observer = indices, cells, observer
         self._run_section, self._task = cells[0].run, load_task(cells[0])
@@ -237,6 +242,9 @@ class _ReplicateGroup:
         The observer receives progress, and the metrics of the rounds in which models are evaluated, the last round
         among them.  Checkpoints are stored in between, when they are due.  The wall-clock time of a run that was
         killed counts up to its checkpoint.
+
+        Raises:
+            RunError: A test loss is not finite, or a query moved farther than the mechanism allows.
         """
         start_time, last_report = time.perf_counter(), -math.inf  # the first round is reported at once
         rounds = self._plan.schedule.rounds
@@ -302,10 +310,8 @@ class _ReplicateGroup:
     def iterate_states(self, states: _GroupState, first_round: int) -> Iterator[_GroupState]:
         """Compute rounds from `first_round` on, starting from `states`, and yield the state after each.
 
-        Round t forms the noisy mean q~_t of the silos' releases at the query x_t, (replicates, d), and the
-        optimizer turns q~_t into x_{t+1}.  Clipped records, and records of weight above 0, are counted.
-
-        For a mechanism whose privacy rests on the distance of successive queries, that distance is checked.
+        Round t forms the mean of the silos' noisy releases at the query x_t, (replicates, d), and the optimizer
+        computes x_{t+1} from it.  Clipped records, and records of weight above 0, are counted.
 
         Raises:
             RunError: The query moved farther than the mechanism's sensitivity assumes.
@@ -328,7 +334,8 @@ class _ReplicateGroup:
         """Make the silos of the group, for rounds from `first_round` on.
 
         Silos that take local steps are simulated one by one (`LocalSilos`), and others by their mean
-        (`AveragedSilos`).  Such a mean is corrected for absent silos if the silos themselves add noise.
+        (`AveragedSilos`).  The mean noise is that of all silos, so that it is corrected for absent ones if the
+        silos themselves add noise.
         """
         if self._steps_locally:
             return LocalSilos(self._replicates, first_round)
@@ -347,7 +354,7 @@ class _ReplicateGroup:
     def _restore_checkpoint(self, group_checkpoints: GroupCheckpoints) -> SimulationCheckpoint:
         """Return the group's checkpoint, or a checkpoint of round 0 with the state before round 1.
 
-        The observer receives the progress and evaluations of the rounds before the checkpoint.
+        The observer receives the progress and evaluations of the rounds up to that of the checkpoint.
         """
         start = self.initial_state()
         checkpoint = group_checkpoints.latest(start, self._device)
@@ -374,7 +381,7 @@ class _ReplicateGroup:
         A record's weight is p_i, the weight of its silo in the mean, divided by the number of the silo's records
         that the round reads (the expected number if records are sampled), or 0 if the record does not count or its
         silo is absent.  If the unit of protection is a person or client with several records, units take the place
-        of records here, and the records that a unit lacks are left to `PerUnit`.
+        of records here, and the objective (`PerUnit`) leaves out the records that a unit lacks.
         """
         (train, presence), plan = (self._task.train, None), self._plan
         if plan.unit.max_records == 1:  # for units of several records, `PerUnit` masks absent records
@@ -409,8 +416,8 @@ class _ReplicateGroup:
     ) -> Iterator[RoundBatch]:
         """Gather the batches of sampled rounds, padded with records of weight 0.
 
-        Records are sorted by silo, each silo with columns of its own, only if silos take local steps or may be
-        absent, or if increments may depend on more than records, such as their silo or row.
+        If silos take local steps or may be absent, or if increments may depend on more than the records of the
+        batch, such as their silo or row, records are sorted by silo, with columns of its own for each silo.
 
         Args:
             train: Training records on the device.
@@ -438,6 +445,9 @@ class _ReplicateGroup:
         `number` is the number of the evaluation in the run, from 1, by which the noise of a federated evaluation
         is keyed.  With federated evaluation the metrics are those of the silos' test records, otherwise those of
         the test set.
+
+        Raises:
+            RunError: The loss on the test set is not finite.
         """
         silo_metrics = [
             evaluation.metrics(number, replicate_model.cpu())
