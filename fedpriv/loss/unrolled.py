@@ -191,7 +191,7 @@ def make_vmap_module(module: nn.Module) -> nn.Module:
     The module is returned if it has none of the layers below.  In the copy, recurrent layers, their cells and
     embeddings get another forward pass, unless their class is a subclass of torch's.  Layers of attention are put
     into training mode.  The copy shares parameters and buffers with the module.  For modules that `check_module`
-    accepts, which have no dropout, outputs are the module's up to rounding.
+    accepts, whose layers have no dropout, outputs are the module's up to rounding.
     """
     if not any(type(layer) in _REPLACEMENTS or isinstance(layer, _ATTENTION) for layer in module.modules()):
         return module
@@ -331,8 +331,8 @@ class _GatherEmbeddingBag(nn.EmbeddingBag):
     ) -> Tensor:
         """Reduce the table's rows of each record's tokens to their sum, mean or maximum, (B, width).
 
-        The layer's `mode` says which.  Tokens of the padding row are left out, also in the number by which a mean
-        is divided.  A record whose tokens are all of the padding row gets zeros.
+        The layer's `mode` says which.  Tokens of the padding row, if there is one, are left out, also in the
+        number by which a mean is divided.  A record whose tokens are all of the padding row gets zeros.
 
         Args:
             tokens: Row of the table for each token, (B, tokens) with one token or more.

@@ -144,8 +144,8 @@ class PerUnit(View):
         """Vector v_u of every unit before clipping, (..., B, d), and the number of clips in `base`, (..., B).
 
         A unit is a batch of its own for `base`: the units are one more leading axis of points and records.
-        Present records of a unit have weight 1/(number of them), so that v_u is their mean.  Absent ones have
-        weight 0, and get label 0 because every label has to be valid.
+        Present records of a unit have weight 1/(number of them), so that a sum of gradients is their mean.  Absent
+        ones have weight 0, and get label 0 because every label has to be valid.
 
         Args:
             query: Combination of gradients, at points (..., d).
@@ -261,10 +261,10 @@ class QuantileClip(View):
 class LocalSteps(View):
     """`base` whose increment is the query minus the model after `steps` local steps, unclipped.
 
-    A step subtracts `step` times the mean gradient of the present records among its rows, which are those of
-    weight above 0.  Its rows are the next `batch` row indices in cyclic order, or all if `batch` is None or larger
-    than their number.  A step without present records moves nothing.  Clients train side by side, on leading axes
-    of the records, each with a model of its own.
+    A step takes the next `batch` rows in cyclic order, or all if `batch` is None or larger than their number, and
+    subtracts `step` times the mean gradient of the present records (of weight above 0) among them.  A step without
+    present records moves nothing.  Clients train side by side, on leading axes of the records, each with a model
+    of its own.
 
     The class is for units (`PerUnit`), which clip its increment as a whole.  A subclass that overrides
     `local_gradient` takes steps in the direction of its choice.
@@ -484,7 +484,8 @@ class LocalTraining(View):
         """Train from `initial_model` on one silo's records, and return the model, (..., d).
 
         One pass takes the batches in order, and there are `epochs` passes.  A batch subtracts `step` times the
-        increment of `base` over it, with equal weights of sum 1 for its present records: their mean gradient.
+        increment of `base` for equal weights of its present records, of sum 1: their mean gradient.  A batch
+        without present records has weights of 0.
 
         Args:
             initial_model: Model of the query, (..., d).
@@ -495,7 +496,6 @@ class LocalTraining(View):
         for _ in range(self.epochs):
             for start, count in _batch_spans(silo_records.labels.shape[-1], self.batch):
                 batch_present = present.narrow(-1, start, count)
-                # A batch without present records has weights of 0, not 0 / 0.
                 batch = Batch(
                     _slice_records(silo_records, start, count),
                     batch_present / batch_present.sum(-1, keepdim=True).clamp(min=1.0),

@@ -268,7 +268,7 @@ class BufferedToeplitz(Toeplitz):
 
         The noise n_t of the running sum is decay n_(t-1) plus that of increment t, (z_t + Σ_m w_m u_m) / D_t.  The
         w_m are the residues of C^-1 at its poles φ_m, and u_m, 0 before round 1, becomes φ_m u_m + z_t in round t.
-        The state is n_t, unless decay is 0, and then u_m for each φ_m.
+        The state is n_t, which is left out for decay 0, followed by u_m for each φ_m.
 
         Args:
             state: State before round t, which is not read in round 1.

@@ -251,7 +251,7 @@ def heaviest_patterns(weights: Floats, pattern: MinSeparation) -> Floats:
 def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floats]:
     """Yield the weights of every row's heaviest pattern of at most 1, 2, … rounds: (n, T) -> (n,) each.
 
-    A pattern has rounds at least `min_separation` apart, and the last number of rounds is `max_rounds_per_record`.
+    The rounds of a pattern are at least `min_separation` apart.  The last yield is for `max_rounds_per_record`.
     best_k[i], the largest weight of at most k of the first i rounds, is max(best_k[i-1], weight_i +
     best_{k-1}[i - min_separation]).
 

@@ -274,8 +274,8 @@ def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandi
 
     The order is: independent noise, scheduled noise, a tree if its state fits, banded square roots of 2 to
     `max_vectors` bands if records take part more than once, λ-CGD and buffers without scaled noise
-    (`_plain_candidates`), and buffers with it (`_scaled_candidates`).  Buffers are tried with as many roots as the
-    state allows.  With one or two rounds there is independent noise only.
+    (`_plain_candidates`), and buffers with it (`_scaled_candidates`).  Buffers are tried with up to three pairs of
+    roots, as far as the state allows.  With one or two rounds there is independent noise only.
 
     Args:
         cost: Cost of noise for the row.

@@ -339,8 +339,9 @@ class NoiseCost:
 def make_noise_cost(response: NoiseResponse, workload: Workload) -> NoiseCost:
     """Return the cost of noise for a response, with the points' weights divided by lower bounds.
 
-    With these divisors J is the squared sensitivity times the sum of all points' variances.  Queries are divided
-    by √(number of queries · mean of their squared lower bounds), the output by its own bound.
+    With these divisors J is the squared sensitivity times the sum of the variances of all divided points, for
+    fresh vectors of variance 1.  Queries are divided by √(number of queries · mean of their squared lower bounds),
+    the output by its own bound.
 
     Args:
         response: Weights of the released rows in the published points.
