@@ -8,9 +8,10 @@ round takes a fresh vector z_t, or several (`Mechanism.draws`), and adds row t o
 mechanism: its noise (B), its certificate (the distance by which one record can move C s), and C on integers, if
 there is one.
 
-Factors D_1 … D_T lengthen short columns of C.  C diag(D) with the clips S_t is C with the clips S_t · D_t, so one
-D serves two purposes: clips of S_t · D_t at the same noise (`late_clip = "column"`), or the noise of increment t
-divided by D_t at the same clips (`BufferedToeplitz.column_scale`).
+Factors D_1 … D_T scale the columns of C, so that every record costs as much as the worst one.  C diag(D) with the
+clips S_t is C with the clips S_t · D_t, so one D serves two purposes: clips of S_t · D_t at the same noise
+(`late_clip = "column"`), or the noise of increment t divided by D_t at the same clips
+(`BufferedToeplitz.column_scale`).
 """
 
 import dataclasses

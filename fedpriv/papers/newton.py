@@ -23,7 +23,7 @@ points at which increments are computed, with coefficients.
 | here | paper | shape |
 |---|---|---|
 | `query`, `output` | θ^(t), with A_{t-1}: (x_t, svec A_{t-1}) | (..., p + p(p + 1)/2) |
-| `released` | ∇L_n + N_k and ∇²L_n + W_k | (..., p + p(p + 1)/2) |
+| `released` | ∇L_n + N_k, and κ svec of ∇²L_n + W_k | (..., p + p(p + 1)/2) |
 | `penalty` | none: λ of λ‖x‖²/2, added to the mean loss, the constant's weight included | scalar |
 """
 
