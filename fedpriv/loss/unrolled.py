@@ -1,14 +1,14 @@
 """Recurrent layers and embeddings in operations that torch.func.vmap can batch.
 
-Under vmap, a gradient of GRU, RNN or a recurrent cell raises, since gates are written into a tensor of one
-record.  A gradient of an LSTM or an EmbeddingBag is computed one record after another, and one of a sparse table
-does not exist.  `make_vmap_module` replaces the forward pass of such layers, and keeps their parameters.
+Under vmap, a gradient of GRU, RNN or a recurrent cell raises.  A gradient of an LSTM or an EmbeddingBag is
+computed one record after another, and one of a sparse table raises.  `make_vmap_module` replaces the forward pass
+of such layers, and keeps their parameters.
 
 torch runs a recurrent layer as one function, inside of which neither vmap nor a trace of parameters can look.
-`UNROLLED_FUNCTIONS` has functions that compute the same step by step, from functions of `torch.nn.functional`.
-Each of them takes the arguments of torch's function, and its results differ by rounding only (and by the random
-numbers of dropout).  Those of layers refuse packed sequences, and are not for an LSTM with projections.  The
-input's part of all gates is one product for all steps.
+`UNROLLED_FUNCTIONS` has functions that compute the same step by step, with `functional.linear` for the products by
+weights.  Each of them takes the positional arguments of torch's function, and its results differ by rounding only
+(and by the random numbers of dropout).  Those of layers refuse packed sequences, and are not for an LSTM with
+projections.  They compute W_ih x + b_ih, the input's part of the gates, of all steps in one product.
 """
 
 import copy
@@ -73,20 +73,21 @@ def _run_layer(
         values: Inputs, (steps, records, features), or (records, steps, features) if `batch_first`.
         state: State before the first step, (layers · directions, records, width).  For an LSTM it is a pair of
             hidden values and cells.
-        weights: Weights of input and state, then their biases if `biases`, by layers and directions.
+        weights: W_ih and W_hh, then b_ih and b_hh if `biases`, for each direction of each layer in turn.
         biases: Whether there are biases.
-        layers: Number of layers, each of which gets the outputs of the one before.
-        dropout: Share of the outputs that is dropped between two layers in training.
+        layers: Number of layers.  The first gets `values`, and a later one the outputs of the one before.
+        dropout: Probability with which an output is dropped between two layers in training.
         train: Whether the layer is in training mode.
         bidirectional: Whether each layer also runs from the last step to the first.
         batch_first: Whether records come before steps.
 
     Returns:
-        The last layer's outputs at all steps, directions side by side, then the last hidden values (and the last
-        cells for an LSTM), (layers · directions, records, width) each.
+        The last layer's outputs at all steps, in the layout of `values`, with directions · width in place of
+        features.  Then the hidden values after the step that is run last (and its cells for an LSTM), (layers ·
+        directions, records, width) each.
 
     Raises:
-        RuntimeError: The call is one for a packed sequence.
+        RuntimeError: The arguments are those for a packed sequence.
     """
     states = state if isinstance(state, tuple | list) else (state,)
     # For a packed sequence torch passes numbers of records, which are integers, in the place of the state.
@@ -94,7 +95,7 @@ def _run_layer(
         raise RuntimeError("a packed sequence, whose records have a number of steps each")
     steps = values.transpose(0, 1) if batch_first else values
     layer_weights = [weights[start : start + 2 + 2 * biases] for start in range(0, len(weights), 2 + 2 * biases)]
-    last_states: list[RecurrentState] = []
+    last_states: list[RecurrentState] = []  # of the runs so far, so that its length is the next run's index
     for layer in range(layers):
         direction_runs = [
             _run_direction(
@@ -127,8 +128,9 @@ def _run_direction(
     Args:
         cell: Function of one step, from the input's part of the gates, the state's part and the state.
         steps: Inputs of all steps, (steps, records, features).
-        state: State before the first step that is run: hidden values, and for an LSTM the cells as well.
-        parameters: Weights of input and state, and their biases if there are any.
+        state: State before the step that is run first: hidden values, and for an LSTM the cells as well, (records,
+            width) each.
+        parameters: W_ih (gates · width, features) and W_hh (gates · width, width), then b_ih and b_hh if any.
         backward: Whether steps are run from the last to the first.
         projection: Matrix (projected width, width) that is applied to the hidden values of every step, or None.
 
@@ -184,14 +186,16 @@ UNROLLED_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def make_vmap_module(module: nn.Module) -> nn.Module:
-    """Return the module, or a copy with another forward pass in layers that vmap cannot batch.
+    """Return the module, or a copy whose layers torch.func.vmap can batch.
 
-    Recurrent layers, their cells and embeddings get another forward pass, but for subclasses of torch's classes.
-    Layers of attention are put into training mode.  The copy shares parameters and buffers with the module.
-    Outputs are the module's up to rounding.
+    The module is returned if it has none of the layers below.  In the copy, recurrent layers, their cells and
+    embeddings get another forward pass, unless their class is a subclass of torch's.  Layers of attention are put
+    into training mode.  The copy shares parameters and buffers with the module.  For modules that `check_module`
+    accepts, whose layers have no dropout, outputs are the module's up to rounding.
     """
     if not any(type(layer) in _REPLACEMENTS or isinstance(layer, _ATTENTION) for layer in module.modules()):
         return module
+    # The memo maps parameters and buffers to themselves, so that they are not copied.
     copied = copy.deepcopy(module, {id(values): values for values in (*module.parameters(), *module.buffers())})
     for layer in copied.modules():
         if type(layer) in _REPLACEMENTS:
@@ -225,8 +229,8 @@ class _Unrolled(nn.RNNBase):
                 have the projected width if there is a projection.  None stands for zeros.
 
         Returns:
-            The last layer's outputs in the layout of `values`, directions side by side, and the last states in the
-            layout of `start`.
+            The last layer's outputs in the layout of `values`, directions side by side in place of features, and
+            the states after the step that is run last, in the layout of `start`.
 
         Raises:
             InputError: The sequence is packed.
@@ -238,6 +242,7 @@ class _Unrolled(nn.RNNBase):
             values = values.unsqueeze(0 if self.batch_first else 1)
         steps = values.transpose(0, 1) if self.batch_first else values
         state_size = 2 if isinstance(self, nn.LSTM) else 1
+        # Hidden values (and cells) with the layers and directions on the first axis.
         start_state = None if start is None else start if isinstance(start, tuple) else (start,)
         last_states: list[RecurrentState] = []
         for layer in range(self.num_layers):
@@ -286,7 +291,7 @@ class _UnrolledCell(nn.RNNCellBase):
     """One step of a recurrent layer."""
 
     def forward(self, values: Tensor, start: Tensor | RecurrentState | None = None) -> Tensor | RecurrentState:
-        """Compute the next state, (..., hidden), or a pair of hidden values and cells for an LSTM.
+        """Compute the next hidden values, (..., width), or a pair of hidden values and cells for an LSTM.
 
         Args:
             values: Input of the step, (..., features).
@@ -319,17 +324,18 @@ class _DenseEmbedding(nn.Embedding):
 
 
 class _GatherEmbeddingBag(nn.EmbeddingBag):
-    """Table of embeddings that reduces the rows of tokens (B, tokens) by sum, mean or maximum."""
+    """Table of embeddings that reduces the rows of each record's tokens by sum, mean or maximum."""
 
     def forward(
         self, tokens: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Reduce the table's rows of each record's tokens to their sum, mean or maximum, (B, width).
 
-        Tokens of the padding row are left out.  A record without other tokens has zeros.
+        The layer's `mode` says which.  Tokens of the padding row, if there is one, are left out, also in the
+        number by which a mean is divided.  A record whose tokens are all of the padding row gets zeros.
 
         Args:
-            tokens: Tokens, (B, tokens).
+            tokens: Row of the table for each token, (B, tokens) with one token or more.
             offsets: Argument of torch's layer, which has to be None.
             per_sample_weights: Factors of the rows in a sum, (B, tokens), or None for factors of 1.
 
@@ -340,7 +346,7 @@ class _GatherEmbeddingBag(nn.EmbeddingBag):
             raise InputError(
                 "an EmbeddingBag with offsets cannot be used; give it tokens of shape (records, tokens) only"
             )
-        rows = functional.embedding(tokens, self.weight, self.padding_idx)
+        rows = functional.embedding(tokens, self.weight, self.padding_idx)  # (B, tokens, width)
         is_counted = (
             torch.ones_like(tokens, dtype=torch.bool) if self.padding_idx is None else tokens != self.padding_idx
         )

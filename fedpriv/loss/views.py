@@ -1,4 +1,4 @@
-"""Losses of units of protection: persons or clients with several records, each clipped as a whole.
+"""Losses by units of protection, persons or clients with several records, and training of silos.
 
 | class | contribution of a unit, or of a silo | source |
 |---|---|---|
@@ -7,18 +7,20 @@
 | `LocalSteps` | x_t - w_K, w_0 = x_t, w_k = w_{k-1} - η_l · gradient of its k-th batch | McMahan et al. 2018 |
 | `LocalTraining` | x_t minus the model after a silo's own epochs, unclipped | McMahan et al. 2017 |
 
-A contribution to a sum is called an increment.  Neighbouring data sets differ in one unit: under zero-out its
-contribution is replaced by zeros, and under replace-one its records by others.
+A contribution to a sum is called an increment.  A class here wraps a loss, `base`.  Neighbouring data sets differ
+in one unit: under zero-out its contribution is replaced by zeros, and under replace-one its records by others.
 
-A unit u contributes v_u, a combination of the gradients of its records r at the queries x_t, x_{t-1}, … with
-coefficients c_k.  `PerUnit` clips this vector.  In `QuantileClip`, C_t is the query's last coordinate, the bit b_u
-says whether v_u is within C_t, ρ is the weight of the bit, and both releases of the paper are one.
+`PerUnit` clips the vector v_u that `base` computes from the records of a unit u as one batch.  For a plain loss
+v_u combines the gradients of the records r at the queries x_t, x_{t-1}, … with coefficients c_k.  The classes in
+the next two rows can be this `base`.  In `QuantileClip`, C_t is the query's last coordinate, v_u is the vector of
+its `base`, the bit b_u says whether v_u is within C_t, ρ is the weight of the bit, and both releases of the paper
+are one.
 
-`LocalSteps` has K steps of length η_l instead of epochs.  A model with linear scores moves in the span of a
+`LocalSteps` takes K steps of length η_l from the query x_t.  A model with linear scores moves in the span of a
 client's records Z (records, features): w_k = x_t - η_l A_kᵀ Z, where A_k (records, outputs) is the sum over the
 steps so far of the loss's derivatives by the scores, each times the record's weight in the step.  The scores of
-this model are scores(x_t) - η_l (Z Zᵀ) A_k.  Unless a subclass has a direction of its own, steps are therefore
-taken on these small matrices, and the model's displacement is computed once at the end.
+this model are scores(x_t) - η_l (Z Zᵀ) A_k.  Unless a subclass has a direction of its own, steps of such a model
+are therefore taken on these small matrices, and its displacement is computed once at the end.
 
 Sources:
 
@@ -77,11 +79,11 @@ class PerUnit(View):
         return declared_dependence(self.base) & ~Dependence.BATCH
 
     def for_batch(self, slots: BatchLayout) -> Self:
-        """Return the same objective: public coins are keyed by row indices, which units do not have."""
+        """Return this objective unchanged, without a layout for `base`."""
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the clipped vectors v_u of units, a few units at a time.
+        """Sum weight · (v_u clipped to norm `clip`) over the units u of a batch.
 
         Args:
             query: Combination of gradients, at points (..., d).
@@ -93,6 +95,7 @@ class PerUnit(View):
             as clipped if `base` reports a clip: of a record of the unit, or for `QuantileClip` of the unit's
             vector.
         """
+        # A chunk of units at a time bounds the memory, since every unit has a vector of d values.
         records, weights = batch
         axis, unit_count = records.labels.dim() - 2, records.labels.shape[-2]
         values_per_unit = query.points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(
@@ -138,15 +141,16 @@ class PerUnit(View):
         return clipping.zero_unrepresentable(means), inner_clips, clipping
 
     def _unit_means(self, query: Query, records: Records, dtype: torch.dtype) -> Increment:
-        """Vector v_u of every unit, (..., B, d), and the number of clips in `base`, (..., B).
+        """Vector v_u of every unit before clipping, (..., B, d), and the number of clips in `base`, (..., B).
 
         A unit is a batch of its own for `base`: the units are one more leading axis of points and records.
-        Present records have weight 1/(number of them), and absent ones weight 0 and label 0.
+        Present records of a unit have weight 1/(number of them), so that a sum of gradients is their mean.  Absent
+        ones have weight 0, and get label 0 because every label has to be valid.
 
         Args:
             query: Combination of gradients, at points (..., d).
-            records: Units, (..., B, m, …), with absent labels in place of absent records.
-            dtype: Type of the weights and of the result.
+            records: Units, (..., B, m, …), in which an absent record has an absent label (`absent_label`).
+            dtype: Type of the records' weights.
         """
         is_present = ~is_absent(records.labels)
         record_weights = is_present.to(dtype) / is_present.sum(-1, keepdim=True).clamp(min=1).to(dtype)
@@ -218,14 +222,17 @@ class QuantileClip(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Compute the scaled vector and the bit of one unit, (..., d + 1).
 
-        The vector is v / max(‖v‖, C_t), with v from `base`.  The last coordinate is ρ (b - ½), where b is 1 if ‖v‖
-        ≤ C_t, else 0, or 0 for a unit without records.  The unit counts as clipped unless ‖v‖ ≤ C_t.
+        The first d coordinates are v / max(‖v‖, C_t), with v from `base`.  The last one is ρ (b - ½), where the
+        bit b is 1 if ‖v‖ ≤ C_t, else 0.  A unit without records has 0 as its last coordinate.
 
         Args:
             query: One point, (..., d + 1): x_t, then C_t, which is clamped to `MIN_ADAPTIVE_CLIP` …
                 `MAX_ADAPTIVE_CLIP`.
             batch: Records of the unit, with weights of sum 1, or all 0 for a unit without records.
             clip: Clip of single records in `base`, which `PerUnit` sets to `UNCLIPPED`.
+
+        Returns:
+            The coordinates, and whether the unit counts as clipped, (...), which it does unless ‖v‖ ≤ C_t.
         """
         ((point,), coefficients), weights = query, batch.weights
         adaptive_clip = point[..., -1:].clamp(MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP).to(weights.dtype)
@@ -254,13 +261,13 @@ class QuantileClip(View):
 class LocalSteps(View):
     """`base` whose increment is the query minus the model after `steps` local steps, unclipped.
 
-    A step takes the next `batch` row indices in cyclic order, or all if `batch` is None or larger than their
-    number.  The leading axes of records are clients, which train side by side, each with a model of its own.
-    Records of weight 0 are absent: a step is by the mean gradient of the present records among its rows, and a
-    step without present records moves nothing.
+    A step takes the next `batch` rows in cyclic order, or all if `batch` is None or larger than their number, and
+    subtracts `step` times the mean gradient of the present records (of weight above 0) among them.  A step without
+    present records moves nothing.  Clients train side by side, on leading axes of the records, each with a model
+    of its own.
 
     The class is for units (`PerUnit`), which clip its increment as a whole.  A subclass that overrides
-    `local_gradient` takes steps of its own.
+    `local_gradient` takes steps in the direction of its choice.
 
     Guarantee: none of its own.  The loss, the records, the steps of a subclass and how far they lead are not
     trusted.  Nothing is claimed of this vector's length, so `lipschitz` and `smoothness` are infinite and no claim
@@ -291,12 +298,12 @@ class LocalSteps(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Compute the displacement of each client's model by its local steps, (..., d).
 
-        The number of clipped records is 0.
+        The number of clipped records is 0, since nothing is clipped here.
 
         Args:
             query: One point, (..., d), from which the steps start.  Its coefficient is not used.
             batch: Records of each client, (..., B, …), with weights above 0 for those that are present.
-            clip: Not used, since nothing is clipped here.
+            clip: Not used.
         """
         (start,), (records, weights) = query.points, batch
         present = (weights > 0.0).to(start.dtype)
@@ -307,7 +314,6 @@ class LocalSteps(View):
             displacement = start - self._train_clients(start, records, present)
         else:
             displacement = self._train_in_span(scores, start, records, present)
-        # No record is clipped by itself.
         return Increment(displacement.to(weights.dtype), start.new_zeros(start.shape[:-1]))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
@@ -341,7 +347,7 @@ class LocalSteps(View):
     def _train_clients(self, start: Tensor, records: Records, present: Tensor) -> Tensor:
         """Model of each client after the steps, (..., d).
 
-        Step k subtracts η_l times the gradient of the mean loss over its batch's present records.
+        A step subtracts η_l times `local_gradient` for the rows of the step.
 
         Args:
             start: First model of each client, (..., d).
@@ -357,23 +363,24 @@ class LocalSteps(View):
         return model
 
     def _train_in_span(self, scores: LinearScores, start: Tensor, records: Records, present: Tensor) -> Tensor:
-        """Displacement x_t - w_K of each client, (..., d), by steps in the span of its records.
+        """Displacement x_t - w_K of each client after all K steps, (..., d), for a loss of linear scores.
 
-        With Z the features, A_0 = 0 and D_k the derivatives of the loss by the scores, a step is
+        The model moves in the span of the features Z (B, f).  With A_0 = 0 and D_k the derivatives of the loss by
+        the scores, (B, outputs), step k is
 
             scores = scores(x_t) - η_l (Z Zᵀ) A_{k-1},   A_k = A_{k-1} + (weights in the batch's mean) · D_k,
 
-        and the displacement is η_l A_Kᵀ Z.
+        and the displacement is η_l A_Kᵀ Z.  Z Zᵀ is computed once, so that a step takes no product with Z.
 
         Args:
-            scores: Function of the scores, and their output gradient.
+            scores: Function that computes scores, and the derivative of the loss by them.
             start: First model x_t of each client, (..., d).
             records: Records of each client, (..., B, …).
             present: 1 for each record that is present, else 0, (..., B).
         """
         features, labels = records
         products, initial_scores = features @ features.mT, _client_scores(scores, start, features)
-        combined_gradients = torch.zeros_like(initial_scores)
+        combined_gradients = torch.zeros_like(initial_scores)  # A_k
         for record_indices in self._batch_indices(labels):
             current_scores = initial_scores - self.step * (products @ combined_gradients)
             mean_weights = torch.zeros_like(present).index_copy(
@@ -412,8 +419,8 @@ class LocalTraining(View):
     """`base` whose increment is Σ_i p_i (query - w_i), for models w_i of the silos after local SGD.
 
     Each silo starts from the query and runs `epochs` passes over its records of the round, in batches of `batch`
-    records in their order, with steps of length `step`.  p_i is the sum of the weights of silo i's records.
-    Records of weight 0 are absent.
+    records in their order (the last may be smaller), with steps of length `step`.  p_i is the sum of the weights
+    of silo i's records.  Records of weight 0 are absent.
 
     Guarantee: none.  One record moves a silo's whole trajectory, so there is no bound to calibrate noise to.
     """
@@ -476,8 +483,9 @@ class LocalTraining(View):
     def _train_silo(self, initial_model: Tensor, silo_records: Records, present: Tensor) -> Tensor:
         """Train from `initial_model` on one silo's records, and return the model, (..., d).
 
-        Every batch subtracts `step` times the mean gradient of its present records, `epochs` times over all
-        batches.
+        One pass takes the batches in order, and there are `epochs` passes.  A batch subtracts `step` times the
+        increment of `base` for equal weights of its present records, of sum 1: their mean gradient.  A batch
+        without present records has weights of 0.
 
         Args:
             initial_model: Model of the query, (..., d).

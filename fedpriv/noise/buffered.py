@@ -5,7 +5,7 @@ interlace, θ_1 > φ_1 > θ_2 > …, and ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} 
 of round t, the clipped contributions of its records.  A s are the running sums with a decay, and B = A C^-1, so
 that the noise of round t is (B z)_t for fresh vectors z of independent normal values.  A record is charged the
 distance by which it moves C s.  In a fixed order it takes part every N-th round, and in separated participations
-in any rounds that are far enough apart.  Special cases:
+in any rounds that are far enough apart.  Special cases, without the `column_scale` below:
 
 | θ | φ | noise | vectors of state |
 |---|---|---|---|
@@ -195,10 +195,17 @@ class BufferedToeplitz(Toeplitz):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return (B z)_t and the next state.
 
-        Row t of B z is z_t plus a few decayed sums of earlier fresh vectors, the modes of B.  With modes m of gain
-        g_m and pole p_m, the result is z_t + Σ_m g_m b_m, and then b_m ← p_m b_m + z_t.  The state holds the
-        vector b_m for each mode.  With `column_scale` it holds the last noise, unless decay is 0, and a vector for
-        each φ.
+        Without `column_scale`, row t of B z is z_t plus a few decayed sums of earlier fresh vectors, the modes of
+        B.  For modes m of gain g_m and pole p_m, the result is z_t + Σ_m g_m b_m, and then b_m ← p_m b_m + z_t.
+        The state holds the vector b_m of each mode.  With `column_scale` see `_scaled_noise`.
+
+        Args:
+            state: State before round t, which is not read in round 1.
+            t: Round, from 1.
+            fresh: Fresh vector z_t.
+
+        Raises:
+            InputError: The mechanism has a `column_scale` that is not planned for this round.
         """
         if self.column_scale:
             return self._scaled_noise(state, t, fresh)
@@ -230,14 +237,16 @@ class BufferedToeplitz(Toeplitz):
     def integer(self, workload: Workload) -> Factorization:
         """Return the factorization A = B C on integers, with the C of rounded poles and residues.
 
-        φ follows from these, and the decay of A is rounded to a multiple of 2^-31, so that B is A times the
-        inverse of the rounded C.  The buffers of C hold at most 10 binary digits of a unit, and fewer if roundings
+        θ, the residues ω and the decay of A are rounded to multiples of 2^-31.  φ follows from θ and ω, so that B
+        belongs to the rounded C.  With `column_scale` increments are multiplied by D_t before they become integers
+        (`ScaledFactorization`).  The buffers of C hold at most 10 binary digits of a unit, and fewer if roundings
         to whole units add up to little.  A φ that the rounding makes slightly negative counts as 0.
 
         Raises:
-            InputError: Rounding makes roots equal, so that they do not interlace.
+            InputError: The rounded roots do not interlace, or the rounded residues add up to more than 1.
         """
         strategy = make_integer_buffered(self.theta, self.phi)
+        # More digits than those of the roundings to whole units would gain little.
         strategy = replace(strategy, digits=min(_DIGITS, strategy.max_roundings(workload.rounds).bit_length()))
         theta = tuple(root / COEFFICIENT_ONE for root in strategy.theta)
         phi = tuple(
@@ -257,9 +266,9 @@ class BufferedToeplitz(Toeplitz):
     def _scaled_noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return (B z)_t, (..., d), for a C with `column_scale`, and the next state.
 
-        With n_t the result, and w the residues of C^-1, n_t = decay n_(t-1) + (z_t + Σ_m w_m u_m) / D_t, and then
-        u_m ← φ_m u_m + z_t.  The state is the last noise n_t, unless decay is 0, and a buffer u_m for each φ_m.
-        The buffers are 0 before round 1.
+        The noise n_t of the running sum is decay n_(t-1) plus that of increment t, (z_t + Σ_m w_m u_m) / D_t.  The
+        w_m are the residues of C^-1 at its poles φ_m, and u_m, 0 before round 1, becomes φ_m u_m + z_t in round t.
+        The state is n_t, which is left out for decay 0, followed by u_m for each φ_m.
 
         Args:
             state: State before round t, which is not read in round 1.
@@ -286,8 +295,9 @@ class BufferedToeplitz(Toeplitz):
     def _scaled_variance(self, rounds: int) -> Floats:
         """Return the variance of the noise of every round, (rounds,), for fresh vectors of variance 1.
 
-        The variance follows round by round from the covariance of the state (n, u) of `_scaled_noise`, (buffers +
-        1, buffers + 1): Cov ← M Cov Mᵀ + v vᵀ, for the transition M of the state and the weights v of z_t in it.
+        The state of `_scaled_noise`, the last noise n and a number u for each φ, is linear in the fresh vectors.
+        So its covariance, (m + 1, m + 1) for m roots φ, follows round by round: Cov ← M Cov Mᵀ + v vᵀ, for the
+        transition M of the state and the weights v of z_t in it.
         """
         size = len(self.phi) + 1  # the last noise, and u of each φ
         covariance, variances = np.zeros((size, size)), np.empty(rounds)
@@ -401,9 +411,11 @@ class IntegerBuffered(IntegerStrategy):
     def __post_init__(self) -> None:
         """Check that C ≥ 0 has coefficients that never increase: 1, Σ ω_i, Σ ω_i θ_i, ….
 
+        0 ≤ θ_i ≤ 1, ω_i ≥ 0 and Σ ω_i ≤ 1 are enough for that.
+
         Raises:
-            InputError: A number is out of its range, weights add up to more than 1, or there are not as many
-                weights as decays.
+            InputError: A number is out of its range, the ω_i add up to more than 1, or there are not as many ω_i
+                as θ_i.
         """
         if len(self.theta) != len(self.omega) or not 0 <= self.digits <= _MAX_DIGITS:
             raise InputError(
@@ -440,7 +452,7 @@ class IntegerBuffered(IntegerStrategy):
             loads: Largest absolute value of a coordinate of s_t for each round, as a tuple of one.
 
         Returns:
-            Largest output, and the largest of all outputs and buffers.
+            Bound of the outputs, and a bound of outputs and buffers.
         """
         largest, max_state, buffers = 0, 0, [0] * len(self.theta)
         for (load,) in loads:
@@ -455,13 +467,14 @@ class IntegerBuffered(IntegerStrategy):
         return IntegerBounds(largest, max_state)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """Return (C s)_t and the next state, which holds the buffers, for sums s_t of any shape, int64.
+        """Return (C s)_t and the next state, which holds the buffers b_i, each shaped like `sums`.
 
-        The state before round 1 is empty.
+        `sums` are the sums s_t of round t, int64 of any shape.  The state before round 1 is empty.
         """
         fresh = sums << self.digits
         if not state:
             return sums, (fresh,) * len(self.theta)
+        # The output takes the buffers as they were before this round's sums.
         total, buffers = sums.copy(), []
         for buffer, theta, omega in zip(state, self.theta, self.omega, strict=True):
             total += scale_integers(buffer, omega, self.digits)
@@ -472,7 +485,8 @@ class IntegerBuffered(IntegerStrategy):
 def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: int = 0) -> IntegerBuffered:
     """Return the integer strategy of the roots 1 ≥ θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0.
 
-    Residues are computed from the exact roots, and then poles and residues are rounded to multiples of 2^-31.
+    The residues ω_i are computed from the roots as exact fractions, and then θ_i and ω_i are rounded to multiples
+    of 2^-31.
 
     Args:
         theta: Poles θ.
@@ -480,7 +494,8 @@ def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: 
         digits: Binary digits of a unit that the buffers hold (`IntegerBuffered`).
 
     Raises:
-        InputError: The roots do not interlace in this way.
+        InputError: The roots do not interlace in this way, the rounded ω_i add up to more than 1, or `digits` is
+            out of its range.
     """
     exact = [[Fraction(root) for root in roots] for roots in (theta, phi)]
     interlaced = [root for pair in zip(*exact, strict=False) for root in pair]
@@ -522,9 +537,10 @@ def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64
 
 
 def _residue(theta: list[Fraction], phi: list[Fraction], index: int) -> Fraction:
-    """Compute ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j) for i = `index`, from 0.
+    """Compute ω_i, the weight of θ_i^(k-1) in the coefficient c_k of C, for i = `index`, from 0.
 
-    `theta` are the poles θ and `phi` the zeros φ.
+    ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j) by partial fractions.  `theta` are the poles θ, all different, and
+    `phi` the zeros φ.
     """
     pole, result = theta[index], Fraction(1)
     for root in phi:

@@ -155,10 +155,10 @@ def _column_squared_norms(workload: Workload) -> Floats:
 def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
     """Return the squared distance by which each record of a fixed order moves A s within one period.
 
-    Between two rounds of a record the displacement of the sum only decays, so that its values in those rounds are
-    enough: y_k = clip_k + decay^rounds_per_epoch y_{k-1} in the record's k-th round.  The squares of the rounds up
-    to the record's next one, or to the end, add up to y_k² times a geometric sum.  This takes O(T log T), without
-    a T × T matrix.
+    Between two rounds of a record the displacement of the running sum only decays, so that its values in those
+    rounds are enough: y_k = clip_k + decay^rounds_per_epoch y_{k-1} in the record's k-th round.  The squares of
+    the displacements from this round until the record's next one, or until the period ends, add up to y_k² times
+    a geometric sum.  This takes O(T log T) for T rounds, without a T × T matrix.
 
     Args:
         clips: Clip of every round of the period, (rounds,).
@@ -213,7 +213,7 @@ class IntegerPrefix(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Return q_t and the next state, which holds q_t, or nothing for decay 0.
 
-        `sums` is s_t, int64 of any shape, and the state before round 1 is empty.
+        `sums` are the sums s_t of round t, int64 of any shape, and the state before round 1 is empty.
         """
         if self.decay == 0:
             return sums, ()
@@ -305,8 +305,8 @@ class ScheduledGaussian(Mechanism):
     def certified(self, workload: Workload) -> Sensitivity:
         """Return the sensitivity, exact for one pass and for a fixed order.
 
-        For one pass the sensitivity is max_τ clip_τ ‖C_τ‖, and for a fixed order the largest distance by which a
-        record moves C s.  For separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds
+        With C_τ for column τ of C, the sensitivity is max_τ clip_τ ‖C_τ‖ for one pass.  For a fixed order every
+        record is tried.  For separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds
         is a bound.  In up to 2,000 rounds a search may replace it by the exact sensitivity or a smaller bound.
         """
         self._check_workload(workload)
@@ -327,11 +327,15 @@ class ScheduledGaussian(Mechanism):
         return Sensitivity(math.sqrt(max_squared_norm), True, "every record of the fixed order")
 
     def columns(self, workload: Workload) -> Columns:
-        """Return ⟨C_i, C_j⟩ = decay^|i-j| Σ_{t ≥ max(i, j)} decay^{2 (t - max(i, j))} / d_t²."""
+        """Return norms and inner products of the columns of C, whose entries are C[t, i] = decay^(t-i) / d_t.
+
+        ⟨C_i, C_j⟩ is decay^|i-j| times the squared norm of the later one of the two columns.
+        """
         self._check_workload(workload)
         inverse_squares = self._inverse_squares(workload.rounds)
         squares = np.empty(workload.rounds)
         squared_norm = 0.0
+        # ‖C_i‖² = 1/d_i² + decay² ‖C_(i+1)‖², from the last round backwards.
         for index in range(workload.rounds - 1, -1, -1):
             squared_norm = squares[index] = inverse_squares[index] + self.decay**2 * squared_norm
 
@@ -371,10 +375,10 @@ class ScheduledGaussian(Mechanism):
         return Factorization(strategy, replace(self, decay=decay), replace(workload, decay=decay))
 
     def _squared_norm(self, workload: Workload, rounds: slice) -> float:
-        """Return the squared distance by which a record that takes part in `rounds` moves C s.
+        """Return the squared distance Σ_t y_t² / d_t² by which a record that takes part in `rounds` moves C s.
 
-        `rounds` is a slice of indices from 0.  The displacement of the sum is y_t = decay y_(t-1) + clip_t,
-        without the clip in other rounds, and the result is Σ_t y_t² / d_t².
+        y_t is the record's displacement of the running sum: decay y_(t-1) + clip_t in its own rounds, and decay
+        y_(t-1) in others.  `rounds` is a slice of indices from 0.
         """
         increments = np.zeros(workload.rounds)
         increments[rounds] = workload.clips[rounds]
@@ -436,7 +440,11 @@ class LeafGaussian(Mechanism):
             raise InputError(f"first = {self.first}: a ratio of two noises is a finite number above 0")
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return the exact sensitivity √(Σ (clip_t / noise_t)²) of the worst record."""
+        """Return √(Σ (clip_t / noise_t)²) over the rounds t of the worst record.
+
+        noise_t is `first` in the first round of a period, and else 1.  The sensitivity is exact for a fixed order
+        and for separated participations.
+        """
         check_matches(workload, self.decay, self.period)
         squared_norms = (workload.clips / self._noise_scales(workload)) ** 2
         if isinstance(workload.public_order, MinSeparation):
@@ -458,7 +466,8 @@ class LeafGaussian(Mechanism):
     def variance(self, workload: Workload) -> Floats:
         """Return the variance v_t of the accumulated noise of every round, (rounds,).
 
-        v_t = noise_t² + decay² v_(t-1), without the second term where sums restart.
+        The noisy increments are added up, so that v_t = noise_t² + decay² v_(t-1), without the second term in the
+        first round of a period.  The variance of fresh vectors is 1.
         """
         check_matches(workload, self.decay, self.period)
         variances = np.empty(workload.rounds)
@@ -555,6 +564,9 @@ class PhaseEnds(Mechanism):
 
     def certified(self, workload: Workload) -> Sensitivity:
         """Return the largest clip as the sensitivity, which is a bound.
+
+        A record is in one gradient round, moves the iterate there by at most step · clip · its weight, and later
+        rounds of the phase do not enlarge this distance.  Noise is in units of the step, so the clip remains.
 
         Raises:
             InputError: The contraction argument does not apply to this workload, step or clip.

@@ -169,8 +169,9 @@ class DifferenceTrees(Mechanism):
     def attained_sensitivity(self, workload: Workload) -> Sensitivity:
         """Compute the sensitivity by counting nodes, without `least`.
 
-        The square is the largest Σ_k (squared displacement in group k) / std_k² over the records.  A group without
-        nodes may have std_k = 0, and counts 0.
+        The square of the sensitivity is the largest Σ_k (squared displacement in group k) / std_k² over the
+        records, k = early, late, difference, residual.  A group in which no record moves a node may have std_k =
+        0, and counts 0.
 
         Args:
             workload: Workload with the clips and the fixed order.
@@ -204,8 +205,9 @@ class DifferenceTrees(Mechanism):
             workload: Workload of the run.
 
         Raises:
-            InputError: The decay, the period or the order is another one, γ is not strictly between 0 and 1, or a
-                bound is not finite or not above 0, for instance because no smoothness of the loss is known.
+            InputError: The decay, the period or the order is another one, γ is not strictly between 0 and 1,
+                `difference` or `residual` is not finite, for instance because no smoothness of the loss is known,
+                or one of them or `movement` is not above 0.
         """
         check_matches(workload, self.decay, None)
         if (
@@ -229,11 +231,12 @@ class DifferenceTrees(Mechanism):
     def residual_squared_norms(self, workload: Workload) -> Floats:
         """Compute each record's squared displacement in the r tree, which spans the whole run, (N,).
 
-        Entry i is for the record at position i of an epoch.  If the run is shorter than an epoch, entries
-        without a round are 0.
+        Entry i is for the record at position i = 0, 1, … of an epoch.  In its rounds r moves by at most `residual`
+        · i if queries' movement bounds it, and by `residual` if r is clipped and i > 0.  If the run is shorter
+        than an epoch, entries without a round are 0.
         """
         rounds_since_anchor = np.arange(workload.rounds) % self.rounds_per_epoch
-        # A clipped r moves by `residual` at most, however long ago the epoch began.
+        # A clipped r moves by `residual` at most, however long ago the epoch began, and r is 0 in its first round.
         max_distance = self.rounds_per_epoch if self.movement is not None else 1
         displacements = self.residual * np.minimum(rounds_since_anchor, max_distance).astype(np.float64)
         squared_norms = np.zeros(self.rounds_per_epoch)
@@ -246,16 +249,17 @@ Trees = TypeVar("Trees", bound=DifferenceTrees)
 
 
 def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
-    """Set the standard deviation of each group to √(M_k / λ_k) / (largest clip).
+    """Set the standard deviation of each group of nodes to √(M_k / λ_k) / (largest clip).
 
     M_k is the largest squared displacement of a record in group k = early, late, difference, residual.  λ_k is the
-    group's share of the privacy loss, and the λ_k sum to 1.  The sensitivity is then at most the largest clip.  A
-    group without released nodes (M_k = 0) gets 0.  Standard deviations are in multiples of that of fresh vectors.
+    group's share of the squared sensitivity, and the λ_k sum to 1.  The sensitivity, the root of the sum of
+    (squared displacement) / std_k², is then at most the largest clip.  A group in which no record moves a node
+    (M_k = 0) gets 0.  Standard deviations are in multiples of that of fresh vectors.
 
     Args:
         trees: Trees, whose standard deviations are replaced.
         workload: Workload of the run.
-        shares: "equal" for equal λ_k of all groups that are released.  "best" for the least mean variance, λ_k ∝
+        shares: "equal" for equal λ_k of the groups with M_k > 0.  "best" for the least mean variance, λ_k ∝
             √(A_k M_k), where A_k is the mean variance of the releases if group k alone has noise, of standard
             deviation 1.
 
@@ -282,10 +286,11 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
 def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
     """Set the standard deviations of nodes to those that Algorithm 2 states.
 
-    With V from `paper_window_counts`, these are √V_{≤2N} for early nodes, √V_{>2N} for late nodes, and
-    `difference` / (2 clip) · √V_{>2N} for nodes of Δ and of r.  They are multiples of the standard deviation of
-    fresh vectors, which is the paper's δ_G σ = 4 clip · σ under replace-one, and half of that under zero-out.
-    `difference` includes the smoothness constant L, which the algorithm's box omits, and α is 1 minus the decay.
+    These are √V_{≤2N} for early nodes, √V_{>2N} for late nodes, and `difference` / (2 clip) · √V_{>2N} for nodes
+    of Δ and of r, with the largest clip.  V_{≤2N} and V_{>2N} are the paper's bounds on the number of nodes that
+    hold one record (`paper_window_counts`).  Standard deviations are in multiples of that of fresh vectors, which
+    is the paper's δ_G σ = 4 clip · σ under replace-one, and half of that under zero-out.  `difference` includes
+    the smoothness constant L, which the algorithm's box omits, and α is 1 minus the decay.
 
     Args:
         trees: Trees with a bound of the queries' movement.
@@ -356,9 +361,13 @@ class AlignedDifferences(DifferenceTrees):
     words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, aligned with epochs"
 
     def squared_norms(self, workload: Workload) -> NodeGroups:
-        """Add up each position's squared displacements over the trees of all epochs, (N,) a group.
+        """Add up each record's squared displacements in the four groups of nodes, (N,) a group.
 
-        A position is that of a record in every epoch.  The groups are the four of the module's table.
+        Entry i is for the record at position i of every epoch.  The trees of G and of Δ cover one epoch each, so
+        that their squares add up over the epochs.  The tree of r spans the whole run.
+
+        Args:
+            workload: Workload with the clips.
         """
         early, late, difference = np.zeros((3, self.rounds_per_epoch))
         for start in range(0, workload.rounds, self.rounds_per_epoch):
@@ -377,8 +386,9 @@ class AlignedDifferences(DifferenceTrees):
 
         The release at position p of an epoch has three noises: n, the filtered noise of the nodes of prefix p; c,
         the noise carried over from earlier epochs, decayed by decay^p; and the noise of the r tree, independent of
-        n and c.  n and c are correlated, because c contains earlier noise of the nodes that make up the whole
-        epoch, and prefix p uses some of the same nodes.  The variances are for fresh vectors of variance 1.
+        n and c.  n and c are correlated where prefix p and the whole epoch are made up of some of the same nodes,
+        because c contains earlier noise of the nodes of whole epochs.  The variances are for fresh vectors of
+        variance 1.
         """
         self.check_workload(workload)
         # Per unit of squared weight of a node: node_variance of n, past_variance of c, and their covariance.
@@ -401,6 +411,7 @@ class AlignedDifferences(DifferenceTrees):
                     + 2.0 * decay**rounds_per_epoch * covariance
                 )
                 covariance = retention * (decay**rounds_per_epoch * covariance + node_variance)
+                # The filter of a node, from epoch to epoch: (1 - γ) (last noise + that of Δ) + γ (noise of G).
                 node_variance = (
                     retention**2 * (node_variance + self.std_difference**2) + (self.mixing * self.std_late) ** 2
                 )
@@ -446,6 +457,7 @@ class AlignedDifferences(DifferenceTrees):
             node_noise = (1.0 - self.mixing) * updated_noise + self.mixing * (self.std_late * vectors[0])
         position = (t - 1) % self.rounds_per_epoch + 1
         length = position & -position
+        # Prefix p is the node that ends at p, of p's lowest set bit in rounds, plus the prefix before the node.
         left_nodes = epoch_stack[: len(epoch_stack) - (length.bit_length() - 1)]
         noise = node_noise.add(left_nodes[-1], alpha=self.decay**length) if left_nodes else node_noise
         next_epoch_stack = (noise,) if position == self.rounds_per_epoch else (*left_nodes, noise)
@@ -543,12 +555,12 @@ class IntegerAligned(IntegerStrategy):
         )
 
     def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
-        """Return the released nodes in groups of equal noise: those of G, Δ and r.
+        """Return the released nodes in groups of equal noise: early and late ones of G, those of Δ and of r.
 
         A group has its number of nodes, their noise, and a bound of what rounding adds to the difference of a node
-        between neighbours.  Every round releases one node of each tree that it has a part for.  Roundings are
-        bounded for one participation in the trees of G and Δ, because an epoch holds a record once, and for all
-        participations in the tree of r.
+        between neighbours.  A round releases one node for each of its parts, so that the first epoch has no late
+        nodes and none of Δ.  Roundings are bounded for one participation in the trees of G and Δ, because an epoch
+        holds a record once, and for all participations in the tree of r.
 
         Args:
             rounds: Number of rounds of the run.
@@ -581,7 +593,7 @@ class IntegerAligned(IntegerStrategy):
         """Return the nodes that end at t, one for each part, and the next state.
 
         The state consists of the stacks of the trees of r (if N > 1), G and (from the second epoch on) Δ, one
-        after the other.  A stack holds the nodes that later rounds merge, longest first.
+        after the other.  A stack holds the nodes that later rounds may merge, longest first.
 
         Args:
             state: State before round t.

@@ -8,9 +8,10 @@ round takes a fresh vector z_t, or several (`Mechanism.draws`), and adds row t o
 mechanism: its noise (B), its certificate (the distance by which one record can move C s), and C on integers, if
 there is one.
 
-Factors D_1 … D_T lengthen short columns of C.  C diag(D) with the clips S_t is C with the clips S_t · D_t, so one
-D serves two purposes: clips of S_t · D_t at the same noise (`late_clip = "column"`), or the noise of increment t
-divided by D_t at the same clips (`BufferedToeplitz.column_scale`).
+Factors D_1 … D_T scale the columns of C, so that every record costs as much as the worst one.  C diag(D) with the
+clips S_t is C with the clips S_t · D_t, so one D serves two purposes: clips of S_t · D_t at the same noise
+(`late_clip = "column"`), or the noise of increment t divided by D_t at the same clips
+(`BufferedToeplitz.column_scale`).
 """
 
 import dataclasses
@@ -100,8 +101,9 @@ def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
 def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
     """Compute D for several passes in a fixed order with equal clips, (T,).
 
-    For each record with rounds i, j, … D maximizes Π D_i under Σ_ij D_i D_j ⟨C_i, C_j⟩ = the largest Σ_ij ⟨C_i,
-    C_j⟩ of any record.  Some factors may be below 1, since a record's clips are redistributed over its rounds.
+    With D a record's squared distance is Σ_ij D_i D_j ⟨C_i, C_j⟩ over its rounds i and j, at clip 1.  For each
+    record D has the largest product Π D_i for which this is the largest Σ_ij ⟨C_i, C_j⟩ of any record.  Some
+    factors may be below 1, since a record's clips are redistributed over its rounds.
 
     Guarantee: every record costs what the worst one cost without D.
 
@@ -112,6 +114,7 @@ def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
     Raises:
         InputError: The order is not fixed, clips differ, or a record takes part in more than 2,000 rounds.
     """
+    # Records at different positions of an epoch share no round, so that D is computed for each by itself.
     schedule, rounds = workload.schedule, workload.rounds
     if not isinstance(schedule, FixedOrder) or not workload.equal_clips:
         raise InputError("column scale: several passes need a fixed order and the same clip in every round")
@@ -191,12 +194,12 @@ def _record_scale(inner: Floats, squared_norm: float) -> Floats:
     """Compute the factors D of one record's n rounds with the largest Π D_i, (n,).
 
     D is constrained to Σ_ij X_ij D_i D_j = `squared_norm`.  At the maximum 1/D_i is proportional to Σ_j X_ij D_j.
-    The iteration D_i ← √(D_i / Σ_j X_ij D_j) solves that.  It ends when no factor changes by more than a relative
-    1e-12, or after 1,000 steps.  Then D is multiplied by one number to meet the constraint.
+    The iteration D_i ← √(D_i / Σ_j X_ij D_j) solves that up to a common factor.  It ends when no factor changes by
+    more than a relative 1e-12, or after 1,000 steps.  Then D is multiplied by one number to meet the constraint.
 
     Args:
         inner: Inner products X_ij = ⟨C_i, C_j⟩ of the record's columns, (n, n).
-        squared_norm: Squared distance by which the record moves C s with D.
+        squared_norm: Squared distance by which the record moves C s with D, at clip 1.
     """
     scale = np.ones(len(inner))
     for _ in range(_MAX_STEPS):

@@ -57,12 +57,14 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
     """Check a mechanism's claims in a workload as far as they can be measured.
 
     Participation has to be public, with at most 2,000 rounds, and the claims may rest on no `assumption` and no
-    bound of `movement`.  Then these are checked, up to a relative 1e-6 where numbers are compared:
+    bound of `movement`.  A round takes one fresh vector, which is not stacked.  Then these are checked:
 
     * B, measured from `noise`, is lower-triangular, with a diagonal above 0 and of at least `fresh_std`.
     * A state holds at most `memory_vectors` vectors.
     * `certified` and `attained_sensitivity` are at least the sensitivity of C = B^-1 A, or a bound of it where the
       sensitivity is not known exactly.
+
+    Comparisons with `fresh_std` and with the sensitivity allow for a relative 1e-6 of rounding.
 
     Guarantee: in a public order, and for any queries, a mechanism that passes has a certificate that is not below
     the sensitivity of C = B^-1 A by more than a relative 1e-6, for the B that its `noise` applies to unit vectors.
@@ -121,7 +123,7 @@ def _noise_matrix(mechanism: Mechanism, rounds: int) -> tuple[Floats, int]:
     Round t of `rounds` = T gets the unit vector e_t as its fresh vector, so that its noise is row t of B.
 
     Raises:
-        InputError: A round takes several fresh vectors.
+        InputError: A round takes stacked fresh vectors (`draws` is not None).
     """
     import torch
 
@@ -175,8 +177,9 @@ def add_mechanism(kind: type[Mechanism]) -> None:
         kind: Frozen dataclass and subclass of `Mechanism`, with fields of numbers, text and tuples.
 
     Raises:
-        InputError: The name is one of fedpriv's, has other characters than a-z, 0-9 and -, or begins with -, or
-            the class is no dataclass, no subclass of `Mechanism`, or has no description (`words`).
+        InputError: The name is one of fedpriv's or "auto", is empty, has other characters than a-z, 0-9 and -, or
+            begins with -, or the class is no dataclass, no subclass of `Mechanism`, or has no description
+            (`words`).
     """
     if Mechanism not in getattr(kind, "__mro__", ()) or not dataclasses.is_dataclass(kind):
         raise InputError(
@@ -266,8 +269,8 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
         options: Options of the scenario.
 
     Raises:
-        InputError: No mechanism has this name, it cannot be chosen, its numbers are missing, or roots, `scale` or
-            `noise_sizes` are given that belong to another one.
+        InputError: No mechanism has this name, it cannot be chosen, its numbers are missing or do not fit, or
+            roots, `scale` or `noise_sizes` are given that belong to another one.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -326,8 +329,8 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
         algorithm: Name of the algorithm, for messages.
 
     Raises:
-        InputError: `mechanism_from_data` would not return an equal mechanism, or a claim of a
-            user's mechanism is wrong.
+        InputError: `mechanism_from_data` would not return an equal mechanism, or a claim of a user's mechanism is
+            wrong or cannot be measured.
     """
     if type(mechanism) in _BUILT_IN:
         return

@@ -41,9 +41,9 @@ def record_squared_norms(
 ) -> Floats:
     """Compute the squared norm of the record at each position of a fixed order.
 
-    C restarts with every period, so that columns of different periods are orthogonal, and squared norms of the
-    periods add up.  In a single pass, and if no period holds a record twice, squared norms are sums of clip² ·
-    ‖column‖².
+    A record's squared norm is the square of the distance by which it moves C s.  C restarts with every period, so
+    that columns of different periods are orthogonal, and squared norms of the periods add up.  In a single pass,
+    and if no period holds a record twice, squared norms are sums of clip² · ‖column‖².
 
     Args:
         workload: Clips, participation and period.
@@ -53,7 +53,7 @@ def record_squared_norms(
             called only if a full period holds a record more than once, and then for every period.
 
     Returns:
-        (rounds_per_epoch,), or (T,) in a single pass.
+        A squared norm for each position of an epoch, (rounds_per_epoch,), or (T,) in a single pass.
 
     Raises:
         TypeError: The participation is separated, without an order.
@@ -78,7 +78,8 @@ def record_squared_norms(
 def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
     """Compute the largest sum of weights ≥ 0 over the rounds of one allowed pattern.
 
-    The sum follows by dynamic programming over the last round of the pattern.  For weights that never increase the
+    An allowed pattern is a set of at most `max_rounds_per_record` rounds, at least `min_separation` apart.  The
+    sum follows by dynamic programming over the last round of the pattern.  For weights that never increase the
     earliest pattern is the heaviest.
 
     Args:
@@ -134,10 +135,11 @@ def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload
 def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: MinSeparation) -> Sensitivity:
     """Compute the sensitivity by a search, or the smaller of two bounds if the search is cut short.
 
-    X_ij = clip_i clip_j ⟨C_i, C_j⟩.  The search (`farthest_pattern`) is for the largest Σ_{i,j∈S} X_ij.  If it
-    ends at a pattern, the root of that pattern's sum is the exact sensitivity.  Otherwise the search has a bound,
-    and there is a second bound: the heaviest pattern over the weights ρ_i, where ρ_i is the weight of the heaviest
-    pattern in row i of X.  The sensitivity is in the unit of the clips.
+    With X_ij = clip_i clip_j ⟨C_i, C_j⟩, (T, T), a record with the rounds S moves C s by at most the root of
+    Σ_{i,j∈S} X_ij.  The search (`farthest_pattern`) is for the largest of these sums.  If it ends at a pattern,
+    the root of that pattern's sum is the exact sensitivity.  Otherwise the search has a bound, and there is a
+    second bound: the heaviest pattern over the weights ρ_i, where ρ_i is the weight of the heaviest pattern in row
+    i of X.  The sensitivity is in the unit of the clips.
 
     Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where the result
     is exact, a pattern moves C s as far.
@@ -159,11 +161,11 @@ def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: Min
 def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bool]:
     """Bound Σ_{i,j∈S} X_ij over the allowed patterns S, and return whether one attains the bound.
 
-    The search is best-first branch and bound, of at most 400 steps: the branch with the largest bound is refined
-    next.  A step fixes the latest rounds of S, one more than the step before it in its branch.  An earlier round
-    i with at most k rounds before it adds X_ii, twice X_ij for each fixed j, and at most twice the heaviest
-    pattern of k rounds before it in its own row.  The heaviest chain of such rounds is found by dynamic
-    programming.
+    The search is best-first branch and bound, of at most 400 steps.  A branch is a choice of the latest rounds of
+    S, with a bound of the sums that S can still have.  A step takes the branch with the largest bound, and fixes
+    one more round, before the others.  For the bound, a round i that is not fixed, with at most k rounds of S
+    before it, adds X_ii, twice X_ij for each fixed j, and at most twice the heaviest pattern of k rounds before it
+    in its own row.  The heaviest chain of such rounds is found by dynamic programming.
 
     Guarantee: the bound of every branch that is not searched is at least its worst pattern, and the largest bound
     is returned.
@@ -210,17 +212,18 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
         )
         best_value = max(best_value, value)
         if not rounds_left or start >= rounds:
-            return -negative_bound, True
+            return -negative_bound, True  # S is complete, so that its bound is its sum
         cross = cross + 2.0 * reversed_weights[last_round]
     return -negative_bound, False
 
 
 def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSeparation) -> list[Floats]:
-    """Bound, for every round, the sum that it adds with at most 0, 1, … rounds after it, each (T,).
+    """Bound the sum that each round adds with at most 0, 1, … rounds after it, (T,) each.
 
-    The bound is the round's own weight plus twice the heaviest pattern of later rounds in the same row.  The
-    list ends early if more rounds change nothing.  Rounds come in the order of the search, so that the last round
-    of the run is first, and "after" and "later" mean earlier in the run.
+    The sum is that of X_ij over a pattern, without products of the round with rounds before it.  The bound is the
+    round's own weight plus twice the heaviest pattern of later rounds in the same row.  The list ends early if
+    more rounds change nothing.  Rounds come in the order of the search, so that the last round of the run is
+    first, and "after" and "later" mean earlier in the run.
 
     Args:
         later_weights: X in this order, with zeros left of the `min_separation`-th upper diagonal, (T, T).
@@ -248,8 +251,13 @@ def heaviest_patterns(weights: Floats, pattern: MinSeparation) -> Floats:
 def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floats]:
     """Yield the weights of every row's heaviest pattern of at most 1, 2, … rounds: (n, T) -> (n,) each.
 
+    The rounds of a pattern are at least `min_separation` apart.  The last yield is for `max_rounds_per_record`.
     best_k[i], the largest weight of at most k of the first i rounds, is max(best_k[i-1], weight_i +
     best_{k-1}[i - min_separation]).
+
+    Args:
+        weights: Weights of the rounds, ≥ 0, (n, T).
+        pattern: Allowed patterns.
     """
     gap, (rows, rounds) = pattern.min_separation, weights.shape
     best = np.zeros((rows, rounds + 1))  # best[:, i]: weight of the heaviest pattern in the first i rounds
@@ -263,8 +271,9 @@ def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floa
 def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
     """Compute the sensitivity of any C ≥ 0 whose columns are known.
 
-    In a fixed order of N positions every record is tried, with T²/N inner products of columns.  In separated
-    participations the worst pattern is searched for (`sensitivity_from_rows`).
+    In a single pass the sensitivity is the largest product of a column's norm and its clip.  In a fixed order of N
+    positions every record is tried, with T²/N inner products of columns.  In separated participations the worst
+    pattern is searched for (`sensitivity_from_rows`).
 
     Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a
     bound for separated participations, which is exact where the search ends at a pattern.
@@ -314,9 +323,9 @@ def certify_toeplitz(
 
     C's coefficients are ≥ 0 and never increase.  In a single pass the sensitivity is the largest product of a
     column's norm and its clip.  In a fixed order every position is tried, or only the first for equal clips
-    without restarts.  For separated participations the bounds are the largest clip in each round of the earliest
-    pattern (without restarts only), the sum of clip · ‖column‖ over the heaviest pattern and, for up to 2,000
-    rounds, that of a search for the worst pattern.
+    without restarts.  Separated participations have exact cases (`_certify_separated`).  In others the bounds are
+    the largest clip in each round of the earliest pattern (without restarts only), the sum of clip · ‖column‖ over
+    the heaviest pattern and, for up to 2,000 rounds, that of a search for the worst pattern.
 
     Args:
         workload: Clips, participation and period.
@@ -348,10 +357,10 @@ def _certify_separated(
 ) -> Sensitivity:
     """Compute the sensitivity of separated participations under a Toeplitz C, or a bound.
 
-    Without restarts the result is exact for equal clips, and for at most `min_separation` coefficients, with which
-    no two columns of a pattern overlap.  Otherwise it is the smaller one of two bounds: all clips as large as the
-    largest, in the earliest pattern (without restarts only), and the sum of clip · ‖column‖ over the heaviest
-    pattern.
+    C has coefficients ≥ 0 that never increase.  Without restarts the result is exact for equal clips, and for at
+    most `min_separation` coefficients, with which no two columns of a pattern overlap.  Otherwise it is the
+    smaller one of two bounds: all clips as large as the largest, in the earliest pattern (without restarts only),
+    and the sum of clip · ‖column‖ over the heaviest pattern, by the triangle inequality.
 
     Args:
         workload: Clips and period.
@@ -381,7 +390,7 @@ def _earliest_pattern(
     """Compute the sensitivity in rounds 1, 1 + gap, …, with the workload's largest clip in each, in O(T).
 
     The sensitivity is clip · ‖Σ_k C_{1 + k gap}‖ over at most `max_participations` rounds.  The result is marked
-    as exact, which holds for equal clips.
+    as exact, as it is for equal clips, coefficients that never increase and no restarts.
 
     Args:
         workload: Rounds and clips.

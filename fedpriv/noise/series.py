@@ -27,8 +27,8 @@ In partial fractions c_0 = 1 and c_j = Σ ω_i θ_i^(j-1) with every ω_i > 0, b
 coefficients 1, Σ ω̂_i φ_i^(j-1) with every ω̂_i < 0.  Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham,
 McMahan, Pillutla, Steinke, Thakurta 2024 (buffered linear Toeplitz).
 
-Accounting needs no torch, so that this file and the files of mechanisms import torch at most inside a function, or
-for the type checker.
+Accounting needs no torch.  So this file does not import it, and the files of mechanisms do so at most inside a
+function, or for the type checker.
 """
 
 import math
@@ -75,6 +75,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Check that rounds, decay, clips and period are in their ranges.
+
+        There is at least one round, the decay is from 0 to 1, clips are finite and above 0, and the period is None
+        or 1 or more.
 
         Raises:
             InputError: A number is out of its range, or clips are not one for each round.
@@ -221,9 +224,10 @@ def square_root(decay: float, count: int) -> Floats:
 def inverse(series: Floats, count: int) -> Floats:
     """Compute the first `count` coefficients w of 1/c, for a series c that starts with 1.
 
-    The recursion w_t = -Σ_{j ≥ 1} c_j w_{t-j}, w_0 = 1, runs entry by entry in the first block of 1,024, and
-    then in blocks, each of which is one matrix product with the b - 1 entries before it (`history_response`).
-    It ends early once a block, and b - 1 entries, are constant but for rounding: the rest is that constant.
+    The recursion w_t = -Σ_{j ≥ 1} c_j w_{t-j}, w_0 = 1, runs entry by entry for the first 1,024 entries, and then
+    in blocks of as many, each of which is one matrix product with the b - 1 entries before it
+    (`history_response`).  Once the last 1,024 entries, or b - 1 if that is more, are constant but for rounding,
+    the rest is taken to be that constant.
 
     Args:
         series: Coefficients c, of which the first is 1, (b,), zero beyond their end.
@@ -300,11 +304,10 @@ def column_squared_norms(series: Floats, rounds: int) -> Floats:
 def record_squared_norms(series: Floats, clips: Floats, rounds_per_epoch: int) -> Floats:
     """Compute the squared norms of the records of a fixed order under a Toeplitz C ≥ 0.
 
-    A record's squared norm is Σ_{i,j} clip_i clip_j ⟨C_i, C_j⟩ over its rounds i, j, which lie a multiple of
-    `rounds_per_epoch` apart.  The squared norm is the square of the distance by which the record can move C s.
-    Columns i and i + lag, with i from 0, have the inner product Σ_{j < T-i-lag} c_j c_{j+lag}.  So one cumulative
-    sum for every lag that is a multiple of `rounds_per_epoch` suffices: O(T² / rounds_per_epoch) in all, and less
-    for a banded series.
+    The squared norm is the square of the distance by which the record can move C s: Σ_{i,j} clip_i clip_j ⟨C_i,
+    C_j⟩ over its rounds i, j, which lie a multiple of `rounds_per_epoch` apart.  Columns i and i + lag, with i
+    from 0, have the inner product Σ_{j < T-i-lag} c_j c_{j+lag}.  So one cumulative sum for every lag that is a
+    multiple of `rounds_per_epoch` suffices: O(T² / rounds_per_epoch) in all, and less for a banded series.
 
     Args:
         series: Coefficients of C, zero beyond their end.
@@ -312,10 +315,10 @@ def record_squared_norms(series: Floats, clips: Floats, rounds_per_epoch: int) -
         rounds_per_epoch: Rounds between two participations of a record.
 
     Returns:
-        (min(rounds_per_epoch, T),).
+        A squared norm for each position of an epoch, (min(rounds_per_epoch, T),).
     """
     rounds = len(clips)
-    squared_norms = np.zeros(rounds)
+    squared_norms = np.zeros(rounds)  # by the first round of a pair; the rounds of a record are added at the end
     for lag in range(0, min(len(series), rounds), rounds_per_epoch):
         products = _reversed_sums(series[: len(series) - lag] * series[lag:], rounds - lag)
         pairs = clips[: rounds - lag] * clips[lag:] * products
@@ -414,11 +417,11 @@ def series_from_roots(denominator_roots: Roots, numerator_roots: Roots, count: i
 def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
     """Return the modes of B = A C^-1, which stream the noise: row t of B z is z_t + Σ gain · M_{t-1}.
 
-    M_t = pole · M_{t-1} + z_t is a decayed sum of fresh vectors.  B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 -
-    φ_i x)) has a mode for each pole p > 0 (decay and the φ), with gain p Π_i (p - θ_i) / Π_q (p - q) over the
-    other poles q.  A pole that a zero cancels (θ_1 = decay) has no mode.  With decay = φ_m = 0 the pole at 0 is
-    double, and there is one more mode with pole 0, whose M is the last fresh vector.  Its gain is b_1, the
-    coefficient of x in B(x), less the other gains.
+    M_t = pole · M_{t-1} + z_t is a decayed sum of fresh vectors, a vector of the state for each mode.  By partial
+    fractions B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 - φ_i x)) has a mode for each pole p > 0 (decay and the
+    φ), with gain p Π_i (p - θ_i) / Π_q (p - q) over the other poles q.  A pole that a zero cancels (θ_1 = decay)
+    has no mode.  With decay = φ_m = 0 the pole at 0 is double, and there is one more mode with pole 0, whose M is
+    the last fresh vector.  Its gain is b_1, the coefficient of x in B(x), less the other gains.
 
     Args:
         decay: Decay of the running sums.
@@ -436,6 +439,7 @@ def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
             continue
         pole_gaps = [pole - other for other_index, other in enumerate(poles) if other_index != index]
         gain = pole
+        # Ratios are multiplied, since products of small numbers alone could underflow.
         for zero_gap, pole_gap in zip([pole - root for root in theta], pole_gaps, strict=True):
             gain *= zero_gap / pole_gap
         if gain != 0.0:

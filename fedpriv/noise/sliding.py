@@ -72,7 +72,11 @@ class SlidingDifferences(DifferenceTrees):
         """Add up each position's squared displacements over all used nodes, (N,) a group.
 
         A position is that of a record in every epoch of a fixed order, and its displacement of a node the distance
-        by which it can move the node.  Nodes of gradients that end up to round 2N are early, others late.
+        by which it can move the node.  Used nodes are those of which some window of the recursions is made up.
+        Nodes of gradients that end up to round 2N are early, others late.
+
+        Args:
+            workload: Workload with the clips and the fixed order.
         """
         # Differences are used in windows that end at round 2N or later.
         ends_by_level = [
@@ -98,7 +102,9 @@ class SlidingDifferences(DifferenceTrees):
         The moments are the variances of p_t and w_t, and their covariance, for fresh vectors of variance 1.  The
         noise of the r tree is independent, and its variance is added.  The recursions of p_t and w_t give one
         for the three moments, with a lag of N, since G_t and Δ_t are independent of the noise up to round t - N.
-        The paper has an equal sum over epochs in place of the recursion.
+
+        Args:
+            workload: Workload with the rounds.
         """
         self.check_workload(workload)
         rounds, rounds_per_epoch, retention = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing
@@ -116,7 +122,7 @@ class SlidingDifferences(DifferenceTrees):
         prefix, window, covariance = gradient.copy(), gradient.copy(), gradient.copy()
         covariance[: rounds_per_epoch - 1] = window[: rounds_per_epoch - 1] = 0.0
         for t in range(rounds_per_epoch + 1, rounds + 1):
-            index, index_before = t - 1, t - 1 - rounds_per_epoch
+            index, index_before = t - 1, t - 1 - rounds_per_epoch  # of round t, and one epoch before
             if t < 2 * rounds_per_epoch:
                 prefix[index] += epoch_decay**2 * prefix[index_before]
                 continue
@@ -137,8 +143,9 @@ class SlidingDifferences(DifferenceTrees):
     def fresh_nodes(self, t: int) -> tuple[tuple[TreeKind, int], ...]:
         """Return the tree and the level of the node to which each fresh vector of round t belongs.
 
-        The nodes end at t.  They are one of the r tree (if N > 1), and for each level whose length 2^level ≤ N
-        divides t one of the gradient tree, and one of the difference tree if it begins after the first epoch.
+        The nodes end at t.  First comes one of the r tree (if N > 1), as long as the largest power of 2 that
+        divides t.  For each level whose length 2^level ≤ N divides t follows a node of the gradient tree, and then
+        for each of these levels one of the difference tree, if it begins after the first epoch.
         """
         lowest = (t & -t).bit_length() - 1
         levels = range(min(lowest + 1, self._levels))
@@ -151,8 +158,8 @@ class SlidingDifferences(DifferenceTrees):
         """Return the noise of round t and the next state.
 
         The noise is p_t of the module's recursions plus that of the r tree.  The state has five parts, one after
-        the other: the stack of the r tree, the noise of the last N prefixes and of the last N full windows, each
-        oldest first, and the noise of the nodes of gradients and of differences that later windows need.
+        the other: the stack of the r tree, the noise of the last prefixes and of the last full windows, at most N
+        each, oldest first, and the noise of the nodes of gradients and of differences that later windows need.
 
         Args:
             state: State before round t, a flat tuple of vectors.
@@ -175,6 +182,7 @@ class SlidingDifferences(DifferenceTrees):
                 difference[level, t] = self.std_difference * vector
             else:
                 residual, stack = BinaryTree(self.decay).noise(stack, t, self.std_residual * vector)
+        # w_t from the window's nodes, and from w_{t-N}, the oldest window of the state; then p_t, likewise.
         prefix = window = self._sum_nodes(gradient, max(1, t - rounds_per_epoch + 1), t)
         if t >= 2 * rounds_per_epoch:
             change = self._sum_nodes(difference, t - rounds_per_epoch + 1, t)
@@ -250,13 +258,13 @@ def check_movement(bound: Scalar, query_before: "Tensor", query: "Tensor", messa
     Guarantee: the distance is that of the two vectors as they are, computed in float64.
 
     Args:
-        bound: Largest allowed distance, a number or one for each leading index.
+        bound: Largest allowed distance, a number, or (..., 1) with one for each leading index.
         query_before: Query of the round before, (..., d).
         query: Query, (..., d).
         message_start: Beginning of the error message.
 
     Raises:
-        RunError: The distance is above the bound, or NaN.
+        RunError: A distance is above its bound, or one of the two is NaN.
     """
     import torch
 

@@ -115,9 +115,10 @@ def _noise_step(
     """Return row t of B z and the next state, for a banded C or C^-1.
 
     Row t of C^-1 z is v_t = z_t + Σ_j weights[j-1] · past_{t-j}, and the noise is n_t = v_t + decay · n_{t-1}.
-    The past vectors are the rows past_t = v_t with `keep_rows` (C is banded), or the fresh vectors past_t = z_t
-    without (C^-1 is banded).  The state holds the last noise, and at most `len(weights)` past vectors, latest
-    first.  Before round 1 the state is empty.
+    If C is banded (`keep_rows`), past vectors are earlier rows past_t = v_t, with minus the coefficients of C as
+    weights.  If C^-1 is banded, they are earlier fresh vectors past_t = z_t, with the coefficients of C^-1.  The
+    state holds the last noise, and at most `len(weights)` past vectors, latest first.  Before round 1 the state is
+    empty.
 
     Args:
         state: State before round t.
@@ -296,7 +297,12 @@ class IntegerBanded(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Return (C s)_t = s_t + Σ_j ⌊c_j s_{t-j}⌉ and the next state, for sums s_t, int64, of any shape.
 
-        The state holds the last sums of increments, latest first: at most one fewer than there are bands.
+        The state holds the last sums of increments, latest first: at most as many as there are coefficients.
+
+        Args:
+            state: State before round t, empty before round 1.
+            t: Round, from 1.
+            sums: Sums s_t of increments.
         """
         if not self.coefficients:
             return sums, ()
@@ -432,15 +438,16 @@ class AnchoredSquareRoot(Mechanism):
     def certified(self, workload: Workload) -> Sensitivity:
         """Return the exact sensitivity of one pass, the largest clip_t · n_t over the rounds t.
 
-        n_t is the distance by which a record moves C s at clip 1: 1 / `anchor` for a record of an anchor, and
-        otherwise the norm of its column of C'.
+        n_t is the distance by which a record of round t moves C s at clip 1: 1 / `anchor` in the first round of a
+        period, the anchor, and otherwise the norm of the round's column of C', the square root of the prefix sums
+        of the period's other rounds.
 
         Args:
             workload: Workload that restarts every `period` rounds, with decay 1.
 
         Raises:
-            InputError: Records are read more than once, or in secret, or the mechanism does not factor the
-                workload.
+            InputError: Records are read more than once, in secret or in fresh permutations, or the mechanism does
+                not factor the workload.
         """
         check_matches(workload, 1.0, self.period)
         if not workload.public_order.single_pass:

@@ -80,13 +80,14 @@ def column_squared_norms(rounds: int, decay: float) -> Floats:
 
     Column i has Σ decay^{2(z-i)} over the released nodes [y, z] that hold round i.  With decay = 1 this is the
     number of these nodes.  The norms are built by doubling: in a block of 2^(level + 1) rounds the left half is a
-    released node, and the right half is not.
+    released node, and the right half is not.  T rounds are blocks of falling lengths, the powers of 2 in T, each
+    the left half of a larger block.
 
     Args:
         rounds: T.
         decay: Decay per round.
     """
-    blocks, right_half = list[Floats](), np.zeros(1)
+    blocks, right_half = list[Floats](), np.zeros(1)  # without the node of the half itself
     squared_decays = powers(decay**2, 1 << (level_count(rounds) - 1))
     for level in range(level_count(rounds)):
         length = 1 << level
@@ -101,7 +102,8 @@ def column_squared_norms(rounds: int, decay: float) -> Floats:
 def tree_inner_products(rounds: int, block: int, decay: float) -> Callable[[NDArray[np.int64]], Floats]:
     """Return a function that computes inner products of columns of C.
 
-    ⟨C_i, C_j⟩ is the sum of decay^(z-i) decay^(z-j) over the released nodes [y, z] that hold both i and j.
+    ⟨C_i, C_j⟩ is the sum of decay^(z-i) decay^(z-j) over the released nodes [y, z] that hold both i and j.  No
+    node reaches over a block.
 
     Args:
         rounds: T.
@@ -171,7 +173,8 @@ def visited_squared_norms(
 ) -> Floats:
     """Compute the squared norms of all records in any public order, (max(visits) + 1,), in O(T log T).
 
-    A record's squared norm is Σ_nodes (Σ_i clip_i decay^(z-i))² over its rounds i in a node that ends at z.
+    A record's squared norm, the squared distance by which it moves the released nodes, is Σ_nodes (Σ_i clip_i
+    decay^(z-i))² over its rounds i in a node that ends at z.
 
     Args:
         clips: Clip norm of each round, (T,).
@@ -196,6 +199,7 @@ def visited_squared_norms(
         is_counted = (all_nodes | (nodes % 2 == 0)) & (ends <= block_lengths)
         displacements = (sorted_clips * float(decay) ** (ends - 1 - positions))[is_counted]
         node_keys = (records * len(visits) + block_starts + nodes)[is_counted]  # never decreasing
+        # The entries of one record in one node lie side by side, and add up to its weight in the node.
         starts = np.flatnonzero(np.diff(node_keys, prepend=-1))
         weights = np.add.reduceat(displacements, starts)
         squared_norms += np.bincount(records[is_counted][starts], weights**2, len(squared_norms))
@@ -264,7 +268,8 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
     """Return the ends of a level's nodes that some window's cover uses, (n,).
 
     The windows are [max(1, u - N + 1), u] for u = earliest … T.  A node is in the cover of a window if the window
-    contains the node, but not its parent.  The node is used if the first such u is not after the last.
+    contains the node, but not its parent, the node of twice its length that holds it.  The last rounds u of such
+    windows lie side by side, so that the node is used if the first of them is not after the last.
 
     Args:
         rounds: T.
@@ -410,9 +415,10 @@ class BinaryTree(Mechanism):
         """Return the noise of round t and the next state.
 
         The noise of the prefix [1, t] is the fresh vector, the noise of the node that ends at t, plus
-        decay^lowbit(t) times the noise of the prefix [1, t - lowbit(t)].  The state holds the noise of prefixes,
-        shortest first: their ends are the powers of 2 in t, added up one by one from the highest (4, 6, 7 for
-        t = 4 + 2 + 1).  With a period, t here is the position in the period.
+        decay^lowbit(t) times the noise of the prefix [1, t - lowbit(t)], where lowbit(t) is the largest power of 2
+        that divides t.  The state after round t holds the noise of prefixes, shortest first: their ends are the
+        powers of 2 in t, added up one by one from the highest (4, 6, 7 for t = 4 + 2 + 1).  With a period, t here
+        is the position in the period.
 
         Args:
             state: State before round t.
@@ -438,9 +444,10 @@ class BinaryTree(Mechanism):
         )
 
     def _certify_separated(self, workload: Workload, pattern: MinSeparation, squared_norms: Floats) -> Sensitivity:
-        """Compute the sensitivity of separated participations.
+        """Compute the sensitivity of separated participations by counting released nodes.
 
-        The result is exact for one participation, and otherwise a bound that takes every clip for the largest.
+        The result is exact for one participation, the largest product of a column norm and its clip, and otherwise
+        a bound that takes every clip for the largest (`separated_squared_norm`).
 
         Args:
             workload: Workload of the run.
@@ -516,10 +523,14 @@ class IntegerTree(IntegerStrategy):
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
         """Bound every node by merging the bounds of its parts, with every rounding upwards.
 
-        The node that ends at t takes over the last nodes of the stack, its left halves, each decayed.
+        The node that ends at t takes over the last nodes of the stack, its left halves, each decayed, as in
+        `step`.
 
         Args:
             loads: Largest absolute value of a coordinate of s_t for each round, as a tuple of one.
+
+        Returns:
+            The largest bound of a node, as the bound of outputs and of all integers on the way.
         """
         node_bounds, max_bound = list[int](), 0
         for t, (increment_bound,) in enumerate(loads, start=1):
@@ -536,9 +547,14 @@ class IntegerTree(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Return the node that ends at t and the next state, vectors of integers shaped like `sums`.
 
-        The state holds the nodes of the set bits of t's position in its period, longest first.  Like the carry
-        of a binary counter, the node of round t takes over the stack's last nodes, its left halves: node =
-        ⌊decay^(2^l) · left half⌉ + node, for the levels l = 0, 1, … below its own.
+        The node begins as s_t.  Like the carry of a binary counter, it takes over the stack's last nodes, its left
+        halves: node = ⌊decay^(2^l) · left half⌉ + node, for the levels l = 0, 1, … below its own.  The state after
+        round t holds a node for each set bit of t's position in its period, longest first.
+
+        Args:
+            state: State before round t, empty before round 1.
+            t: Round, from 1.
+            sums: Sums s_t of increments, int64, of any shape.
         """
         stack = [] if is_restart(t, self.period) else list(state)
         node = sums

@@ -59,7 +59,7 @@ class CorrectedAdam:
     second_decay: Scalar
     """β₂."""
     noise_std: Scalar
-    """√φ: standard deviation of the noise in one coordinate of a release, or 0 to subtract nothing."""
+    """Standard deviation of the noise in one coordinate of `released`, or 0 to subtract nothing."""
     floor: Scalar
     """γ: smallest root by which m̂_t is divided."""
     weight_decay: Scalar
@@ -72,9 +72,12 @@ class CorrectedAdam:
         return state.iterate
 
     def update(self, state: AdamState, released: Tensor, current: Round) -> AdamState:
-        """Return m_t, v_t and x_{t+1}, (..., d) each, from the state with m_{t-1}, v_{t-1} and x_t.
+        """Return the state with x_{t+1}, m_t and v_t from that with x_t, m_{t-1} and v_{t-1}, (..., d) each.
 
-        `released` / `scale` is g~_t, and `current` has the round t and the scale.
+        Args:
+            state: State before round t.
+            released: Release of round t, (..., d), of which `released` / `scale` is the noisy mean gradient g~_t.
+            current: Round, with its number t and its scale.
         """
         gradient = released / current.scale
         first = self.first_decay * state.first + (1.0 - self.first_decay) * gradient

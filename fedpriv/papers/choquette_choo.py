@@ -129,8 +129,9 @@ def accelerated_bound(
 ) -> Bound:
     """Bound the excess risk by (β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T.
 
-    The sum is over t = 1 … T, with A_T = T (T+1)/2 and c_t = 2β/(t+1) - M.  The excess risk is that of the output
-    y_{T+1}, compared with the minimizer x* in the ball.
+    The sum is over t = 1 … T, with A_T = T (T+1)/2 and c_t = 2β/(t+1) - M.  The first term is for the way from the
+    start, the others for the errors of the released sums.  The excess risk is that of the output y_{T+1}, compared
+    with the minimizer x* in the ball.
 
     Proof: docs/proofs/excess-risk.md.
 
@@ -289,7 +290,7 @@ def realizable_factor(examples: int, delta: float) -> float:
 
 
 def non_realizable_parameters(problem: Problem, radius: float) -> AcceleratedParameters:
-    """Return the parameters of the non-realizable setting.
+    """Return the parameters of the non-realizable setting, with calibrated noise and conditions.
 
     B = min{√n, ε n^{3/2}/√p}, T = n/B, β = (16 c + 8) L n^{3/2}/(R B²) and clip (8 c + 4) L, with c = M R / L,
     which the theorem treats as a constant.  The paper divides its second bound on B by a polylogarithm that it
@@ -327,7 +328,7 @@ def non_realizable_parameters(problem: Problem, radius: float) -> AcceleratedPar
 
 
 def _check_epsilon(theorem: str, problem: Problem, radius: float) -> float:
-    """Return ε, after a check of all numbers of the problem.
+    """Return ε, after a check of the numbers from which a theorem's parameters follow.
 
     Args:
         theorem: "realizable" or "non-realizable", for the message.
@@ -336,7 +337,7 @@ def _check_epsilon(theorem: str, problem: Problem, radius: float) -> float:
 
     Raises:
         InputError: There is no ε, no Lipschitz constant or smoothness is known, n is below 2, p is below 1, δ is
-            not strictly between 0 and 1, or another number is not above 0.
+            not strictly between 0 and 1, or ε, one of the constants or R is not a finite number above 0.
     """
     epsilon, n = problem.epsilon, problem.records
     if epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
@@ -371,9 +372,10 @@ def _calibrate(
 ) -> AcceleratedParameters:
     """Return a theorem's numbers with calibrated noise, its corollary's noise, and all conditions.
 
-    A record moves all tree nodes together by at most s = a (clip/B) √(⌊log2 T⌋ + 1), where a is 1 under zero-out
-    and 2 under replace-one.  `sigma` is s/μ, for the largest μ whose Gaussian guarantee is (ε, δ)-DP.  The
-    corollary's noise is f (clip/B) √(log2 T ln(2.5/δ)) / ε.
+    A record is in at most ⌊log2 T⌋ + 1 nodes of the tree of the released sums, and moves each by at most a clip/B,
+    where a is 1 under zero-out and 2 under replace-one.  So it moves all nodes together by at most s = a (clip/B)
+    √(⌊log2 T⌋ + 1).  `sigma` is s/μ, for the largest μ whose Gaussian guarantee is (ε, δ)-DP.  The corollary's
+    noise is f (clip/B) √(log2 T ln(2.5/δ)) / ε.
 
     Args:
         theorem: "realizable" or "non-realizable".
@@ -437,9 +439,9 @@ class AcceleratedSettings(NoiseSettings):
 
     @model_validator(mode="after")
     def _one_source_of_parameters(self) -> Self:
-        """Check that clip and β come from one source, and that one key at most sets the clip of round 1.
+        """Check that clip and β come from one source, and that one key at most changes the clip of round 1.
 
-        The source is the scenario, with parameters = "explicit", or else a theorem.
+        The source is the scenario with parameters = "explicit", and otherwise a theorem.
 
         Raises:
             ValueError: `clip` or `beta` is missing, or is given beside a theorem, or both `first_clip` and
@@ -459,8 +461,8 @@ class AcceleratedSettings(NoiseSettings):
             problem: Numbers of the run.  With a theorem, its rounds must be those of the theorem.
 
         Raises:
-            InputError: The theorem cannot be evaluated or run, or requires another number of rounds, which the
-                message names.
+            InputError: The theorem cannot be evaluated, requires more rounds than there are records, or another
+                number of rounds than the run's, which the message names.
         """
         if self.parameters == "explicit":
             assert self.clip is not None

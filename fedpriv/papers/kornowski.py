@@ -165,8 +165,12 @@ class O2NC:
     def update(self, state: O2NCState, released: Tensor, current: Round) -> O2NCState:
         """Step to x_t, choose Δ_{t+1} by projected descent, and place z_{t+1} by s_{t+1}, (..., d) each.
 
-        The state has the vectors of the module's table before round t, `released` / `scale` is g~_t, and `current`
-        has the round t and the scale.
+        z_t is added to the window's sum, and a complete window may become the output.
+
+        Args:
+            state: Vectors of the module's table before round t.
+            released: Release of round t, of which `released` / `scale` is the noisy gradient g~_t at z_t.
+            current: Round, with its number t and its scale.
         """
         window, t = self.choices.window, current.t
         window_sum, published = state.window_sum + state.query_point, state.published
@@ -302,14 +306,14 @@ def _prescribe(
         name: Name of the theorem.
         problem: Numbers of the run, with ε, a Lipschitz constant and a bound `gap` on the fall of the loss.
         plan: Function that chooses parameters for the problem of the theory and for μ under replace-one.
-        settings: Keys of the row, for the smoothing and the oracle.
+        settings: Keys of the row, for the smoothing and the oracle (the estimate of a record's gradient).
 
     Returns:
-        The theorem's numbers: "noise std" is that of a difference round (of every tree node in a single pass),
-        "bound" is on the Goldstein measure, and "directions" and "directions needed" are the number J of random
-        directions for each record that the paper prints, and that a sensitivity without clipping requires.  The
-        result has a reason in place of numbers if ε, the Lipschitz constant or the gap is not known, or the
-        records are too few.
+        The theorem's numbers.  "noise std" is that of a difference round (of every tree node in a single pass).
+        "bound" is on the Goldstein measure, the smallest norm of a weighted mean of gradients at nearby points.
+        "directions" is the number J of random directions for each record that the paper prints, and "directions
+        needed" the number that a sensitivity without clipping requires.  The result has a reason in place of
+        numbers if ε, the Lipschitz constant or the gap is not known, or the records are too few.
     """
     if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
         raise InputError(
@@ -447,8 +451,10 @@ def _anchor_noise_ratio(settings: GoldsteinSettings, problem: Problem) -> float:
 def _make_optimizer(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
     """Return the optimizer, with the step η = D / ((C1 + G0) √W) unless the scenario gives a number.
 
+    C1 + G0 is the theory's bound of the root mean square norm of a release, with C1 for the Lipschitz constant.
+
     Args:
-        settings: Keys of the row, with D, C1 (`anchor_clip`), W and η.
+        settings: Keys of the row, with D (`radius`), C1 (`anchor_clip`), the window's W rounds and η (`step`).
         problem: Numbers of the run, with T rounds and the seed of the public choices.
         error: Bound G0 on the root mean square error of a release.
 

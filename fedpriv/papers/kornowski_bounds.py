@@ -159,8 +159,9 @@ class NonsmoothProblem:
         | first order | 2 L²/J | (2L)²/J |
         | zeroth order | 2 c_d L²/J | L² min{(2 d D/α)², 4 c_d}/J |
 
-        With shared directions a difference of first order can be 2L long along every direction, however near the
-        two queries are, since gradients of a loss that is not smooth can jump.  So its bound does not depend on D.
+        J is the number of directions, over which the estimate is a mean.  With shared directions a difference of
+        first order can be 2L long along every direction, however near the two queries are, since gradients of a
+        loss that is not smooth can jump.  So its bound does not depend on D.
 
         Args:
             radius: D, or infinity if it is unknown.  It counts for shared directions of zeroth order only.
@@ -213,8 +214,8 @@ def multi_pass_error(
 ) -> float:
     """Return the bound G0 on the error of the multi-pass oracle at the end of a period, without clipping.
 
-    Every round reads all n records, so that only directions and noise cause errors: once at the anchor, and in
-    every difference.
+    G0 is a root mean square norm.  Every round reads all n records, so that only directions and noise cause
+    errors: once at the anchor, and in every difference.
 
         G0² = (E_a + (Σ - 1) E_d)/n + d (σ1² + (Σ - 1) σ2²)
 
@@ -337,7 +338,7 @@ class GoldsteinParameters:
 def printed_directions(
     problem: NonsmoothProblem, parameters: GoldsteinParameters, delta: float, *, multi_pass: bool
 ) -> float:
-    """Return J of Theorem 3.1, 6.1 or 4.1 at the parameters of a run.
+    """Return the number J of random directions of Theorem 3.1, 6.1 or 4.1 at the parameters of a run.
 
     | theorem | J, not rounded |
     |---|---|
@@ -345,8 +346,8 @@ def printed_directions(
     | 6.1, single pass with gradients | max{1, ln(d B2/δ) B2² (α/D)²/d} |
     | 3.1, single pass otherwise | ln(d (B1 + B2)/δ) · ((d B1)² + d B2² (α/D)²) |
 
-    The constant that the paper leaves open is 1.  A single pass needs these directions for privacy, and a run over
-    all records for utility.  With clipping neither needs them.
+    The constant that the paper leaves open is 1.  In the paper a single pass needs these directions for privacy,
+    and a run over all records for utility.  Where increments are clipped, as here, privacy does not rest on J.
 
     Args:
         problem: Numbers of the problem.
@@ -392,15 +393,18 @@ def plan_single_pass(
 ) -> GoldsteinParameters:
     """Choose the parameters of Theorems 3.1 and 6.1, for one pass over the records.
 
-    With T = ⌊n/2⌋, q = Φ/(L T), and h = ⌊log2 Σ⌋ + 1 levels of a period's tree,
+    The numbers are T rounds with steps of at most D, periods of Σ rounds, batches B1 and clips C1 of anchors,
+    batches B2 and clips C2 of other rounds, and the noise of a tree node, in units of the mean over a round's
+    records.  With T = ⌊n/2⌋, q = Φ/(L T), and h = ⌊log2 Σ⌋ + 1 levels of a period's tree,
 
         D = min{(q² α)^(1/3), (q² α/√d)^(1/3), √(q α μ/d), (q³ α² μ/d^(3/2))^(1/5)}, at most α/4
         Σ = (α/(μ D))^(2/3) + α/(D √d), rounded to an integer from 1 to T
         B1 = Σ,  B2 = 1,  C1 = L,  C2 = L min{2, 2 κ_d D/α}
         std of a node = (2/μ) max{(C1/Σ) √h, C2 √(h - 1)}
 
-    An anchor is in at most h nodes, and a difference in at most h - 1.  If a pass with these numbers would read
-    more than n records, T then falls until they suffice.  A run without privacy leaves out the terms with μ.
+    An anchor is in at most h nodes, and a difference in at most h - 1, so that no record of either costs more than
+    μ.  If a pass with these numbers would read more than n records, T then falls until they suffice.  A run
+    without privacy leaves out the terms with μ.
 
     Args:
         problem: Numbers of the problem.
@@ -428,6 +432,7 @@ def plan_single_pass(
     while (excess := (period - 1) * -(-rounds // period) + rounds - records) > 0:
         rounds -= min(excess, (rounds - 1) % period) or 1  # drop differences first, then the last anchor
     anchor_clip, clip = lipschitz, problem.difference_clip(radius)
+    # Most nodes of an anchor, and of a difference.
     heights = level_count(period), level_count(period) - 1
     node_std = 2.0 * max(anchor_clip / period * math.sqrt(heights[0]), clip * math.sqrt(heights[1])) / mu
     worst_std = node_std * math.sqrt(max_nodes(period))
@@ -447,8 +452,9 @@ def plan_multi_pass(
         B1 = B2 = n,  C1 = L,  C2 = L min{2, 2 κ_d D/α}
         σ1 = r σ2,  σ2 = 2 √(n_a C1²/r² + n_d C2²)/(n μ)
 
-    σ1 and σ2 are the noise of an anchor and of a difference, n_a and n_d their numbers in the run, and r is the
-    ratio σ1/σ2 of `leaf_noise_ratio`.
+    D is the largest step, Σ the rounds of a period, and B1, C1 and B2, C2 are batches and clips of anchors and of
+    differences.  σ1 and σ2 are their noise, in units of the mean over all records, n_a and n_d their numbers in
+    the run, and r is the ratio σ1/σ2 of `leaf_noise_ratio`.
 
     Args:
         problem: Numbers of the problem.

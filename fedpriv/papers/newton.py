@@ -23,7 +23,7 @@ points at which increments are computed, with coefficients.
 | here | paper | shape |
 |---|---|---|
 | `query`, `output` | θ^(t), with A_{t-1}: (x_t, svec A_{t-1}) | (..., p + p(p + 1)/2) |
-| `released` | ∇L_n + N_k and ∇²L_n + W_k | (..., p + p(p + 1)/2) |
+| `released` | ∇L_n + N_k, and κ svec of ∇²L_n + W_k | (..., p + p(p + 1)/2) |
 | `penalty` | none: λ of λ‖x‖²/2, added to the mean loss, the constant's weight included | scalar |
 """
 
@@ -141,7 +141,7 @@ class GradientAndHessian(View):
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the weighted clipped increments of a batch, `_CHUNK_VALUES` values at a time to bound memory.
+        """Sum the weighted clipped increments of a batch, which hold gradient and Hessian.
 
         Args:
             query: Points (..., d), d = p + p(p + 1)/2, and their coefficients.
@@ -152,6 +152,7 @@ class GradientAndHessian(View):
             The sum, (..., d), and the number of records of weight above 0 of which any part was clipped or set to
             0, (...).
         """
+        # A chunk of records at a time bounds the memory.
         records, weights = batch
         leading_shape = np.broadcast_shapes(query.points[0].shape[:-1], records.features.shape[:-2])
         total = torch.zeros(*leading_shape, self.dimension, dtype=weights.dtype, device=weights.device)
@@ -177,6 +178,9 @@ class GradientAndHessian(View):
         together are clipped to `clip` and multiplied by the record's weight.  A record of which a part is not
         finite, or too large for the type, has an increment of 0 and counts as clipped.  The mask is False for a
         weight of 0.
+
+        With the score ⟨x, z⟩ of a record of features z, the gradient is (first derivative of the loss by the
+        score) · z, and the Hessian (second derivative) · z zᵀ.
         """
         records, weights = batch
         output_gradient, curvature = self._derivatives(query, records)
@@ -207,10 +211,14 @@ class GradientAndHessian(View):
         return clipping.zero_unrepresentable(joined) * clipping.factor.unsqueeze(-1), is_clipped & (weights > 0.0)
 
     def _derivatives(self, query: Query, records: Records) -> tuple[Tensor, Tensor]:
-        """Return first and second derivatives of the loss by the score, (..., B, 1), combined over the query.
+        """Return first and second derivatives of the loss by the score, (..., B, 1) each.
 
-        A record's score is ⟨x, z⟩, for parameters x and features z.  The derivatives at the query's points are
-        summed with the query's coefficients.  The second derivative is s (1 - s), s the sigmoid of the score.
+        A record's score is ⟨x, z⟩, for parameters x and features z.  The second derivative is s (1 - s), s the
+        sigmoid of the score.  The derivatives at the query's points are summed with the query's coefficients.
+
+        Args:
+            query: Points (..., d), which begin with x, and their coefficients.
+            records: Records, with features (..., B, p).
         """
         output_gradient = curvature = torch.zeros((), dtype=records.features.dtype, device=records.features.device)
         for point, coefficient in zip(*query, strict=True):
@@ -236,8 +244,9 @@ class GradientAndHessian(View):
     def coefficients(self, point: Tensor, published: MeanStatistics) -> list[Coefficient]:
         """Compute the weights with intervals of 95 % for the population's weights under the same penalty.
 
-        With H = A₊ + λ I, and per coordinate σ² the variance of a gradient's noise and v_t that of A_t's noise,
-        the error of u_t has the second moment
+        The errors that the intervals cover are those of the noise and of the sampling of records.  With H = A₊ + λ
+        I, and per coordinate σ² the variance of a gradient's noise and v_t that of A_t's noise, the error of u_t
+        has the second moment
 
             N_t = H⁻¹ [σ² I + v_t/2 (tr(M_t) I + M_t)] H⁻¹,     M_t that of x_t - x*,  M_1 = x* x*ᵀ
             v_t = (σ/κ)² 2 (2t + 1) / (3 t (t + 1))
@@ -250,7 +259,7 @@ class GradientAndHessian(View):
 
         Args:
             point: Published (x, svec A), (d,).
-            published: σ before it is divided, n, the share of row indices that count, and T.
+            published: σ, not yet divided by the share, n, the share of row indices that count, and T.
 
         Returns:
             Each of the p weights with the ends of its interval.
@@ -305,8 +314,11 @@ class NoisyNewton:
     def update(self, state: Tensor, released: Tensor, current: Round) -> Tensor:
         """Average the noisy Hessian into A_t, and step to x_{t+1}, (..., p + p (p + 1)/2) together.
 
-        `state` is (x_t, svec A_{t-1}), and `released` / `scale` has g~_t and κ svec H~_t, in the same shape.
-        `current` has the round t and the scale.
+        Args:
+            state: (x_t, svec A_{t-1}).
+            released: Release of round t, in the shape of the state, of which `released` / `scale` is (g~_t, κ svec
+                H~_t).
+            current: Round, with its number t and its scale.
         """
         size, t = self.parameters, current.t
         mean = released / current.scale

@@ -76,7 +76,7 @@ def parameters_by_moments(
 def parameters_by_advanced_composition(
     examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float
 ) -> NoisyMinibatch:
-    """Return the parameters by advanced composition.
+    """Return noise and batch size by advanced composition, for R rounds of K of a silo's n records.
 
     σ² = 256 L² R ln(2.5RK/(δn)) ln(2/δ)/(n² ε²) and K = max(1, nε/(4√(2R ln(2/δ)))), rounded down, for
     ε ≤ 2 ln(2/δ).  A larger ε is not refused: its condition then does not hold.
@@ -86,10 +86,10 @@ def parameters_by_advanced_composition(
         rounds: R.
         epsilon: ε.
         delta: δ.
-        lipschitz: L.
+        lipschitz: Bound L on the norm of one record's gradient.
 
     Returns:
-        Noise and batch, with the conditions on ε and K ≤ n.
+        Noise σ of one silo's mean gradient and batch K, with the conditions on ε and K ≤ n.
 
     Raises:
         InputError: A number is out of its range, or δ is 2.5 R K/n or more.

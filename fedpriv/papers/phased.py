@@ -64,6 +64,8 @@ from fedpriv.participation.orders import FixedOrder, Phases
 def make_phases(examples: int, batch: int = 1) -> Phases:
     """Return phases i = 1, 2, … of ⌊n/(2^i B)⌋ rounds of B examples, as long as a phase has a round.
 
+    Each phase ends with one more round, which reads no example.
+
     Args:
         examples: n.
         batch: B.
@@ -131,8 +133,11 @@ class PhasedSGD:
     def update(self, state: PhasedState, released: Tensor, current: Round) -> PhasedState:
         """Step from w_{i,t} to w_{i,t+1} in a gradient round, and from the average to w_i in an empty one.
 
-        `released` / `scale` is the mean gradient g_t, or the noise ζ_i in an empty round, (..., d).  `current` has
-        the round of the run, from 1, and the scale.
+        Args:
+            state: Vectors of the module's table before the round.
+            released: Release of the round, (..., d), of which `released` / `scale` is the mean gradient g_t, or
+                the noise ζ_i in an empty round.
+            current: Round of the run, with its number from 1 and its scale.
         """
         phase = self.phases.phase(current.t)
         displacement = self.step * phase_step_factor(phase) * released / current.scale
@@ -259,7 +264,8 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
     The rounds are those of all phases with their empty rounds.  The step is `suggested_step` in a ball of diameter
     2 · `radius`.  The noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under
     replace-one.  Under zero-out the step takes 2μ for μ, since it is stated for replace-one.  The result has a
-    reason in place of numbers if there is no ε, or if the loss is not known to be convex in the ball.
+    reason in place of numbers if there is no ε, if the loss is not known to be convex in the ball, or if there are
+    fewer than two records.
     """
     if problem.epsilon is None or settings.radius > problem.convex_within:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex in the ball")

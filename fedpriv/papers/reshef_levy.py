@@ -127,7 +127,9 @@ class Mu2Parameters:
 def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) -> Mu2Parameters:
     """Return the parameters of Theorem 5.2 (untrusted server) or 6.2 (trusted server).
 
-    σ = 2S√T/ρ at every silo, or 2S√T/(ρM) at the server, and η = min{D/(σ_mean √(T d)), 1/(4LT)}.  The bound is
+    In the theorems each of the M silos reads one record a round, so that T is the number of records of one silo.
+    Under replace-one σ = 2S√T/ρ at every silo, or 2S√T/(ρM) at the server, and η = min{D/(σ_mean √(T d)),
+    1/(4LT)}.  The bound is
 
         E f(x_T) - f(x*) ≤ 4D ((G* + 2LD)/T + 2S√d/(ρ T √M) + σ~/√(TM)),  σ~ = σ_g + 2σ_L D
 
@@ -137,7 +139,7 @@ def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) 
 
     σ_mean, the noise in the mean over silos, is σ/√M or σ.  The second of the three terms is σ_mean √d / T^{3/2}.
     G* ≤ G, σ_g ≤ G and σ_L ≤ L hold for any records.  So G* + 2LD and σ~ are at most the clip G + 2LD, which
-    stands for both.  T is the number of records of one silo.  Under zero-out σ is half as large.
+    stands for both.  Under zero-out σ is half as large.
 
     Args:
         problem: Numbers of the problem.
@@ -146,7 +148,7 @@ def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) 
         trusted: Whether the server is trusted.
 
     Raises:
-        InputError: A number is not finite or not above 0.
+        InputError: T, d, G, L, ρ or D is not a finite number above 0.
     """
     silos, rounds = problem.silos, problem.records // problem.silos
     for name, value in (("rounds", rounds), ("diameter", diameter), ("mu", mu)):
@@ -210,15 +212,15 @@ def _make_estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradien
 
 
 def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
-    """Return η = min{ρ D √M / (2 S T √d), 1/(4 L T)}, with M for √M if the server is trusted.
+    """Return the scenario's η, or by default the paper's min{D / (σ_mean √(T d)), 1/(4 L T)}.
 
-    Under zero-out the first term is twice as large.  Both first terms are D / (σ_mean √(T d)), where σ_mean is 2 S
-    √T / (ρ √M) or 2 S √T / (ρ M).  σ_mean is the standard deviation of the released noise in the mean over silos.
-    If it differs between rounds, it is the root mean square over the rounds.
+    σ_mean is the standard deviation of the released noise in the mean over silos.  If it differs between rounds,
+    it is the root mean square over the rounds.  With the paper's noise for replace-one σ_mean is 2 S √T / (ρ √M),
+    or 2 S √T / (ρ M) if the server is trusted, so that the first term is ρ D √M / (2 S T √d), or with M for √M.
 
     Args:
         settings: Keys of the row, with D and the step, which is η itself if it is a number.
-        problem: Numbers of the run.
+        problem: Numbers of the run, with T rounds.
         noise_std: Standard deviation per coordinate of a fresh noise vector in the mean over silos.  With 0 there
             is no noise, and η = 1/(4 L T), which is infinite for L = 0.
 

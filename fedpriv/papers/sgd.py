@@ -84,8 +84,13 @@ class ProjectedSGD:
     def update(self, state: SgdState, released: Tensor, current: Round) -> SgdState:
         """Step against the velocity, project onto the ball, and update the output, (..., d) each.
 
-        The state has the vectors of the module's table, `released` / `scale` is g~_t, and `current` has t and the
-        scale.  Without averages the output is x_{t+1}, or x_U once round U - 1 is over.
+        The output of a run that stops after round t is the mean of x_2 … x_{t+1} if `averaged`, and x_{t+1}
+        otherwise.  With an `output_round` U it is x_{t+1} while t < U, and x_U from then on.
+
+        Args:
+            state: Vectors of the module's table before round t.
+            released: Release of round t, of which `released` / `scale` is the noisy gradient g~_t.
+            current: Round, with its number t and its scale.
         """
         gradient = released if current.scale == 1.0 else released / current.scale
         has_no_momentum = isinstance(self.momentum, float) and self.momentum == 0.0
@@ -104,21 +109,22 @@ class ProjectedSGD:
 def projected_bound(
     errors: Floats, radius: float, smoothness: float, step: float, *, fresh: bool = False
 ) -> Bound:
-    """Bound the excess risk of the mean of the iterates.
+    """Bound the excess risk of the mean of the iterates x_2 … x_{T+1}.
 
     The bound after T rounds is R²/(2ηT) + 2R mean(s_t), or R²/(2ηT) + mean(s_t²)/(2(1/η - M)) with fresh errors.
+    The first term is for the way from the start, and the second for the errors of the gradients.
 
     Proof: docs/proofs/excess-risk.md.
 
     Args:
         errors: Bounds s_t on the root mean square of ‖e_t‖, (T,).
-        radius: R.
-        smoothness: M.
-        step: η.
+        radius: R, radius of the ball.
+        smoothness: M, smoothness of the mean loss.
+        step: η, above 0.
         fresh: Whether e_t, the error of the gradient in round t, has mean 0 whatever was released before.
 
     Returns:
-        The bound, infinite unless M ≤ 1/η (M < 1/η with fresh errors), with this condition.
+        The bound, infinite unless M ≤ 1/η (M < 1/η with fresh errors), and the condition M ≤ 1/η.
 
     Example:
         >>> projected_bound(np.zeros(10), radius=1.0, smoothness=1.0, step=0.5).value

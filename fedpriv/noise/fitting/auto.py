@@ -82,15 +82,15 @@ def _neighbour_weights(weights: Floats, rows: int) -> Floats:
 
 
 def max_displacements(workload: Workload) -> Floats:
-    """Compute the largest distance by which a record can have moved the sum of every round, (T,).
+    """Compute the largest distance by which a record can have moved the running sum of every round, (T,).
+
+    In a round either the record takes part, or its distance is decay times that of the round before.  The result
+    is the larger one of both cases.  A record that takes part in round t, and took part every `spacing` rounds
+    before (the rounds of an epoch, or the least separation), has moved the sum by r_t = clip_t + decay^spacing ·
+    r_{t-spacing}.  If a record takes part in k rounds only, the clip of k · spacing rounds ago is subtracted,
+    decayed.  In a single pass r_t = clip_t.
 
     For separated participations with unequal clips the result is an approximation, which suffices for a fit.
-
-    A record that takes part in round t, and took part every `spacing` rounds before (the rounds of an epoch, or
-    the least separation), has moved the sum by r_t = clip_t + decay^spacing · r_{t-spacing}.  If a record takes
-    part in k rounds only, the clip of k · spacing rounds ago is subtracted, decayed.  Any other record has moved
-    the sum by at most decay times the largest distance of the round before.  The result is the larger one of
-    both.  In a single pass r_t = clip_t.
 
     Args:
         workload: Clips, decay and participation.
@@ -145,6 +145,9 @@ def fit_named(
     cost: NoiseCost, name: str, options: MechanismOptions, *, scalable: bool = True
 ) -> MechanismCandidate:
     """Fit a mechanism that a scenario names without numbers, and return it with its memory and noise.
+
+    The fitted numbers are the sizes of "scheduled" noise, or the roots of "lambda-cgd" and "blt".  "auto" chooses
+    among several mechanisms.
 
     Args:
         cost: Cost of noise for the row.
@@ -208,10 +211,10 @@ def choose_candidate(candidates: Sequence[MechanismCandidate]) -> MechanismCandi
 def fit_kind(
     cost: NoiseCost, kind: type[BufferedToeplitz], max_vectors: int, *, scaled: bool
 ) -> MechanismCandidate:
-    """Return the mechanism of one kind with the least J, of at most `max_vectors` vectors.
+    """Return the fitted candidate of one kind with the least J, of at most `max_vectors` vectors.
 
-    For `BufferedToeplitz` candidates of λ-CGD count too, as buffers with one pair of roots.  The returned
-    mechanism is an object of `kind`.
+    For `BufferedToeplitz` candidates of λ-CGD count too, as buffers with one pair of roots, and the returned
+    mechanism is then made a `BufferedToeplitz`.
 
     Args:
         cost: Cost of noise for the row.
@@ -246,7 +249,7 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
     """Yield candidates of at most `max_vectors` vectors that none yielded before dominates.
 
     A candidate dominates another if it has at most as many vectors and at most as much noise, where noise within a
-    relative 1e-6 counts as equal.  Simple mechanisms come first.
+    relative 1e-6 counts as equal.  The order is that of `all_candidates`.
 
     Args:
         cost: Cost of noise for the row.
@@ -271,8 +274,8 @@ def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandi
 
     The order is: independent noise, scheduled noise, a tree if its state fits, banded square roots of 2 to
     `max_vectors` bands if records take part more than once, λ-CGD and buffers without scaled noise
-    (`_plain_candidates`), and with it (`_scaled_candidates`), as far as their states fit.  With one or two rounds
-    there is independent noise only.
+    (`_plain_candidates`), and buffers with it (`_scaled_candidates`).  Buffers are tried with up to three pairs of
+    roots, as far as the state allows.  With one or two rounds there is independent noise only.
 
     Args:
         cost: Cost of noise for the row.
@@ -302,10 +305,12 @@ def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate
 def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield λ-CGD, and buffered noise of more roots as far as the state allows, without scaled noise.
 
-    A state has at most `max_vectors` vectors, and `cost` is the cost of noise for the row.
-
     Buffers are fitted with two pairs of roots (θ_i, φ_i), with φ_2 = 0 or φ_2 fitted (`last_free`), or with three
     pairs and φ_3 fitted.  A fit may leave pairs out.  No candidate is yielded if the state allows no vector.
+
+    Args:
+        cost: Cost of noise for the row.
+        max_vectors: Most vectors in the state.
     """
     if not max_vectors:
         return
@@ -313,6 +318,7 @@ def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCa
 
     def candidate(fit: RootFit) -> MechanismCandidate:
         mechanism = _make_buffered(workload, fit)
+        # √J is the sensitivity times the norm of the noise in the points.
         noise = mechanism.sensitivity(workload) * math.sqrt(loss.noise_energy(fit.theta, fit.phi))
         return MechanismCandidate(mechanism, mechanism.memory_vectors(workload), noise)
 
@@ -324,14 +330,16 @@ def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCa
 
 
 def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
-    """Yield candidates with scaled noise, for one pass with equal clips, where the scale follows from C.
-
-    A state has at most `max_vectors` vectors, and `cost` is the cost of noise for the row.
+    """Yield buffered noise with a scale, for one pass with equal clips.
 
     Scaled noise divides the noise of increment t by D_t, so that all columns of C diag(D) have one norm.
     Candidates are fitted with m = 1, 2 or 3 pairs of roots (θ_i, φ_i) as far as the state allows, with the last φ
     fitted (`last_free`), and for m = 1 also with φ_1 = 0.  A fit may leave pairs out.  No candidate is yielded for
     other participations or unequal clips.
+
+    Args:
+        cost: Cost of noise for the row.
+        max_vectors: Most vectors in the state.
     """
     workload = cost.workload
     if not workload.schedule.single_pass or not workload.equal_clips:
@@ -342,6 +350,7 @@ def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismC
         if _count_vectors(workload, pairs, True) <= max_vectors:
             fit = fit_roots(loss, pairs, last_free, lambda_cgd_root)
             mechanism = _make_buffered(workload, fit).with_equal_columns(workload)
+            # The loss of this fit is log J, so that exp(loss / 2) is √J.
             yield MechanismCandidate(mechanism, mechanism.memory_vectors(workload), math.exp(fit.loss / 2.0))
 
 
@@ -394,11 +403,12 @@ class MechanismComparison:
 def compare_mechanism(mechanism: Mechanism, response: NoiseResponse, workload: Workload) -> MechanismComparison:
     """Compute a mechanism's line in a comparison, for noise of μ = 1 under zero-out.
 
-    Fresh vectors then have the sensitivity as their standard deviation, by which all noise is multiplied.
+    Fresh vectors then have the sensitivity as their standard deviation, by which noise for fresh vectors of
+    standard deviation 1 is multiplied.
 
     Args:
         mechanism: Mechanism of the line.
-        response: Weights of the released rows in the published points.
+        response: Weights of the released rows (sums with noise of rounds 1 … T) in the published points.
         workload: Running sums.
     """
     sensitivity = mechanism.certified(workload)

@@ -93,15 +93,14 @@ class NoiseStream:
 def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
     """Compute the weight of every round's input in Σ_t weights[r, t] · answer_t, for each row r.
 
-    The stream maps one number a round to an answer, also one number.
-
-    The weights are the gradient of that number, by automatic differentiation at inputs of 0.  Rounds are
-    processed in segments of 1,000, the last segment first, so that only one segment's graph is in memory.  The
-    states before each segment are computed once, forwards, and stored.  The gradient with respect to a segment's
-    first state is passed on to the segment before it.
+    The stream maps the inputs of all rounds, a number each, to as many answers.  The weights are the gradient of
+    the sum, by automatic differentiation at inputs of 0.  Rounds are processed in segments of 1,000, the last
+    segment first, so that only one segment's graph is in memory.  The state before each segment is computed once,
+    forwards, and stored.  The gradient with respect to a segment's first state is passed on to the segment before
+    it.
 
     Args:
-        stream: Linear map from inputs to answers.
+        stream: Affine map from inputs to answers, which is run with a replicate for each row.
         weights: Weights of the answers, (rows, T).
 
     Returns:
@@ -138,10 +137,12 @@ def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
 def _segment_states(stream: LinearStream, rows: int, starts: range) -> "list[tuple[Tensor, ...]]":
     """Return the stream's state before every round of `starts`, for inputs of 0, as vectors (rows, 1).
 
+    From these states `apply_adjoint` runs each segment of rounds again, with a graph.
+
     Args:
         stream: Affine map from inputs to answers, computed round by round.
         rows: Number of replicates of the stream.
-        starts: Rounds, ascending from 1.
+        starts: First rounds of the segments, ascending from 1.
     """
     import torch
 
@@ -209,9 +210,10 @@ def spaced_indices(rounds: int, count: int) -> NDArray[np.int64]:
 
 
 def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
-    """Compute the noise variance ‖h B‖² in every row h, (n,), for fresh vectors of variance 1.
+    """Compute the variance ‖h B‖² of the noise in h · (released rows) for every row h, (n,).
 
-    B z is the mechanism's noise in the T releases.  The first of three ways that serves is taken:
+    B z is the mechanism's noise in the T releases, for fresh vectors z of variance 1.  The first of three ways
+    that serves is taken:
 
     * If each row weighs one release only, `Mechanism.variance` has the variances.
     * If the mechanism has a noise series, B is Toeplitz, so that h B is a convolution, backwards in time.
@@ -299,7 +301,7 @@ def std_lower_bounds(rows: Floats, workload: Workload) -> Floats:
 
     Args:
         rows: Weights of the released rows, (n, T).
-        workload: Running sums.
+        workload: Running sums that never restart, with a fixed order or separated participations.
 
     Raises:
         InputError: The run is phased.
@@ -310,6 +312,7 @@ def std_lower_bounds(rows: Floats, workload: Workload) -> Floats:
         raise InputError("noise of a phased run lies in its empty rounds: nothing is fitted to it")
     if isinstance(schedule, MinSeparation):
         return heaviest_patterns(displacements, schedule)
+    # (n, epochs, positions): the sum over the epochs is that of a record, and the largest record counts.
     rounds_per_epoch = min(schedule.rounds_per_epoch, workload.rounds)
     padded = np.pad(displacements, ((0, 0), (0, -workload.rounds % rounds_per_epoch)))
     return np.asarray(np.max(padded.reshape(len(rows), -1, rounds_per_epoch).sum(axis=1), axis=1), np.float64)
@@ -336,16 +339,17 @@ class NoiseCost:
 def make_noise_cost(response: NoiseResponse, workload: Workload) -> NoiseCost:
     """Return the cost of noise for a response, with the points' weights divided by lower bounds.
 
-    The divisors are those of J.  Queries are divided by √(number of queries · mean of their squared lower
-    bounds), the output by its own bound.
+    With these divisors J is the squared sensitivity times the sum of the variances of all divided points, for
+    fresh vectors of variance 1.  Queries are divided by √(number of queries · mean of their squared lower bounds),
+    the output by its own bound.
 
     Args:
         response: Weights of the released rows in the published points.
         workload: Running sums.
 
     Raises:
-        InputError: The response is for another number of rounds, the sums restart, or the run is phased, so that
-            the lower bounds are not known.
+        InputError: The response is for another number of rounds, or the lower bounds are not known, since the sums
+            restart or the run is phased.
     """
     if response.rounds != workload.rounds:
         raise InputError(f"the response is for {response.rounds} rounds, the workload has {workload.rounds}")

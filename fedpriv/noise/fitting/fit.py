@@ -29,16 +29,17 @@ from fedpriv.participation.orders import MinSeparation
 def worst_record(coefficients: Floats, workload: Workload) -> Floats:
     """Return the record u whose ‖C u‖ fits take for the sensitivity, (T,).
 
-    u has the clips in the record's rounds, and 0 elsewhere.  Except in the last case below ‖C u‖ is the
-    sensitivity, the largest distance by which a record moves C s, for the sums s of records' clipped
-    contributions.  In a single pass u is in the round with the largest product of clip and column norm.  In a
-    fixed order u is at the worst position of an epoch, which is the first for equal clips.  For separated
-    participations with unequal clips u is a substitute that is charged at least as much as any pattern: the
-    largest clip in the earliest rounds.
+    u has the clips in the record's rounds, and 0 elsewhere.  ‖C u‖ is the sensitivity, the largest distance by
+    which a record moves C s, for the sums s of records' clipped contributions:
+
+    * In a single pass u is in the round with the largest product of clip and column norm.
+    * In a fixed order u is at the worst position of an epoch, which is the first for equal clips.
+    * For separated participations u has the largest clip in the earliest rounds.  With unequal clips ‖C u‖ is
+      then an upper bound of the sensitivity.
 
     Args:
         coefficients: First column of C, (T,), ≥ 0 and never increasing.
-        workload: Clips and participations.
+        workload: Clips, and participations in a fixed order or separated ones.
     """
     schedule, clips = workload.schedule, workload.clips
     record = np.zeros(workload.rounds)
@@ -89,6 +90,9 @@ class PlainLoss(RootLoss):
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
         """Compute log ‖C u‖² + log ‖R B‖² and its gradient with respect to the roots, (2m,).
 
+        C is applied to u as a filter, and C^-1 to `increment_weights` R A.  The derivative of a filtered signal by
+        a root is the same signal, filtered once more by ±x / (1 - root x).
+
         Args:
             roots: θ_1, φ_1, θ_2, φ_2, …, θ_m, φ_m, (2m,).
         """
@@ -137,6 +141,8 @@ class ScaledLoss(RootLoss):
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
         """Compute log ‖clip · R A diag(n) C^-1‖² and its gradient with respect to the roots, (2m,).
+
+        The roots count twice, in C^-1 and in the column norms n.
 
         Args:
             roots: θ_1, φ_1, θ_2, φ_2, …, θ_m, φ_m, (2m,).
@@ -197,10 +203,10 @@ class RootFit:
 def fit_lambda(cost: NoiseCost) -> RootFit:
     """Fit the λ of λ-CGD, C = 1 / (1 - λx), to the least log J: θ = (λ,), φ = (0,).
 
-    B = A C^-1 = (1 - λx) / (1 - decay x) = 1 + (decay - λ) x / (1 - decay x), so that ‖R B‖² is a quadratic in λ,
-    whose three coefficients are computed once.  The search is over log(1 - λ / max), where max is the decay (1 for
-    decay 0): on a grid of 12 values from 1 - λ / max = 0.05 / T to 0.95, and then between the neighbours of the
-    best.
+    The search is over log(1 - λ / max), where max is the decay (1 for decay 0): on a grid of 12 values from 1 - λ
+    / max = 0.05 / T to 0.95, and then around the best, up to its neighbours.  ‖R B‖² is a quadratic in λ, whose
+    three coefficients are computed once, since B = A C^-1 = (1 - λx) / (1 - decay x) = 1 + (decay - λ) x / (1 -
+    decay x).
 
     Args:
         cost: Cost of noise for the row.
@@ -235,7 +241,8 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
 
     There are two starts: roots at log-spaced distances to the largest allowed root (the decay, or 1 for decay 0),
     and a single root with pairs that nearly cancel.  The better result is refined by a second descent, unless R
-    has more than 500,000 values.  Pairs that cancel in the end are left out, so that the fit may have fewer.
+    has more than 500,000 values.  In the end pairs that cancel are left out, so that the fit may have fewer, and
+    the first and last roots moved to the ends of their range, if log J hardly rises (`_simplify_roots`).
 
     Args:
         loss: log J as a function of the roots.
@@ -277,15 +284,15 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
 def _starting_points(workload: Workload, count: int, last_free: bool, around: float) -> Iterator[Floats]:
     """Yield two starts v, (2m,), or (2m - 1,) if φ_m is not fitted.
 
-    The first has roots at log-spaced distances below the largest allowed root, from 0.6 / n to 0.75 of it, where n
-    is the number of rounds between two participations, or T if that is less.  The second has one root and pairs
-    (φ_i, θ_{i+1}) that nearly cancel.
+    The first has roots at log-spaced distances below the largest allowed root, from 0.6 / n to 0.75 of it (only
+    0.6 / n for one root), where n is the number of rounds between two participations, or T if that is less.  The
+    second has θ_1 at `around`, pairs (φ_i, θ_{i+1}) that nearly cancel, and φ_m near 0 if it is fitted.
 
     Args:
         workload: Participation, from which the smallest distance follows.
         count: Number m of pairs.
         last_free: Whether φ_m is fitted.
-        around: The one root of the second start, relative to the largest allowed root.
+        around: θ_1 of the second start, relative to the largest allowed root.
     """
     root_count = 2 * count if last_free else 2 * count - 1
     schedule = workload.schedule
@@ -327,10 +334,10 @@ def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], fl
 
 
 def _simpler_roots(roots: list[float], max_root: float) -> Iterator[list[float]]:
-    """Yield simpler variants of the roots θ_1, φ_1, …, one change at a time.
+    """Yield simpler variants of the roots θ_1, φ_1, θ_2, …, one change at a time.
 
-    These are the roots without two neighbours, with φ_m = 0, and with θ_1 = `max_root`.
-    At least one pair of roots is left.
+    First come the roots without two neighbours, as long as a pair of roots is left, then those with φ_m = 0, and
+    with θ_1 = `max_root`, if they are not so already.
     """
     for index in range(len(roots) - 1 if len(roots) > 2 else 0):
         yield roots[:index] + roots[index + 2 :]

@@ -5,7 +5,8 @@
 integer, which the server adds modulo 2^w.
 
 `compile_function` compiles a loop over values where numba is installed (`pip install 'fedpriv[fast]'`).  Without
-numba callers take NumPy code with the same results, which is slower.
+numba callers take NumPy code that draws the same values, which is slower.  `set_counters` and `attempt_values` are
+such loops, for discrete Gaussian noise (`gaussian`).
 """
 
 import math
@@ -55,7 +56,8 @@ def round_coefficient(value: float) -> float:
 def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
     """Compute ⌊values · multiplier / 2^(31 + extra) + ½⌋ exactly, entry by entry.
 
-    The product has up to 92 bits, so `values` is split into high · 2^31 + low.
+    For `extra` = 0 this is c · values, rounded, for the real weight c = multiplier / 2^31 from 0 to 1.  The
+    product has up to 92 bits, so `values` is split into high · 2^31 + low.
 
     Guarantee: results of two arguments differ by the difference of the real products, ± less than 1.
 
@@ -71,7 +73,7 @@ def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
     high, low = values >> FRACTION_BITS, values & _LOW_MASK
     if extra == 0:
         low *= multiplier
-        low += COEFFICIENT_ONE >> 1
+        low += COEFFICIENT_ONE >> 1  # adds ½, so that the shift rounds
         low >>= FRACTION_BITS
         high *= multiplier
         high += low
@@ -79,7 +81,7 @@ def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
     low *= multiplier
     low >>= FRACTION_BITS
     high *= multiplier
-    high += low
+    high += low  # ⌊values · multiplier / 2^31⌋
     high += 1 << (extra - 1)
     high >>= extra
     return high
@@ -99,14 +101,14 @@ def scale_bound(bound: int, multiplier: int, extra: int = 0) -> int:
 
 
 def repeated_squares(multiplier: int, count: int) -> tuple[int, ...]:
-    """Compute the coefficients of λ, λ², λ⁴, … λ^(2^(count-1)) in multiples of 2^-31, (count,).
+    """Compute λ, λ², λ⁴, …, λ^(2^(count-1)), each rounded to a multiple of 2^-31, as `count` integers.
 
-    Each power is the square of the last.  Powers are computed to 192 binary digits, and only the results are
+    Each power is the square of the one before.  Powers are computed to 192 binary digits, and only the results are
     rounded to 31, so that the roundings to 31 digits do not add up.
 
     Args:
         multiplier: λ in multiples of 2^-31, from 0 to 2^31.
-        count: Number of coefficients.
+        count: Number of powers.
     """
     digits = 192
     power, coefficients = multiplier << (digits - FRACTION_BITS), []
@@ -135,9 +137,9 @@ def pack_masked(noisy: Ints, mask: UnsignedInts, word: int) -> bytes:
 def unpack_sum(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> Ints:
     """Compute the sum of all silos' noisy integers y from their masked messages, whose masks cancel.
 
-    Words are added modulo 2^word and read as signed numbers, so that the sum is exact if it lies within
-    ±2^(word-1).  A larger sum wraps around: the model is wrong then, but privacy holds, since the residue is a
-    function of the sum.
+    Words are added modulo 2^word and read as signed numbers, so that the sum is exact if it is at least
+    -2^(word-1) and below 2^(word-1).  Another sum wraps around: the model is wrong then, but privacy holds, since
+    the residue is a function of the sum.
 
     Args:
         messages: Output of `pack_masked` of each silo, word / 8 bytes a value.
@@ -159,6 +161,7 @@ def unpack_sum(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> 
         padded_words[:, :word_bytes] = np.frombuffer(message, np.uint8).reshape(count, word_bytes)
         total += padded_words.view(_LITTLE).ravel().astype(np.uint64)
     unused_bits = 64 - word
+    # The shift to the left puts the word's sign bit in place, and the one to the right copies it.
     signed: Ints = (total << np.uint64(unused_bits)).view(np.int64) >> np.int64(unused_bits)
     return signed.reshape(shape)
 
@@ -170,9 +173,9 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 def compile_function(function: FunctionT) -> FunctionT | None:
     """Compile a function with numba, or return None if numba is not installed.
 
-    The compiled function has the same results.  It is cached on disk in the package's folder or the user's cache,
-    if one of them is writable.  Else every process compiles the function again.
-    Floating point follows IEEE 754: no operation is reordered, and none is contracted with another.
+    The compiled code is cached on disk in the package's folder or the user's cache, if one of them is writable.
+    Else every process compiles the function again.  Floating-point operations are not reordered, and none is
+    contracted with another.
     """
     try:
         import numba
@@ -211,14 +214,17 @@ def attempt_values(
     out: Ints,
     retries: Ints,
 ) -> int:
-    """Make one attempt of the discrete Gaussian D(σ) at each of n places, by rejection sampling.
+    """Make one attempt to draw a value of the discrete Gaussian D(σ) at each of n places.
 
-    An attempt proposes a magnitude a = m 2^k + j with a sign, and accepts it if a uniform u, the upper 64 bits of
-    which are word 2, is below exp(-x) with x = j (2 m 2^k + j) / 2σ².  In word 1 the upper 9 bits are a column,
-    the next bit is the sign, and the lowest k bits are j.  m is the column if word 0 is below the column's
-    threshold, else the column's alias.  -0 is refused, so that 0 counts once.  The proposal is written to
-    `out`[place], even if it is refused.  A first test with 1 - x ≤ exp(-x) accepts nearly all attempts that are
-    accepted, without an exponential.
+    Values are drawn by rejection sampling.  An attempt proposes a signed magnitude a = m 2^k + j.  m follows
+    exp(-(m 2^k)² / 2σ²) by an alias table: the upper 9 bits of word 1 are one of 512 columns, and m is the column
+    if word 0 is below the column's threshold, else the column's alias.  The next bit of word 1 is the sign, and
+    its lowest k bits are j, uniform.  The proposal is accepted if a uniform u, the upper 64 bits of which are word
+    2, is below exp(-x) with x = j (2 m 2^k + j) / 2σ², which makes a follow exp(-a² / 2σ²).  -0 is refused, so
+    that 0 counts once.
+
+    The proposal is written to `out`[place], even if it is refused.  A first test with 1 - x ≤ exp(-x) accepts most
+    attempts without an exponential.
 
     Args:
         random_words: Random words of 64 bits of each place, (n, 4).
@@ -230,7 +236,8 @@ def attempt_values(
         band: Distance of u from exp(-x) below which only integers can decide.
         out: Values, which are changed at `places`.
         retries: Buffer of n places or more, for refused places and, as ~place, for undecided ones.  Undecided are
-            ties of word 0 with a threshold's upper word, and uniforms within `band` of exp(-x).
+            ties of word 0 with a threshold's upper word, and uniforms within `band` of exp(-x), unless the first
+            test has accepted them.
 
     Returns:
         Number of places written to `retries`.

@@ -11,8 +11,8 @@ below σ = 32).  An attempt reads two AES blocks, four words of 64 bits:
 
 Floating point only predicts the second comparison.  Where the two sides are within 2^-44, integers decide.  So no
 libm, no instruction set and no platform can change a bit (cf. interval refining in Haney et al. 2022,
-"Precision-based attacks and interval refining").  A first pass goes over all values, and accepts by exp(-x) ≥ 1 -
-x those whose uniform is below 1 - x - 2^-44.  A second pass decides on the few others.
+"Precision-based attacks and interval refining").  For most values no exponential is needed: with x the exponent
+above, exp(-x) ≥ 1 - x, so that a uniform below 1 - x - 2^-44 is accepted.
 
 The number of attempts is independent of the accepted value, so retries reveal nothing about the value.  Nothing is
 claimed about a party that shares the processor's caches.  Proof of the total variation:
@@ -93,9 +93,10 @@ class AliasTable:
 
 @lru_cache(maxsize=64)  # a pure function
 def make_alias_table(sigma: float) -> AliasTable:
-    """Compute the alias table for σ, which as a float is a rational and is not rounded.
+    """Compute the alias table from which magnitudes m · 2^k of D(σ) are drawn, m = 0 … 511.
 
-    The weights exp(-(m 2^k)² / 2σ²), m = 0 … 511, are computed in integers of 192 bits, and thresholds of 128 bits
+    k is the integer with 16 ≤ σ / 2^k < 32.  σ as a float is a rational, and is not rounded.  The weights
+    exp(-(m 2^k)² / 2σ²) are computed in integers with 192 bits behind the binary point, and thresholds of 128 bits
     are split into two words.
 
     Args:
@@ -120,7 +121,8 @@ def exp_fixed(exponent: Fraction, bits: int) -> int:
     """Compute 2^bits exp(-exponent) for exponent ≥ 0, as an integer with an error below 1 + 2^-60.
 
     Taylor's series of exp(-exponent / 2^h) is summed in integers with 96 more bits, squared h times, and rounded
-    down, with h such that exponent / 2^h is below 2^-7.  The result is 0 for exponents above 2 · bits.
+    down, with h such that exponent / 2^h is below 2^-7.  So the same integers follow on every machine.  The result
+    is 0 for exponents above 2 · bits.
 
     Args:
         exponent: Exponent ≥ 0.
@@ -148,11 +150,12 @@ def exp_fixed(exponent: Fraction, bits: int) -> int:
 
 
 def _build_aliases(weights: list[int]) -> tuple[list[int], list[int]]:
-    """Compute threshold ⌊2^128 q⌋ and alias of every column by Vose's method (1991).
+    """Compute threshold and alias of every column by Vose's method (1991).
 
-    With n columns of equal probability, a column keeps its own value with probability q, and gives its alias
-    otherwise.  Columns that have less than the mean weight are filled up, one by one, by a donor with as much or
-    more, which becomes their alias.  A full column, q = 1, has the threshold 2^128 - 1 and is its own alias.
+    The table draws from n weighted values with one of n columns of equal probability: a column gives its own value
+    with probability q, and its alias otherwise.  Its threshold is ⌊2^128 q⌋.  Columns that have less than the mean
+    weight are filled up, one by one, by a donor with as much or more, which becomes their alias.  A full column,
+    q = 1, has the threshold 2^128 - 1 and is its own alias.
 
     Args:
         weights: Weight of each value, (n,).
@@ -161,7 +164,7 @@ def _build_aliases(weights: list[int]) -> tuple[list[int], list[int]]:
         Thresholds and aliases, (n,) each.
     """
     count, total = len(weights), sum(weights)
-    remaining = [weight * count for weight in weights]
+    remaining = [weight * count for weight in weights]  # so that the mean is the integer `total`
     small = [column for column in range(count) if remaining[column] < total]
     large = [column for column in range(count) if remaining[column] >= total]
     one = 1 << _THRESHOLD_BITS
@@ -194,7 +197,7 @@ class _ChunkWorkspace(threading.local):
     """Working memory of a thread for a chunk of values, which is used again for the next chunk."""
 
     def __init__(self) -> None:
-        """Allocate memory for `_CHUNK` values, each from two AES blocks."""
+        """Allocate memory for a chunk of 4,096 values, each from two AES blocks, in each thread that uses it."""
         self.counters = np.empty((2 * _CHUNK, 2), _LITTLE)
         self.bits = bytearray(self.counters.nbytes + 16)  # update_into wants one block to spare
         self.row = np.arange(_CHUNK)
@@ -221,9 +224,10 @@ class _ChunkWorkspace(threading.local):
         out: Ints,
         retries: Ints,
     ) -> int:
-        """Make one attempt at each of n places, with NumPy.
+        """Make one attempt to draw a value of D(σ) at each of n places, with NumPy.
 
-        This is `fixed_point.attempt_values` without compiled code, with the same results.
+        This is `fixed_point.attempt_values` for machines without compiled code.  A uniform at the very edge of
+        `band` may be undecided in one of them only, which changes no drawn value.
 
         Args:
             random_words: Random words of 64 bits of each place, (n, 4).
@@ -232,7 +236,8 @@ class _ChunkWorkspace(threading.local):
             alias: Alias of each column, (512,).
             low_bits: k, bits of the lower part j of a magnitude.
             quotient: 1 / 2σ².
-            band: Distance of the uniform from exp(-x) below which only integers can decide.
+            band: Distance of the uniform from exp(-x), the probability of acceptance, below which only integers
+                can decide.
             out: Values.  Each place gets its proposal, also if it is refused.
             retries: Buffer of n places or more, which gets refused places, and ~place for undecided ones.
 
@@ -296,7 +301,7 @@ class KeyedDiscreteGaussian:
     """
 
     def __init__(self, key: bytes, party: int, t: int, band: float = BAND) -> None:
-        """Start the stream of a party's round.
+        """Start the stream of a party's round, whose random words are AES blocks under a key.
 
         Args:
             key: Key of the round, 32 bytes.
@@ -320,16 +325,16 @@ class KeyedDiscreteGaussian:
 
         A first attempt is made at every place, in chunks of 4,096.  Then undecided places are decided in
         integers, and refused places get a next attempt from other blocks, until every place has an accepted
-        value.
+        value.  Another call with the same arguments draws the same vector.
 
         Args:
-            size: Number of values.
+            size: Number of values, at most 2^39.
             sigma: σ, 16 ≤ σ < 2^48.
-            node: Number of the vector, below 2^16.
+            node: Number of the vector, from 0 to 2^16 - 1.
 
         Raises:
             InputError: σ is not in this range.
-            ValueError: A stream does not have this node, or not so many values.
+            ValueError: `node` or `size` is not in its range.
             RunError: The key stream is broken, so that a value is refused 255 times.
         """
         if not (0 <= node < _MAX_NODES and 0 <= size <= _MAX_VALUES):
@@ -373,7 +378,7 @@ class KeyedDiscreteGaussian:
         Args:
             workspace: Working memory of this thread.
             table: Alias table of σ.
-            places: Indices of values in `out`, at most 4,096.
+            places: Indices of values in `out`, ascending, at most 4,096.
             stream: Node and number of the attempt, which select the blocks.
             out: Values, which are changed.
 
@@ -408,6 +413,7 @@ class KeyedDiscreteGaussian:
         """Decide one attempt exactly, in integers, and write its proposal into `out`.
 
         The random words are those of the floating-point attempt, here with all 128 bits of threshold and uniform.
+        Where word 0 equals the threshold's upper word, a further random word is compared with the lower one.
 
         Args:
             table: Alias table of σ.

@@ -117,21 +117,24 @@ def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, coun
 def _truncate_rows(
     increments: NDArray[np.floating], norm: int, factor: float, out: Floats | None = None
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Truncate rows (b, d) to integers in float64, and find the rows of norm at most K.
+    """Truncate rows (b, d) to integers in float64, and find the rows whose norm is certainly at most K.
 
-    A row is first divided by a power of 2, so that its norm can be computed (`shrink_rows`).  Then it is scaled to
-    the lattice, or to the norm K (1 - 2^-30) if that is less, and truncated.  Entries are checked in each chunk of
-    columns, and norms at the end.
+    A row is first multiplied by a power of 2, so that its norm can be computed (`shrink_rows`).  Then it is scaled
+    to the lattice, or to the norm K (1 - 2^-30) if that is less, and truncated.  Entries are checked in each chunk
+    of columns, and norms at the end.
 
     Args:
-        increments: (b, d).
+        increments: Rows (b, d), float32 or float64.
         norm: K, from 1 to below 2^53.
         factor: Units of the lattice per unit of an increment.
         out: Memory of the result, which may be `increments`, or None for new memory.
 
     Returns:
-        The truncated rows (b, d), and a mask (b,) of those of norm at most K.  All other rows may have any values,
-        NaN too.
+        The truncated rows (b, d), and a mask (b,) of those whose computed norm proves a norm of at most K.  Other
+        rows may have any values, NaN too.
+
+    Raises:
+        ValueError: K is not from 1 to below 2^53.
     """
     check_norm(norm)
     with np.errstate(all="ignore"):
@@ -159,15 +162,16 @@ def check_norm(norm: int) -> None:
 def shrink_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[Floats, NDArray[np.int32]]:
     """Multiply rows by 2^-e so that no sum of squares over- or underflows.
 
-    The largest absolute value of a row then lies in [½, 1), unless the row is 0 or has a value that is not finite.
+    e is chosen for each row so that its largest absolute value then lies in [½, 1).  A row of zeros, or with a
+    value that is not finite, has e = 0.
 
     Args:
         rows: (b, d), float32 or float64.
-        out: Memory of the result, which may be `rows`, or None for new aligned memory, since sums may round by
-            their address.
+        out: Memory of the result, which may be `rows`, or None for new memory, which is aligned, since sums may
+            round by their address.
 
     Returns:
-        The rows, zeros for rows that are not finite, and e, (b,).
+        The multiplied rows in float64, with zeros for a row that has a value that is not finite, and e, (b,).
     """
     values = torch.empty(rows.shape, dtype=torch.float64).numpy() if out is None else out
     top = _row_maxima(rows)
@@ -272,11 +276,12 @@ def sum_rank_one(
 ) -> Ints:
     """Sum the integer increments r_b ⊗ x_b over records b, (classes · f,) int64.
 
-    The loss is a function of linear scores.  x_b are the features in multiples of 1/denominator, rounded to
-    integers.  r_b, (classes,), is Σ_k coefficients[k] · residuals at points[k], truncated to integers with ‖r_b‖
-    ‖x_b‖ ≤ K.  Records are processed in chunks of at most 2^20 values of features, or one by one.  A record with a
-    feature that is not finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.  Scores
-    are computed in integers, from weights of the point that are rounded to `weight_bits` bits.
+    The loss is a function of linear scores, so that a record's gradient is residual ⊗ features, the residual the
+    derivative of the loss by the scores.  x_b, (f,), are the features in multiples of 1/denominator, rounded to
+    integers.  r_b, (classes,), is Σ_k coefficients[k] · residuals at points[k], scaled to the lattice and
+    truncated to integers with ‖r_b‖ ‖x_b‖ ≤ K.  A record with a feature that is not finite, or beyond
+    `outer.max_feature_norm` in multiples of 1/denominator, adds 0.  Scores are computed in integers, from weights
+    of the point that are rounded to `weight_bits` bits.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and 2 `norm` under replace-one, and what
     it adds is a function of its own row, the query and public numbers, with the same bits on every processor,
@@ -293,8 +298,9 @@ def sum_rank_one(
         factor: Units of the lattice per unit of an increment.
 
     Raises:
-        ValueError: K is out of this range, or there are more than 2^20 features.
+        ValueError: There are records, and K is out of this range, or there are more than 2^20 features.
     """
+    # Chunks of records, of at most 2^20 values of features, bound the memory.
     feature_count = features.shape[1]
     bits, chunk_rows = (
         weight_bits(feature_count, outer.max_feature_norm),
@@ -334,14 +340,15 @@ def integer_residuals(
 ) -> Floats:
     """Truncate residuals of b records and c classes to integers r with ‖r_b‖ ‖x_b‖ ≤ K.
 
-    Residuals are multiplied by `factor`, or by less where ‖r_b‖ ‖x_b‖ would exceed K (1 - 2^-30), and truncated
-    towards zero.  Residuals that are not finite become zeros, and so do rows with features beyond ±2^16.
+    ‖r_b‖ ‖x_b‖ is the norm of the record's increment r_b ⊗ x_b.  Residuals are multiplied by `factor`, or by less
+    where this norm would exceed K (1 - 2^-30), and truncated towards zero.  A record that has a residual that is
+    not finite, or a feature beyond ±2^16, gets zeros.
 
     Guarantee: Σ over the d = c · f values of r_b ⊗ x_b of their squares is at most K², exactly, and row b depends
     on row b of the arguments alone.
 
     Args:
-        residuals: (b, c).
+        residuals: Derivatives of the loss by the scores, (b, c).
         features: Integer features x, (b, f), of at most ±2^16.
         norm: K.
         factor: Units of the lattice per unit of residual ⊗ x.  For real features x / 255 this is the factor of
@@ -371,12 +378,12 @@ def integer_residuals(
 def sum_outer_products(residuals: Floats, features: NDArray[np.integer], norm: int) -> Ints:
     """Sum r_b ⊗ x_b over the records b exactly, with r from `integer_residuals`, flat (c · f,) int64.
 
-    Sums are matrix products of at most `rows` = ⌊(2^53 - 1) / K⌋ records each.  Every product and every partial
-    sum over `rows` records is at most rows · K < 2^53 in absolute value, so that float64 adds them without
-    rounding in any order.  The whole sum has to stay below 2^63.
+    Sums are matrix products of at most `rows` = ⌊(2^53 - 1) / K⌋ records each.  An entry of r_b ⊗ x_b is at most
+    K, so that a partial sum over `rows` records is at most rows · K < 2^53 in absolute value, and float64 adds
+    without rounding in any order.  The whole sum has to stay below 2^63.
 
     Args:
-        residuals: Integers, (b, c).
+        residuals: Integers r with ‖r_b‖ ‖x_b‖ ≤ K, (b, c).
         features: Integer features, (b, f).
         norm: K.
 
@@ -418,12 +425,18 @@ def sum_integer_increments(
     is_counted: NDArray[np.bool_] | None = None,
     row_indices: NDArray[np.int64] | None = None,
 ) -> Ints:
-    """Sum the clipped increments of a round's records on the run's lattice, exactly, (d,) int64.
+    """Sum the clipped increments of a round's records, each as integers of the run's lattice, (d,) int64.
 
-    One of three ways is taken: counts of cells in one pass (shipped objectives of `SUMMED_BY_CELL`, whose records
-    each fall into cells of a table), outer products of integers where K and the features are suitable
-    (`suits_rank_one`), and otherwise vectors, one record after another.  A round of fewer than `min_calls` records
-    takes as much work as a round of that many, except for counts, and for `records` = None, which takes no work.
+    One of three ways is taken:
+
+    * counts of cells in one pass, for shipped objectives of `SUMMED_BY_CELL`, whose records each fall into cells
+      of a table, if `factor` times the sum of the query's coefficients is finite,
+    * outer products of integers, where the loss is one of linear scores, and K and the features are suitable
+      (`suits_rank_one`),
+    * otherwise vectors, one record after another.
+
+    Other ways than counts take as much work for fewer than `min_calls` records as for that many, so that the time
+    tells less of their number.  `records` = None takes no work.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend

@@ -188,8 +188,8 @@ def claim_for_noise(
 def fit_lattice(run: ExactRunInputs) -> ExactPlan:
     """Fit the finest lattice, at most 2^37 units a clip, on which no integer can overflow its word.
 
-    The search starts with the finest lattice (κ = 36, with 2^36 to 2^37 units in the largest clip) and makes it
-    coarser, by as many bits as are certainly missing, until all bounds hold.
+    The search starts with 2^36 to 2^37 units in the largest clip (κ = 36) and makes the lattice coarser, by as
+    many bits as are certainly missing, until all bounds hold.  The noise on a lattice follows from the run's μ.
 
     Guarantee: |(C s)_t| and every integer on the way to it stay below 2^61, sums with 16 σ of noise too, and in
     words of w < 64 bits sums with 14 σ of noise below 2^(w-1): computed in integers, for any records.
@@ -198,8 +198,8 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
         run: Inputs of the run.
 
     Raises:
-        InputError: A clip keeps too few bits, the noise has no place between 2^16 and 2^48 units, or
-            an input is invalid.
+        InputError: A clip keeps too few bits or is outside of 2^-40 … 2^40, the noise has no place between 2^16
+            and 2^48 units, or `word_bits` or a number of records, parties or values is not accepted.
     """
     rounds = run.factorization.workload.rounds
     if run.word_bits not in MIN_CLIP_BITS:
@@ -232,12 +232,15 @@ def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactP
 
     The number is 1 or more, and never more than needed.  Four integers have limits: those on the way to C s
     (2^61), C s with 16 σ of noise (2^61), one party's σ (2^48), and C s with 14 σ of noise, which must fit into
-    a signed word.  C s has the noise of all parties together, and σ is that of the vector with the most noise, for
-    the run's μ.
+    a signed word.  Here σ is the noise of all parties together for the run's μ, in the vector with the most noise.
 
     Args:
         run: Inputs of the run.
         lattice: Lattice to try.
+
+    Raises:
+        InputError: All limits hold, but the noise is too little for a claim (`claim_for_mu`), or a group of
+            vectors has no noise.
     """
     factorization, strategy = run.factorization, run.factorization.strategy
     rounds = factorization.workload.rounds

@@ -16,9 +16,9 @@ For h = 16 the run is μ-GDP with
 
     μ = Δ / √(σ² - h²),   δ(ε) ≤ δ_μ(ε) + (1 + e^ε) τ
 
-up to a factor that is 1 in floats, and up to τ, the total variation between the noise that is drawn and D(σ).
-With scales other than 1 h² is 256 / min scale², so that every value keeps 16 units.  M shares D(σ₁) add up to
-D(σ₁ √M), up to a factor that is 1 in floats for σ₁ ≥ 24.  Proof, after Peikert 2010 (Theorem 3.1), Denisov et al.
+up to a factor so close to 1 that floats round it to 1, and up to τ, the total variation between the noise that is
+drawn and D(σ).  With scales other than 1 h² is 256 / min scale², so that every value keeps 16 units.  M shares
+D(σ₁) add up to D(σ₁ √M), up to such a factor for σ₁ ≥ 24.  Proof, after Peikert 2010 (Theorem 3.1), Denisov et al.
 2022 and Smith & Thakurta 2022: docs/proofs/integer-releases.md.
 """
 
@@ -229,12 +229,13 @@ def pack_state(state: IntState) -> bytes:
 
 
 def unpack_state(packed: bytes) -> IntState:
-    """Read a state from `packed`, the output of `pack_state`: vectors (d,) that may share its memory.
+    """Read a state from `packed`, the output of `pack_state`, as vectors (d,) of one length.
 
-    Callers must not write into the vectors.  A state without vectors is an empty tuple.
+    The vectors may share the memory of `packed`, so that callers must not write into them.  A state without
+    vectors is an empty tuple.
 
     Raises:
-        RunError: The bytes are no state.
+        RunError: The bytes do not begin with the tag of a state, or have another length than their header says.
     """
     if len(packed) < _HEADER.size:
         raise RunError("the strategy's state is cut off")
@@ -246,10 +247,12 @@ def unpack_state(packed: bytes) -> IntState:
 
 
 def sqrt_above(value: Fraction) -> float:
-    """Compute the smallest float whose square is at least `value` ≥ 0, a root rounded up.
+    """Compute the smallest float ≥ 0 whose square is at least `value` ≥ 0, a root rounded up.
 
     An approximate root is moved by one float after another until exact squares show the result to be right.
-    `value` may be any rational whose root is within the range of floats.
+
+    Args:
+        value: Any rational ≥ 0 whose root is within the range of floats, also if the value is not.
     """
     root = _approximate_root(value)
     while Fraction(root) ** 2 < value:
@@ -384,7 +387,7 @@ def claim_for_sigma(
     draws: Sequence[int],
     party_count: int = 1,
 ) -> ExactClaim:
-    """Claim of M parties with noise of `sigma` units each: μ = Δ / √(M σ² - h²), rounded up.
+    """Return the claim of M parties with noise of `sigma` units each: μ = Δ / √(M σ² - h²), rounded up.
 
     Guarantee: with this noise of every party, (C s)_t + z_t of all rounds is μ-GDP up to `ExactClaim.slack`, and
     so is everything computed from it.  h², 256 for noise of scale 1, is deducted because the noise is discrete.
@@ -398,7 +401,7 @@ def claim_for_sigma(
         party_count: M, number of parties that add noise.
 
     Raises:
-        InputError: M σ² is not above h², a group has no noise, or a group's σ is outside of 2^16 … 2^48.
+        InputError: M σ² is not above h², a group has no noise, or a group's σ is below 2^16, or 2^48 or more.
     """
     variance = party_count * Fraction(sigma) ** 2 - _deducted_variance(groups)
     if not variance > 0:
