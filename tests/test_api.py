@@ -88,7 +88,14 @@ def test_losses_that_close_over_other_values_have_other_names() -> None:
     def scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda outputs, label: factor * (outputs - label) ** 2
 
-    assert _describe_loss(scaled(1.0)) == _describe_loss(scaled(1.0)) != _describe_loss(scaled(5.0))
+    def powered(power: float) -> Callable[..., Tensor]:
+        def loss(outputs: Tensor, label: Tensor, *, power: float = power) -> Tensor:
+            return (outputs - label).abs() ** power
+
+        return loss
+
+    for make in (scaled, powered):
+        assert _describe_loss(make(1.0)) == _describe_loss(make(1.0)) != _describe_loss(make(5.0))
 
 
 def test_an_observer_hears_everything_and_the_end_of_a_failure(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import platformdirs  # which takes another file on Windows
 for name in {HIDDEN}:
     sys.modules[name] = None  # importing it fails, as on Windows
 for module, names in (
-    (os, ("geteuid", "getuid", "fork", "O_DIRECTORY", "O_NONBLOCK", "O_NOFOLLOW", "pread", "pwrite")),
+    (os, ("geteuid", "getuid", "fork", "O_DIRECTORY", "O_NONBLOCK", "O_NOFOLLOW", "pread", "pwrite", "sysconf")),
     (os, ("sched_getaffinity",)),
     (signal, ("SIGALRM", "SIGKILL", "SIGHUP")),
     (socket, ("AF_UNIX",)),
@@ -44,6 +44,12 @@ def test_a_simulation_needs_nothing_that_windows_lacks(tmp_path: Path) -> None:
         "import fedpriv\n"
         f"small = {SMALL}\n"
         "results = fedpriv.run('quickstart', set=small, out='run')\n"
+        "from fedpriv.engines.table import describe_available_memory\n"
+        "assert describe_available_memory() == 'an unknown amount'\n"
+        "import numpy as np\n"
+        "own = (np.ones((20, 2), 'float32'), np.arange(20) % 2)\n"
+        "for out in ('first', 'second'):  # the second time the key of names of records in memory exists\n"
+        "    fedpriv.run('own-data', train=own, test=own, set={'privacy.epsilon': 4.0}, out=out)\n"
         "print(len(results), results.table().splitlines()[0])\n"
         "from fedpriv.study.sweep import lock_folder\n"
         "from pathlib import Path\n"

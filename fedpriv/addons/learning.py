@@ -106,14 +106,14 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     constant_loss = _constant_loss(model.loss, outputs[:1], labels)
     if constant_loss is not None:
         facts["loss"] = constant_loss
-    if "test_accuracy" in outcome.metrics:
-        is_counted = labels != IGNORED_CLASS
-        facts["commonest"] = float(((labels == labels.mode(0).values) & is_counted).sum() / is_counted.sum())
+    is_counted = labels != IGNORED_CLASS
+    if "test_accuracy" in outcome.metrics and is_counted.any():
+        class_counts = torch.stack([(labels == label).sum(0) for label in labels[is_counted].unique()])
+        facts["commonest"] = float(class_counts.max(0).values.sum() / is_counted.sum())
         facts["has_unit_outputs"] = _takes_logits(model.loss) and _are_shares(outputs)
         if labels.dim() == 1:
-            class_labels = labels.long()
-            facts["classes"] = int(class_labels.bincount().count_nonzero())
-            facts["balanced"] = float(balanced_accuracy(outputs, class_labels[::stride]))
+            facts["classes"] = len(class_counts)
+            facts["balanced"] = float(balanced_accuracy(outputs, labels.long()[::stride]))
     return facts
 
 

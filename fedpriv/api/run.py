@@ -173,7 +173,8 @@ def _describe_loss(loss: LossArgument) -> str:
         return "squared"
     code = getattr(loss, "__code__", None)
     closed_over = [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
-    values = [*(getattr(loss, "__defaults__", None) or ()), *closed_over]
+    by_name = sorted((getattr(loss, "__kwdefaults__", None) or {}).items())
+    values = [*(getattr(loss, "__defaults__", None) or ()), *by_name, *closed_over]
     return str(loss) if code is None else f"{code.co_code.hex()} {code.co_consts} {code.co_names}{values or ''}"
 
 

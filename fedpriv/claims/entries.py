@@ -140,7 +140,7 @@ class LedgerEntry:
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
         # The file can come from anybody, so that any field may be missing or of another type.
-        except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, InputError) as error:
             return f"is no record of a run ({type(error).__name__}: {sanitize_line(str(error), 100)})"
 
     @cached_property
@@ -353,9 +353,9 @@ class LedgerEntry:
         first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
         rounds = [stream for stream in self.streams if stream.step == ROUNDS]
         scale, privacy = record["scenario"]["data"].get("scale"), record["scenario"]["privacy"]
-        if (  # streams of other steps, a first step without scaling or scaling without one
+        if (  # streams of other steps, a first step without scaling, or scaling of a run with noise without one
             len(first_steps) + len(rounds) < len(self.streams)
-            or bool(scale) != bool(first_steps)
+            or (bool(scale) != bool(first_steps) and (noisy or first_steps))
             or not self._charges_whole_share(scale, first_steps)
         ):
             return False

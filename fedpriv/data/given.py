@@ -89,8 +89,12 @@ def to_record_arrays(
             shapes.
     """
     if isinstance(data, TensorDataset) and fields is None:
+        if len(data.tensors) < 2:
+            raise InputError(f"{source}: the TensorDataset has no labels; give TensorDataset(records, labels)")
         *tensors, label_tensor = data.tensors
-        return to_record_array(tuple(tensors) if len(tensors) > 1 else tensors[0], source), to_array(label_tensor)
+        return to_record_array(tuple(tensors) if len(tensors) > 1 else tensors[0], source), to_array(
+            label_tensor, source
+        )
     are_items = isinstance(data, list) and (
         fields is not None or all(isinstance(part, tuple | Mapping) for part in data)
     )

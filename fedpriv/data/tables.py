@@ -86,7 +86,11 @@ def _read_or_create_key(folder: Path) -> bytes:
         with path.open("rb") as file:
             key, status = file.read(_KEY_BYTES + 1), os.fstat(file.fileno())
         shared_bits = stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
-        if len(key) == _KEY_BYTES and status.st_uid == os.geteuid() and not shared_bits:
+        if (
+            len(key) == _KEY_BYTES
+            and status.st_uid == getattr(os, "geteuid", lambda: status.st_uid)()
+            and not shared_bits
+        ):
             return key
     return secrets.token_bytes(_KEY_BYTES)
 

@@ -17,8 +17,10 @@ round.
 """
 
 import ctypes
+import mmap
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,7 +167,8 @@ def available_memory(processes: int = 1) -> tuple[int, str]:
     is subtracted from the limit, because estimates count resident memory.
     """
     usage, resident = memory_usage(), _resident_bytes()
-    available = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]
+    has_sysconf = hasattr(os, "sysconf")  # not on Windows, where the machine's memory counts as unlimited
+    available = [(os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE if has_sysconf else sys.maxsize, "")]
     for name, limit in memory_limits().items():
         allowance = max(0, limit - max(0, usage.get(name, resident) - resident))
         # All processes share the memory of a control group; the other limits hold for each process by itself.
@@ -176,6 +179,8 @@ def available_memory(processes: int = 1) -> tuple[int, str]:
 def describe_available_memory() -> str:
     """Describe the memory that this process may take, with the limit that applies."""
     available, limit = available_memory()
+    if available == sys.maxsize:
+        return "an unknown amount"
     return f"{_format_megabytes(available)} ({limit})" if limit else _format_megabytes(available)
 
 
@@ -274,7 +279,7 @@ def _resident_bytes() -> int:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
         return 350 * 2**20
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return pages * mmap.PAGESIZE
 
 
 def _format_megabytes(size: int) -> str:

@@ -15,6 +15,7 @@ messages, (d,), into x_{t+1} and into the model that the run would publish.
 """
 
 import logging
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -308,6 +309,7 @@ class PrivateStrategy(FedAvg):
         rounds = bisect_right(range(1, planned_rounds + 1), limit, key=lambda t: self.epsilon(t) or 0.0)
         refuse(
             {
+                f"max_epsilon = {limit}: expected a number": math.isnan(limit),
                 f"max_epsilon = {limit}: this run adds no noise, so that its ε is infinite": self.epsilon(1)
                 is None,
                 f"max_epsilon = {limit}: round 1 alone has "

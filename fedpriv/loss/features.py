@@ -72,11 +72,11 @@ def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
             [pixel_features(np.ascontiguousarray(column), dtype) for column in split_inputs(images).values()],
             dim=1,
         )
-    if images.dtype != np.uint8:
+    flat = images.reshape(len(images), math.prod(images.shape[1:]))
+    if flat.dtype != np.uint8:
         # torch has little arithmetic of unsigned types of more than 8 bits.
-        signed = images.astype(np.int64) if images.dtype.kind == "u" else images
-        return torch.from_numpy(signed.reshape(len(signed), -1)).to(dtype)
-    return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
+        return torch.from_numpy(flat.astype(np.int64) if flat.dtype.kind == "u" else flat).to(dtype)
+    return torch.from_numpy(flat.astype(np.float32)).to(dtype) / 255.0
 
 
 def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:

@@ -119,7 +119,7 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     Returns:
         The module, or its replacement if the module itself is a BatchNorm.
     """
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, _BatchNorm) and module.num_features:  # a lazy layer has none yet
         channels = module.num_features
         groups = next(count for count in range(min(_MAX_GROUPS, channels), 0, -1) if channels % count == 0)
         return nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)

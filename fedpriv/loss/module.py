@@ -414,7 +414,8 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
     for (name, parameter), values in zip(trainable.items(), views, strict=True):
         layer_name, _, own_name = name.rpartition(".")
         layer = module.get_submodule(layer_name)
-        weight = parameter if parameter.dim() > 1 else getattr(layer, "weight", parameter)
+        layer_weight = getattr(layer, "weight", None)
+        weight = layer_weight if parameter.dim() < 2 and isinstance(layer_weight, Tensor) else parameter
         if own_name in getattr(layer, "begin_at_zero", ()):
             values.zero_()
         elif weight.dim() > 1:

@@ -247,7 +247,7 @@ def inverse(series: Floats, count: int) -> Floats:
     for t in range(memory + 1, memory + block_size):
         result[t] = -np.dot(series[:0:-1], result[t - memory : t])
     response = history_response(series, result[memory : memory + block_size])
-    window = max(memory, block_size)
+    window = max(memory + 1, block_size)  # the last of these follows from the others alone
     for start in range(memory + block_size, memory + count, block_size):
         if np.ptp(result[start - window : start]) <= _SETTLED_CHANGE * abs(result[start - 1]):
             result[start:] = result[start - 1]  # further changes would be rounding only

@@ -284,7 +284,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a text file: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # such as an integer of thousands of digits
         if is_table_path(path.name):
             command = f"fedpriv data inspect {path} --target COLUMN --out FOLDER"
             raise InputError(f"{path}: is a table, and no scenario; write one with: {command}") from None

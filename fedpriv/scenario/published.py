@@ -77,7 +77,7 @@ def parse_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
         raise InputError(f"{option} {assignment!r}: expected KEY=VALUE, such as {option} federation.silos=10")
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # an integer of thousands of digits is no TOMLDecodeError
         return key, text.strip()  # a bare word counts as a text, so that a shell needs no quotes around quotes
 
 

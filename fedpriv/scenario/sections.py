@@ -13,6 +13,7 @@ client.  μ is the parameter of Gaussian differential privacy, and zCDP's parame
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -312,7 +313,7 @@ class PrivacySection(Section):
         """
         names = [name for name in _TARGETS if isinstance(values, dict) and isinstance(values.get(name), list)]
         if len(names) != 1 or not all(
-            isinstance(target, int | float) and target > 0 for target in values[names[0]]
+            isinstance(target, int | float) and 0 < target <= sys.float_info.max for target in values[names[0]]
         ):
             return values
         if values.get("shares") is not None:

@@ -292,8 +292,9 @@ def epsilon_of_repeated_runs(results: Results) -> list[list[str]]:
 
 
 def _best_point(results: Results, among: Sequence[Mapping[str, Any]], metric: Metric) -> Mapping[str, Any]:
-    choose = max if metric.key == "test_accuracy" else min
-    return choose(among, key=lambda point: _mean_score(results, point, metric))
+    sign = -1.0 if metric.key == "test_accuracy" else 1.0
+    # A score that is no number comes last.
+    return min(among, key=lambda point: (math.isnan(score := sign * _mean_score(results, point, metric)), score))
 
 
 def _mean_score(results: Results, point: Mapping[str, Any], metric: Metric) -> float:

@@ -9,7 +9,6 @@ next, with the vectors of the noise mechanism, which correlates noise over round
 """
 
 import re
-import resource
 from collections.abc import Callable
 from typing import Annotated
 
@@ -128,6 +127,8 @@ def limit_memory(max_bytes: int) -> None:
                 f"{name}, and this process may take {format_mebibytes(limit)} for all; "
                 f"lower allow.memory, or raise the limit ({LIMIT_REMEDIES[name]})"
             )
+    import resource  # Linux alone has it, and advice on settings imports this module anywhere
+
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft_limit = usage["data"] + max_bytes + _REQUEST_BYTES
     # A negative hard limit is RLIM_INFINITY.

@@ -163,6 +163,22 @@ def test_what_would_be_refused_is_said_beforehand(tmp_path: Path) -> None:
     assert str(raised.value) == refusal[1]
 
 
+def test_a_file_of_another_encoding_is_refused_in_one_line(tmp_path: Path) -> None:
+    for name, separator in (("t.csv", b","), ("t.tsv", b"\t")):
+        (tmp_path / name).write_bytes(b"a" + separator + b"b\n1" + separator + b"M\xfcller\n")
+        with pytest.raises(InputError, match=rf"{name}: .*UTF-8"):
+            output_of("data", "inspect", tmp_path / name)
+
+
+def test_columns_of_thousands_of_words_are_counted_and_no_sites(tmp_path: Path) -> None:
+    records = [{"x": str(n), "clinic": f"c{n}", "outcome": str(n % 2)} for n in range(10_001)]
+    path = write_csv(tmp_path / "t.csv", records)
+    assert "10001 words" in (text := output_of("data", "inspect", path))
+    assert " more" not in text
+    with pytest.raises(InputError, match=r"column 'clinic': holds more than 10,000 sites"):
+        output_of("data", "inspect", path, "--target", "outcome", "--site", "clinic", "--out", tmp_path / "out")
+
+
 def test_an_unnamed_first_column_is_no_obstacle(tmp_path: Path) -> None:
     """27 of 48 refusals among 288 real files: R's write.csv and pandas' to_csv write it."""
     records = [{"": str(n), **record} for n, record in enumerate(rows(200))]

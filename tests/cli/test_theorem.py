@@ -19,7 +19,7 @@ from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
 from tests.cli.command import answer_of, output_of, refusal
 
-pytest.importorskip("fedpriv.addons.rates.theorem")  # the command is of an add-on
+theorem = pytest.importorskip("fedpriv.addons.rates.theorem")  # the command is of an add-on
 
 SCENARIO = """
 name = "small"
@@ -50,6 +50,10 @@ period = 5
 anchor_clip = 1.0
 clip = 0.5
 window = 2"""
+
+
+def test_the_mu_of_a_silo_is_rounded_up() -> None:
+    assert theorem._format_number("mu", 1.2345641) == "1.23457"
 
 
 @pytest.fixture

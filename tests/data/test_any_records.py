@@ -124,6 +124,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "records alone": (FEATURES, None, r"expected \(records, labels\) or a data set"),
     "three arrays": ((FEATURES, LABELS, LABELS), None, r"expected \(records, labels\) or a data set"),
     "parts": ({"train": HuggingFace(), "test": HuggingFace()}, None, "a dictionary of 'train', 'test'; give one"),
+    "no labels": (TensorDataset(FEATURES), None, "train: the TensorDataset has no labels"),
     "a number": (3, None, r"expected \(records, labels\) or a data set"),
 }
 
@@ -134,6 +135,12 @@ def test_what_cannot_be_read_is_one_line_with_a_remedy(form: str) -> None:
     with pytest.raises(InputError, match=line) as caught:
         to_record_arrays(data, "train", fields)
     assert "\n" not in str(caught.value)
+
+
+def test_a_loader_without_batches_gives_items() -> None:
+    loader = DataLoader(TensorDataset(FEATURES, LABELS), batch_size=None)
+    records, labels = to_record_arrays(loader, "train")
+    assert (records.shape, labels.shape) == (tuple(FEATURES.shape), tuple(LABELS.shape))
 
 
 def run(out: Path, **changes: Any) -> Any:

@@ -39,10 +39,10 @@ def zipped(clientapp: str = "fedpriv.clients.app:app", nested: str = "", name: s
     return file.getvalue()
 
 
-def damaged() -> bytes:
+def damaged(compression: int = zipfile.ZIP_DEFLATED) -> bytes:
     """A bundle whose compressed file has bytes that no compression gives."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as files:
+    with zipfile.ZipFile(file, "w", compression) as files:
         files.writestr("pyproject.toml", "x" * 1000)
     content, start = bytearray(file.getvalue()), 30 + len("pyproject.toml")
     content[start : start + 3] = b"\xff\xff\xff"
@@ -51,6 +51,8 @@ def damaged() -> bytes:
 
 BUNDLES = {
     "damaged": damaged(),
+    "damaged bzip2": damaged(zipfile.ZIP_BZIP2),
+    "damaged lzma": damaged(zipfile.ZIP_LZMA),
     "empty": b"",
     "none": b"no archive",
     "without": zipped(name="setup.py"),

@@ -248,6 +248,7 @@ NORMALIZED = ArrayRecord(nn.Sequential(nn.Linear(784, 4), nn.BatchNorm1d(4)).sta
         ({}, {"num_rounds": ROUNDS - 1}, f"num_rounds = 5: noise was calibrated for rounds = {ROUNDS}"),
         ({}, {"num_rounds": ROUNDS + 1}, f"num_rounds = 7: noise was calibrated for rounds = {ROUNDS}"),
         ({"max_epsilon": 0.1}, {}, r"max_epsilon = 0.1: round 1 alone has ε = \d"),
+        ({"max_epsilon": math.nan}, {}, "max_epsilon = nan: expected a number"),
         ({"mode": "none", "mu": None, "max_epsilon": 1.0}, {}, "max_epsilon = 1.0: this run adds no noise"),
         ({"clip": "lipschitz"}, {}, "clip"),
     ],

@@ -108,6 +108,11 @@ def images(features: Tensor) -> NDArray[np.uint8]:
     return np.array(drawn, np.uint8).reshape(-1, 12, 12)
 
 
+def test_no_images_have_no_pixels() -> None:
+    for kind in (np.uint8, np.float64, np.uint16):
+        assert pixel_features(np.zeros((0, 28, 28), kind), F32).shape == (0, 784)
+
+
 MAPPED: dict[str, Callable[[Tensor], Tensor]] = {
     "frozen features": frozen,
     "pixels": lambda features: pixel_features(images(features), F32),

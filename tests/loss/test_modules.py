@@ -201,6 +201,16 @@ def test_a_long_initial_point_is_drawn_in_pieces_with_the_same_bits() -> None:
     assert torch.equal(first, torch.from_numpy(drawn).to(torch.float32))
 
 
+def test_a_layer_whose_weight_is_none_begins_at_its_values() -> None:
+    class Shift(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = None
+            self.bias = nn.Parameter(torch.ones(3))
+
+    assert draw_initial_point(Shift(), 0, torch.float64).tolist() == [1.0, 1.0, 1.0]
+
+
 def test_initial_point_depends_on_its_seed_alone() -> None:
     torch.manual_seed(1)
     first = make_module_objective(dense(), 6, CrossEntropy(), 3).initial()

@@ -283,6 +283,8 @@ def test_group_norm_stands_in_for_batch_norm() -> None:
     objective = make_imported(f"{ZOO}:normalized", group_norm=True, **shape)
     assert objective.dimension == parameter_count(zoo.normalized(16, 3))
     assert isinstance(replace_batch_norm(nn.BatchNorm2d(48)), nn.GroupNorm)
+    lazy = nn.LazyBatchNorm2d()  # which is refused with the other lazy layers
+    assert replace_batch_norm(lazy) is lazy
 
 
 @pytest.mark.parametrize("kind", [ModuleObjective, GhostObjective])

@@ -27,6 +27,20 @@ def test_a_slowly_falling_series_does_not_settle_early() -> None:
     np.testing.assert_allclose(series.inverse(coefficients, 20_000), 0.9999 ** np.arange(20_000), rtol=1e-10)
 
 
+def test_as_many_equal_entries_as_coefficients_but_one_are_no_end_of_a_series() -> None:
+    """Here entries 1 to 2,047 are equal, and the next one is not."""
+    rest = -1e-3 * (1.0 - 1e-3) ** np.arange(2047)
+    coefficients = np.concatenate([[1.0], rest])
+    inverted = series.inverse(coefficients, 4096)
+    expected = np.zeros(4096)
+    expected[0] = 1.0
+    for t in range(1, 4096):
+        expected[t] = -np.dot(
+            coefficients[1 : t + 1], expected[max(0, t - 2047) : t][::-1][: len(coefficients) - 1]
+        )
+    np.testing.assert_allclose(inverted, expected, rtol=1e-9)
+
+
 def test_the_square_root_series_far_out() -> None:
     far = series.square_root(1.0, 1_000_000)[-1]
     assert far == pytest.approx(1 / math.sqrt(math.pi * 999_999), rel=1e-6)

@@ -141,6 +141,13 @@ def test_a_record_says_no_smaller_distance_than_its_scenario_gives(tmp_path: Pat
     assert make_entry(cell).disagreement == "clips of silo 0 are not those of the scenario"
 
 
+def test_a_record_of_more_silos_than_its_scenario_is_described(tmp_path: Path) -> None:
+    folder = fedpriv.run(tree_of_one_round(), out=tmp_path / "run").folder
+    cell = json.loads((folder / "results.json").read_text())["cells"][0]
+    cell["releases"][0]["owner"] = "silos 0-99"
+    assert make_entry(cell).disagreement is not None
+
+
 @pytest.mark.parametrize(("section", "name"), [("model", "a-net"), ("algorithm", "an-algorithm")])
 def test_no_smaller_distance_is_believed_where_the_scenario_names_code_that_was_not_imported(
     tmp_path: Path, section: str, name: str

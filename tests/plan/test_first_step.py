@@ -472,6 +472,13 @@ def test_nobody_releases_rounds_elsewhere(tmp_path: Path) -> None:
     assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
 
 
+def test_a_run_without_noise_needs_no_step_elsewhere(tmp_path: Path) -> None:
+    changes = {"privacy.mode": "none"}
+    folder = fedpriv.run(tree(tmp_path, GIVEN), set=changes, out=tmp_path / "run").folder
+    (entry,) = read_ledger(folder)
+    assert entry.disagreement is None
+
+
 def agrees_with_figures_of_its_own(folder: Path, told: dict[str, Any], cell: dict[str, Any]) -> bool:
     """Whether the ledger agrees with a row whose figures are those of its releases."""
     claim = compute_claim(list(map(stream_from_data, cell["releases"])))

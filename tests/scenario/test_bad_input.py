@@ -7,7 +7,8 @@ import pytest
 
 from fedpriv.core.errors import InputError
 from fedpriv.plan.task import check_record_count
-from fedpriv.scenario.load import load_scenario, parse_scenario, resolve_cell
+from fedpriv.scenario.load import load_scenario, parse_scenario, read_toml, resolve_cell
+from fedpriv.scenario.published import parse_assignment
 from tests.conftest import small_tree
 
 BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
@@ -108,6 +109,19 @@ def test_a_line_names_the_file_and_how_many_other_findings_there_are() -> None:
     line = complaint(small_tree(federation__silos=0, federation__batch=0, privacy__delta=2.0))
     assert line.startswith("file.toml: federation.silos = 0: ")
     assert line.endswith("(and 2 more)")
+
+
+@pytest.mark.parametrize("text", [f"seed = {'9' * 5000}", f"seed = {'[' * 5000}"], ids=["digits", "brackets"])
+def test_a_file_that_the_parser_cannot_hold_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"file\.toml: not valid TOML: "):
+        read_toml(path)
+    assert parse_assignment(text.replace(" ", ""), "--set") == ("seed", text.removeprefix("seed = "))
+
+
+def test_a_target_beyond_floating_point_is_refused() -> None:
+    assert "privacy.mu" in complaint(small_tree(privacy__mu=[10**400, 1]))
 
 
 @pytest.mark.parametrize(

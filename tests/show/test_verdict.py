@@ -1,7 +1,8 @@
 """The paragraph at the top of a report, who holds what, and what running again costs."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -32,6 +33,15 @@ def test_the_verdict_names_the_best_and_the_most_private_setting() -> None:
     assert said.startswith("DP-μ²-FL trained softmax-regression on mnist: 100 silos, 600 rounds.")
     assert "The best test accuracy is 90.0 % (ρ = 4; " in said
     assert "This was a simulation with seeded noise: it protects nobody" in said
+
+
+def test_a_setting_that_diverged_is_not_the_best() -> None:
+    def score(point: Mapping[str, Any], seed: int) -> tuple[float, float]:
+        return 2.0, math.nan if point["privacy.rho"] == 1.0 else 0.25
+
+    assert "The best test accuracy is 25.0 % (ρ = 4" in describe_run(
+        results_of(AXES, [0, 1], score, facts=facts())
+    )
 
 
 def test_a_real_release_is_told_from_a_simulation() -> None:

@@ -111,6 +111,9 @@ def test_what_cannot_be_refined_is_told_in_one_line(tmp_path: Path) -> None:
     ):
         np.save(tmp_path / f"{name}.npy", released, allow_pickle=True)
         assert line in say("--model", tmp_path / f"{name}.npy")
+    np.savez(tmp_path / "wide.npz", features=np.zeros((9, 30)), labels=np.arange(9) % 2)
+    (tmp_path / "wide.npz").chmod(0o600)
+    assert "another shape" in say("--model", model, "--held-out", tmp_path / "wide.npz")
     (tmp_path / "open").mkdir(mode=0o755)
     assert "others may read it" in say("--model", model, "--out", tmp_path / "open")
     (tmp_path / "shard-0.npz").chmod(0o644)

@@ -114,7 +114,7 @@ class ColumnSummary:
         if self.span is not None:
             return f"numbers from {self.span[0]:g} to {self.span[1]:g}{gaps}{self._describe_marks()}"
         examples = ", ".join(sanitize_line(word, 30) for word in self.words[:_MAX_SHOWN_WORDS])
-        more = f" and {self.distinct - _MAX_SHOWN_WORDS} more" if self.distinct > _MAX_SHOWN_WORDS else ""
+        more = f" and {self.distinct - _MAX_SHOWN_WORDS} more" if len(self.words) > _MAX_SHOWN_WORDS else ""
         remedy = "".join(
             f"; {advice}" for kind, advice in _REMEDIES if self.words and self._nearly_all_match(kind)
         )
@@ -252,6 +252,9 @@ def describe_table(
             ),
             f"{location} {target_column.distinct} different values are too many for classes": not is_real
             and not target_column.words,
+            f"{table.source}, column {site!r}: holds more than {_MAX_LISTED_WORDS:,} sites": site is not None
+            and bool(columns_by_name[site].distinct)
+            and not columns_by_name[site].words,
         }
     )
     # Columns without a role become features, and the shares of the split are read off the table.

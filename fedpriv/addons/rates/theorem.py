@@ -157,8 +157,8 @@ def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str
         return format_upper_epsilon(value, 6)
     if name == "delta":
         return format_upper_delta(value)
-    if "noise std" in name:
-        return format_upper(value, 6) if is_prescribed else format_lower(value, 6)
+    if name == "mu" or "noise std" in name:
+        return format_upper(value, 6) if name == "mu" or is_prescribed else format_lower(value, 6)
     return f"{value:.6g}"
 
 

@@ -67,9 +67,9 @@ def _find_separator(path: Path) -> str | None:
     The usual one is preferred.  The result is also None if the header cannot be read.
     """
     usual = find_separator(path)
-    with open_text(path, CellFormat(usual if usual != "," else None)) as file:
-        line = file.readline()
     try:
+        with open_text(path, CellFormat(usual if usual != "," else None)) as file:
+            line = file.readline()
         header = line.decode("utf-8-sig")
         counts = {separator: len(next(csv.reader([header], delimiter=separator), [])) for separator in SEPARATORS}
     except (UnicodeDecodeError, csv.Error):

@@ -42,7 +42,7 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
     if not pairs:
         raise InputError(f"{source}: has no records; give one record with its label at least")
     records, labels = zip(*pairs, strict=True)
-    is_batched = isinstance(data, DataLoader)
+    is_batched = isinstance(data, DataLoader) and data.batch_sampler is not None
     label_array = _join_arrays(labels, "labels", source, is_batched)
     if not isinstance(records[0], tuple):
         return _join_arrays(records, "records", source, is_batched), label_array

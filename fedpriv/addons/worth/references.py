@@ -158,7 +158,7 @@ def _digest_file(name: str, facts: tuple[int, ...]) -> str | None:
     Raises:
         OSError: The file cannot be read, or has other facts by now.
     """
-    with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with open(os.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             return None
@@ -211,6 +211,8 @@ def read_cached(kind: str, key: str, records: str | None = None) -> Mapping[str,
             tree = json.loads(stream.read())
         return dict(tree) if tree["key"] == key and (records is None or tree["records"] == records) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    except AttributeError:  # a system without owners of files, such as Windows, has no cache
         return None
 
 

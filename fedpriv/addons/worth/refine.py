@@ -114,6 +114,8 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
     if cell.model.is_regression != (classes == 0):
         raise InputError(f"model.name = {cell.model.name!r}: does not fit the labels of {policy.shard}")
     shard_records = [_load_records(shard, cell) for shard in shards]
+    if len({records.features.shape[1:] for records, _ in shard_records}) > 1:
+        raise InputError(f"{held_out}: its records have another shape than those of {policy.shard}")
     test, _ = _load_records(tests, cell)
     train = Records(
         *(torch.cat([getattr(records, name) for records, _ in shard_records]) for name in Records._fields)

@@ -79,6 +79,8 @@ _MAX_WAIT_SECONDS = 3.0  # seconds between two requests to a SuperLink without l
 _OBJECT_SECONDS = 180.0  # seconds after which Flower drops a query whose objects do not arrive
 _UNKNOWN_NODE = "the SuperLink does not know this SuperNode: it was started again, or its key was revoked"
 _MAX_PYPROJECT = 2**20  # bytes
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Those whose errors `read_configuration` knows."""
 
 
 class LostError(RunError):
@@ -372,7 +374,7 @@ def read_configuration(bundle: bytes) -> dict[str, Any] | None:
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
             info = files.getinfo("pyproject.toml")
-            if info.file_size > _MAX_PYPROJECT:
+            if info.file_size > _MAX_PYPROJECT or info.compress_type not in _COMPRESSIONS:
                 return None
             settings = tomllib.loads(files.read(info).decode("utf-8"))["tool"]["flwr"]["app"]
         return (
