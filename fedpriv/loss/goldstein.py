@@ -227,6 +227,9 @@ class RandomSmoothing(View):
 
         Returns:
             The sum, (..., d), and the number of clipped records of weight other than 0, (...).
+
+        Raises:
+            ValueError: The objective has no batch layout.
         """
         records, weights = batch
         record_count, point_count = weights.shape[-1], len(query.points)
@@ -250,7 +253,7 @@ class RandomSmoothing(View):
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """Compute the weighted clipped increment of every record, (rows, d).
 
-        Directions are drawn window by window, a part of the directions of all records each.
+        Directions are drawn window by window.  A window has some or all of the directions of every record.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -259,7 +262,7 @@ class RandomSmoothing(View):
             clip: Norm bound.
 
         Raises:
-            ValueError: The batch layout has several silos.
+            ValueError: There are records, and the batch layout has not just one silo.
         """
         records, weights = batch
         if not len(rows):
@@ -477,7 +480,7 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
     g_i is a member already.
 
     Args:
-        points: Points g_i, one or more.
+        points: Points g_i, one or more, with finite values.
 
     Returns:
         The point x, its norm, and the lower bound min_i ⟨g_i, x⟩/‖x‖ on the norms in the hull, or 0 in place of a
