@@ -474,7 +474,8 @@ class SiloGuard:
     def evaluate(self, arrays: ArrayRecord, server_round: int) -> dict[str, float]:
         """Evaluate parameters on the silo's own test records, with noise.
 
-        The scenario's `run.evaluations` are spread evenly over the server's rounds, the last one among them.
+        The scenario has `run.evaluations` of them, or one for each of its rounds if these are fewer.  They are
+        spread evenly over the server's rounds, the last one among them.
 
         Guarantee: all evaluations of a run together are a release of μ = [evaluation].mu for each test record, and
         the evaluations of all runs and apps together one of the policy's [evaluation].budget.  There is no such
@@ -499,8 +500,8 @@ class SiloGuard:
     ) -> dict[str, float]:
         """Ask the guard for noisy mean scores of a NumPyClient's model on the silo's test records.
 
-        The scenario has a number of evaluations (`run.evaluations`), which are spread evenly over the server's
-        rounds, the last one among them.  Other rounds ask nothing.
+        The scenario has `run.evaluations` evaluations, or one for each of its rounds if these are fewer.  They are
+        spread evenly over the server's rounds, the last one among them.  Other rounds ask nothing.
 
         Args:
             arrays: Parameters of the model, in the order of a state_dict.
