@@ -237,7 +237,7 @@ class PrivateClient:
 
         * "terms": digest of the terms without the round,
         * "records": fingerprint of the records, under a key that is derived from the silo's,
-        * "key": key of the silo's noise, or b"" after the last round,
+        * "key": secret key of the silo, from which its noise is drawn without a seed, or b"" after the last round,
         * "state", once a round from 1 was answered: state of the silo, or b"" after the last round.
 
         For round 0 the memory is new, but for the key of an earlier round 0 if there was one.

@@ -271,9 +271,9 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
 
     Args:
         row: Name of a row of the table of algorithms.
-        keywords: Values by key, without their sections.  A key goes into the section that has it, and into
-            [algorithm] if none has.  If several have it, [algorithm] with the row's keys comes first, then
-            [federation], then [privacy].  `model` is the section [model], or the name in it.
+        keywords: Values by key, without their sections.  A key goes into the first of [algorithm] (the row's
+            keys), [federation] and [privacy] that has it, and into [algorithm] if none has.  `model` is the
+            section [model], or the name in it.
         seed: Seed of a simulation, or None for a run whose noise is the operating system's.
 
     Raises:
@@ -509,8 +509,9 @@ class SiloGuard:
             names: Names of the arrays in error messages, by default their numbers from 0.
 
         Returns:
-            "eval_loss", the mean loss, and of a classifier "eval_acc", the share of right predictions, both with
-            noise.  In a round without an evaluation the result is {}.
+            "eval_loss", the mean of the losses clamped to [0, `loss_bound`] of the scenario, and of a classifier
+            "eval_acc", the share of right predictions, both with the noise of the evaluations, if there is any.
+            In a round without an evaluation the result is {}.
 
         Raises:
             InputError: The round or an array is not that of the guard's scenario, or the scenario has no

@@ -264,8 +264,8 @@ class PrivateStrategy(FedAvg):
             InputError: The strategy was started before, or the arrays, the number of rounds or the terms cannot
                 be used, or there is a `max_epsilon` that round 1 alone exceeds, or that a run without noise cannot
                 keep.  Nothing was sent yet.
-            RunError: A silo refuses, fails, or does not answer although the run needs it, or its ClientApp answers
-                without `PrivateClient`.
+            RunError: The nodes are not one for each silo, or a silo fails, refuses for good, does not answer
+                although the run needs it, or sends what cannot be used, as a ClientApp without `PrivateClient`.
         """
         refuse(
             {
@@ -360,7 +360,8 @@ class PrivateStrategy(FedAvg):
             The model that the run would publish after this round, and the metrics or None.
 
         Raises:
-            RunError: A silo's answer is missing although the run needs it, or cannot be used.
+            RunError: A silo fails or refuses for good, or its answer is missing although the run needs it, or
+                cannot be used.
             InputError: The strategy has not been started.
         """
         with torch.inference_mode(), limit_to_one_thread():  # the order of sums must not depend on the cores

@@ -152,7 +152,7 @@ class SeededDirections:
                 normal_source = self._sources[seed, "float32" if like.dtype == torch.float32 else "float64"]
                 if last - first == count:
                     normals = normal_source.row_vectors(count * size, silos, slots.t, row_indices)
-                else:
+                else:  # numbers `first` · `size` … `last` · `size` - 1 of the record's sequence
                     ends = count * size, first * size, last * size
                     normals = np.stack(
                         [
@@ -176,7 +176,7 @@ class SeededDirections:
 
 @dataclass(frozen=True)
 class RandomSmoothing(View):
-    """`base` with every gradient replaced by an estimate from random directions.
+    """`base` with increments of estimates from random directions, in place of gradients.
 
     Evaluations are those of `base`.  Directions around all points of an increment are the same if
     `shares_directions`, so that a difference of two gradients is small when the points are near.  Otherwise each
@@ -480,11 +480,11 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
     g_i is a member already.
 
     Args:
-        points: Points g_i, one or more, with finite values.
+        points: Points g_i, one or more, whose squared norms are finite in float64.
 
     Returns:
         The point x, its norm, and the lower bound min_i ⟨g_i, x⟩/‖x‖ on the norms in the hull, or 0 in place of a
-        negative bound.  If all points are 0, all three are 0.
+        negative bound.  If all squared norms are 0, x is the first point, with norm and bound 0.
     """
     squared_norms = np.sum(points**2, axis=1)
     largest = float(np.max(squared_norms))

@@ -616,6 +616,7 @@ class LossChoice:
                 f"class_weights: expected {weight_count} numbers, one for each class, and there are "
                 f"{len(self.class_weights)}"
             )
+        # The outputs of one label are repeated for every label of a record.
         base = LabelSmoothing(self.label_smoothing) if self.label_smoothing else kind.base
         loss = ClassWeighting(base, self.class_weights) if self.class_weights else base
         outputs = () if kind.has_single_output else (kind.output_count(classes),)

@@ -210,7 +210,8 @@ LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error", 
 class ScoreView(EvaluationView):
     """`base` whose evaluations have the metric test_NAME for each NAME in `scores`.
 
-    With `silos`, every metric is also evaluated at each silo, with the mean and the worst over silos.
+    With `silos`, metrics are also evaluated at each silo whose records define them, with the mean and the worst
+    over silos.
     """
 
     scores: tuple[Score, ...]

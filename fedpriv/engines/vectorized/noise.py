@@ -392,7 +392,8 @@ class NoiseFeed:
         self._rounds, self._dimension, self._draw_count = rounds, size, draws
         max_draws = max(draws(t) or 1 for t in range(1, rounds + 1))
         max_rounds = min(_MAX_BLOCK_ROUNDS, _MAX_BLOCK_VALUES // (size * len(replicate_sums) * max_draws))
-        # Short runs are split, too, so that one block is drawn while another is used.
+        # The vectors of a block have to fit into memory.  Short runs are split, too, so that one block is drawn
+        # while another is used.
         self._block_rounds = max(1, min(max_rounds, rounds // (2 * _PREFETCHED_BLOCKS)))
 
     @property
