@@ -176,7 +176,7 @@ class SeededDirections:
 
 @dataclass(frozen=True)
 class RandomSmoothing(View):
-    """`base` with increments of estimates from random directions, in place of gradients.
+    """`base` with increments that are made of estimates of gradients from random directions.
 
     Evaluations are those of `base`.  Directions around all points of an increment are the same if
     `shares_directions`, so that a difference of two gradients is small when the points are near.  Otherwise each
