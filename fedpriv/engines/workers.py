@@ -73,8 +73,8 @@ def run_worker(
         checkpoints: Stored checkpoints of the cells, by name, or None without one.
 
     Raises:
-        FedprivError: A file or a cell cannot be used, or the engine raised this error.  Other exceptions of the
-            engine are passed on.
+        FedprivError: A file, a cell or the engine's name cannot be used, or the engine raised this error.  Other
+            exceptions of the engine are passed on.
     """
     yield RemoteCall("began", (socket.gethostname(), os.getpid(), installed_versions()))
     import_files([Path(file) for file in imports])
@@ -220,7 +220,8 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
 
         Raises:
             FedprivError: A worker's task raised this error.
-            InputError: The engine cannot compute a cell, Ray is not installed, or root may not start a cluster.
+            InputError: The engine cannot compute a cell or the cell cannot be planned, Ray is not installed, or
+                root may not start a cluster.
             RunError: Another error ended a worker's task, the workers of a group died three times, a worker has
                 other versions, or Ray cannot be used.
         """
@@ -310,7 +311,8 @@ def _first_line(error: Exception) -> str:
 def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpoints) -> Any:
     """Submit a group, with its last checkpoint if there is one, and return the task's stream of events.
 
-    Ray itself does not retry (max_retries=0), so that each attempt starts from the checkpoint of its time.
+    Ray itself does not retry (max_retries=0), so that each attempt starts from the checkpoint that is then stored.
+    The worker imports the files that FEDPRIV_IMPORT names in this process.
 
     Args:
         ray: The module `ray`, connected to a cluster.
@@ -333,7 +335,7 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
 
     `workers` has the address of a cluster, or the number of processes of the one to start.  A cluster that was
     started for this block is stopped at the end of the block.  Within the block, lines that a thread of Ray prints
-    on stdout are dropped (`StreamWithoutRay`), and SIGTERM has the handler from before the block.
+    on stdout are dropped (`StreamWithoutRay`), and SIGTERM has Python's handler from before the block.
 
     Raises:
         InputError: Ray is not installed, or root would start a cluster and FEDPRIV_ALLOW_ROOT is not 1.

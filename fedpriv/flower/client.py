@@ -12,7 +12,7 @@
 
 A message of the server has the run's terms (`Terms`), among them the round t.  In round 0 a silo answers with its
 number, and with a public key if it masks.  In rounds t from 1 it answers with its release, to which the silo adds
-noise if the run has noise and the server is untrusted, and a mask if the run masks (`Silo.make_message`).
+noise if the run has noise that the server does not add, and a mask if the run masks (`Silo.make_message`).
 
 If the node's or the run's configuration names a guard, the guard answers, and `records` are not read.
 """
@@ -96,14 +96,14 @@ class PrivateClient:
 
         Args:
             context: Context that Flower passes to the ClientApp.
-            module: Module that maps (n, …) to (n, outputs).  Its parameters' values are not used, and it is not
-                changed.
+            module: Module that maps (n, …) to (n, outputs).  The values of its trainable parameters are not used,
+                and it is not changed.
             loss: nn.CrossEntropyLoss(), a name ("cross-entropy", "binary", "squared-error", …) or a dictionary,
                 as for `fedpriv.run`, or a function of one record's output and label.  The default is the
                 cross-entropy, or the squared error if labels are floats.
 
         Raises:
-            InputError: The loss cannot be used.
+            InputError: The loss is torch's cross-entropy with class weights or an `ignore_index`.
         """
         self._context, self._module, self._loss = context, module, normalize_loss(loss)
 
@@ -141,8 +141,8 @@ class PrivateClient:
             records: Records of the silo, or a function that loads them, which is not called if a guard answers.
 
         Raises:
-            FedprivError: The message, the configuration or the records cannot be used, or the guard refuses.
-                A malformed message, or code of the app, can raise other errors, too.
+            FedprivError: The message, the configuration or the records cannot be used, or the guard refuses or
+                does not answer.  A malformed message, or code of the app, can raise other errors, too.
         """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
@@ -199,9 +199,9 @@ class PrivateClient:
         """Answer as silo `number` in this process, without a guard.
 
         Rounds from 1 restore the silo from the run's memory in the Context, compute its release at the query,
-        which the message's arrays hold, and store the new state.  The last round forgets key and state.  Round 0
-        makes the memory (`_recall_memory`), and the answer has the silo's number and its public key, or b"".  A
-        run with a seed also sends the number of records and, if it is counted, that of clipped records.
+        which the message's arrays hold, and store the new state.  The last round forgets key and state.  With a
+        seed the answer also has the number of records and, if it is counted, that of clipped records.  Round 0
+        makes the memory (`_recall_memory`), and the answer has the silo's number and its public key, or b"".
 
         Raises:
             InputError: The arrays are not the module's trainable parameters, or scenario, module and loss cannot
@@ -237,7 +237,7 @@ class PrivateClient:
 
         * "terms": digest of the terms without the round,
         * "records": fingerprint of the records, under a key that is derived from the silo's,
-        * "key": key of the silo's noise, or b"" after the last round,
+        * "key": secret key of the silo, from which its noise is drawn without a seed, or b"" after the last round,
         * "state", once a round from 1 was answered: state of the silo, or b"" after the last round.
 
         For round 0 the memory is new, but for the key of an earlier round 0 if there was one.
@@ -347,18 +347,18 @@ def _objective_and_records(
 ) -> tuple[Objective, Records]:
     """Make the objective of the module, and the records in the form that it reads.
 
-    Labels that are floats make a regression.  Other labels are classes, whose number is that of the module's
-    outputs, or 2 for a loss of a single output.  The module is copied and not changed.
+    Labels that are floats are values, as in a regression.  Other labels are classes, whose number is that of the
+    module's outputs, or 2 for a loss of a single output.  The module is copied and not changed.
 
     Args:
         module: Module that maps (n, …) to (n, outputs).
-        loss: Loss of the module, or None for the cross-entropy, or the squared error in a regression.
+        loss: Loss of the module, or None for the cross-entropy, or the squared error if labels are floats.
         features: Features of the records, (n, …).
         labels: Labels of the records, (n,) or (n, …).
         dtype: Type of the computation.
 
     Returns:
-        The objective, whose increments are gradients of the loss of single records, and the records.
+        The objective, whose increments are clipped gradients of the loss of single records, and the records.
 
     Raises:
         RunError: The records cannot be used.  The message discloses nothing else about them.

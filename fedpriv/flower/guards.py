@@ -271,9 +271,9 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
 
     Args:
         row: Name of a row of the table of algorithms.
-        keywords: Values by key, without their sections.  A key goes into the section that has it, and into
-            [algorithm] if none has.  If several have it, [algorithm] with the row's keys comes first, then
-            [federation], then [privacy].  `model` is the section [model], or the name in it.
+        keywords: Values by key, without their sections.  A key goes into the first of [algorithm] (the row's
+            keys), [federation] and [privacy] that has it, and into [algorithm] if none has.  `model` is the
+            section [model], or the name in it.
         seed: Seed of a simulation, or None for a run whose noise is the operating system's.
 
     Raises:
@@ -474,7 +474,8 @@ class SiloGuard:
     def evaluate(self, arrays: ArrayRecord, server_round: int) -> dict[str, float]:
         """Evaluate parameters on the silo's own test records, with noise.
 
-        The scenario's `run.evaluations` are spread evenly over the server's rounds, the last one among them.
+        The scenario has `run.evaluations` of them, or one for each of its rounds if these are fewer.  They are
+        spread evenly over the server's rounds, the last one among them.
 
         Guarantee: all evaluations of a run together are a release of μ = [evaluation].mu for each test record, and
         the evaluations of all runs and apps together one of the policy's [evaluation].budget.  There is no such
@@ -499,8 +500,8 @@ class SiloGuard:
     ) -> dict[str, float]:
         """Ask the guard for noisy mean scores of a NumPyClient's model on the silo's test records.
 
-        The scenario has a number of evaluations (`run.evaluations`), which are spread evenly over the server's
-        rounds, the last one among them.  Other rounds ask nothing.
+        The scenario has `run.evaluations` evaluations, or one for each of its rounds if these are fewer.  They are
+        spread evenly over the server's rounds, the last one among them.  Other rounds ask nothing.
 
         Args:
             arrays: Parameters of the model, in the order of a state_dict.
@@ -508,8 +509,9 @@ class SiloGuard:
             names: Names of the arrays in error messages, by default their numbers from 0.
 
         Returns:
-            "eval_loss", the mean loss, and of a classifier "eval_acc", the share of right predictions, both with
-            noise.  In a round without an evaluation the result is {}.
+            "eval_loss", the mean of the losses clamped to [0, `loss_bound`] of the scenario, and of a classifier
+            "eval_acc", the share of right predictions, both with the noise of the evaluations, if there is any.
+            In a round without an evaluation the result is {}.
 
         Raises:
             InputError: The round or an array is not that of the guard's scenario, or the scenario has no

@@ -9,7 +9,7 @@ run's scenario as an object, a plan has what is known of the run before round 1,
 the rounds so far.
 
 Every ClientApp answers with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number,
-and whether its module, and its guard or its records, fit the run.  In round t, from 1, the query x_t, (d,), goes
+and whether its guard, or else its module and records, fit the run.  In round t, from 1, the query x_t, (d,), goes
 to the silos as named arrays, they answer with their messages, and the row's optimizer turns the noisy mean of the
 messages, (d,), into x_{t+1} and into the model that the run would publish.
 """
@@ -262,11 +262,11 @@ class PrivateStrategy(FedAvg):
             Flower's result, with the model and the metrics.
 
         Raises:
-            InputError: The strategy had its run already, or the arrays, the number of rounds or the terms cannot
+            InputError: The strategy was started before, or the arrays, the number of rounds or the terms cannot
                 be used, or there is a `max_epsilon` that round 1 alone exceeds, or that a run without noise cannot
                 keep.  Nothing was sent yet.
-            RunError: A silo refuses, fails, or does not answer although the run needs it, or its ClientApp answers
-                without `PrivateClient`.
+            RunError: The nodes are not one for each silo, or a silo fails, refuses for good, does not answer
+                although the run needs it, or sends what cannot be used, as a ClientApp without `PrivateClient`.
         """
         refuse(
             {
@@ -362,7 +362,8 @@ class PrivateStrategy(FedAvg):
             The model that the run would publish after this round, and the metrics or None.
 
         Raises:
-            RunError: A silo's answer is missing although the run needs it, or cannot be used.
+            RunError: A silo fails or refuses for good, or its answer is missing although the run needs it, or
+                cannot be used.
             InputError: The strategy has not been started.
         """
         with torch.inference_mode(), limit_to_one_thread():  # the order of sums must not depend on the cores

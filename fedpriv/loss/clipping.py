@@ -80,9 +80,9 @@ def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
     """Bound the norm along an axis from above, in float64, and drop the axis.
 
     The bound is the computed norm, times a factor and plus a number that cover all rounding and underflow.  It is
-    inf or NaN if a value is not finite or the sum of squares overflows.  The n squares are computed in float32 if
-    the vectors are float32 and n is at most 1,024, else in float64.  The factor is 1 plus about n/2 + 4 half units
-    in the last place of this type.
+    inf or NaN if a value is not finite or the sum of several squares overflows.  The n squares are computed in
+    float32 if the vectors are float32 and n is at most 1,024, else in float64.  The factor is 1 plus about n/2 + 4
+    half units in the last place of this type.
 
     Args:
         vectors: Vectors of n values along `axis`, float32 or float64.

@@ -569,8 +569,8 @@ def picture_shape(layout: FeatureLayout, shape: tuple[int, ...]) -> tuple[int, i
         The shape, with 1 channel for a record of shape (height, width).
 
     Raises:
-        InputError: A record is no picture, or has its channels last (its last axis is at most 4 and its first one
-            is longer than 4).
+        InputError: A record is no picture, or has three axes with the channels last (the last axis is at most 4
+            and the first one is longer than 4).
     """
     first, *other_inputs = layout.inputs
     record_shape = shape or first.shape

@@ -113,8 +113,8 @@ class FunctionalModule:
 def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
     """Run a copy of the module on an artificial record, and return its outputs.
 
-    No gradients are computed.  Buffers and parameters must have the same values after the run as before, where NaN
-    equals NaN, so that no record depends on the one before.
+    No gradients are computed.  Buffers and parameters that the run leaves must have the same values as before it,
+    where NaN equals NaN and inf the largest number, so that no record depends on the one before.
 
     Args:
         module: Module to copy, which is not changed.

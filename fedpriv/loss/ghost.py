@@ -128,8 +128,8 @@ class Trace:
             the leaf.
 
         Raises:
-            RuntimeError: A tensor that was the input of a call has been changed in place since, or the loss
-                depends on no tensor that requires gradients.
+            RuntimeError: A tensor that was the input of a call has been changed in place since, the loss depends
+                on no tensor that requires gradients, or autograd raises this error for another reason.
         """
         if any(call.inputs._version != call.input_version for call in self.calls):
             raise RuntimeError("a change in place of what a function of parameters saw")

@@ -152,7 +152,7 @@ class SeededDirections:
                 normal_source = self._sources[seed, "float32" if like.dtype == torch.float32 else "float64"]
                 if last - first == count:
                     normals = normal_source.row_vectors(count * size, silos, slots.t, row_indices)
-                else:
+                else:  # numbers `first` · `size` … `last` · `size` - 1 of the record's sequence
                     ends = count * size, first * size, last * size
                     normals = np.stack(
                         [
@@ -176,7 +176,7 @@ class SeededDirections:
 
 @dataclass(frozen=True)
 class RandomSmoothing(View):
-    """`base` with every gradient replaced by an estimate from random directions.
+    """`base` with increments that are made of estimates of gradients from random directions.
 
     Evaluations are those of `base`.  Directions around all points of an increment are the same if
     `shares_directions`, so that a difference of two gradients is small when the points are near.  Otherwise each
@@ -227,6 +227,9 @@ class RandomSmoothing(View):
 
         Returns:
             The sum, (..., d), and the number of clipped records of weight other than 0, (...).
+
+        Raises:
+            ValueError: The objective has no batch layout.
         """
         records, weights = batch
         record_count, point_count = weights.shape[-1], len(query.points)
@@ -250,7 +253,7 @@ class RandomSmoothing(View):
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """Compute the weighted clipped increment of every record, (rows, d).
 
-        Directions are drawn window by window, a part of the directions of all records each.
+        Directions are drawn window by window.  A window has some or all of the directions of every record.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -259,7 +262,7 @@ class RandomSmoothing(View):
             clip: Norm bound.
 
         Raises:
-            ValueError: The batch layout has several silos.
+            ValueError: There are records, and the batch layout has not just one silo.
         """
         records, weights = batch
         if not len(rows):
@@ -477,11 +480,11 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
     g_i is a member already.
 
     Args:
-        points: Points g_i, one or more.
+        points: Points g_i, one or more, whose squared norms are finite in float64.
 
     Returns:
         The point x, its norm, and the lower bound min_i ⟨g_i, x⟩/‖x‖ on the norms in the hull, or 0 in place of a
-        negative bound.  If all points are 0, all three are 0.
+        negative bound.  If all squared norms are 0, x is the first point, with norm and bound 0.
     """
     squared_norms = np.sum(points**2, axis=1)
     largest = float(np.max(squared_norms))

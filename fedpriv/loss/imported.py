@@ -350,7 +350,7 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
     """Make the torch model with flat parameters `vector`.
 
     The model of a torch module is a copy with these parameters.  Softmax regression becomes a Linear layer with a
-    bias, since its last feature is a constant 1, and another `LinearScore` a Linear layer without bias.
+    bias, since its last feature is a constant 1, and a `LinearScore`, a loss of one score, one without bias.
 
     Args:
         objective: Objective that was trained, possibly behind views.
@@ -358,10 +358,10 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
             longer, and the numbers behind the weights are not used.
 
     Returns:
-        The module in evaluation mode, with its loss and the number of leading features that it takes.
+        The module in evaluation mode, with its loss and the number of leading features that it takes, or None.
 
     Raises:
-        InputError: The objective is neither that of a torch module nor a linear score.
+        InputError: The objective is none of these.
     """
     while isinstance(objective, View):
         objective = objective.base
@@ -476,7 +476,7 @@ def read_state_dict(weights: str, key: str, path: str, module: nn.Module) -> dic
         Values by name.  The names and shapes need not be those of the module.
 
     Raises:
-        InputError: There is no such file, or it holds no state_dict.
+        InputError: The file cannot be read, has another digest, or holds no state_dict.
     """
     content, names = read_weights(weights, key), set(module.state_dict())
     try:
@@ -539,7 +539,7 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
         path: Import path of the module, for error messages.
 
     Returns:
-        The names of the trainable parameters without values in the file: all of them without a digest.
+        The (first) names of the trainable parameters that are not in the file: all of them without a digest.
 
     Raises:
         InputError: There is no digest and a parameter is frozen, the file cannot be used (`read_state_dict`), or

@@ -2,7 +2,7 @@
 
 | | |
 |---|---|
-| `wrap_module` | a module that takes flat rows (B, width) and restores its inputs' shapes and types |
+| `wrap_module` | a module that takes flat rows (B, width) and makes its inputs of them |
 | `LabelledView` | an objective whose records have several labels each, behind their features |
 | `make_layout_objective` | a module's objective for records of a layout and a chosen loss |
 
@@ -71,7 +71,7 @@ def _cast_input(values: Tensor, layout: InputLayout) -> Tensor:
 
 
 def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[int, ...]) -> nn.Module:
-    """Put a module behind layers that restore the shapes and types of its inputs from flat rows.
+    """Put a module behind layers that make its inputs of flat rows.
 
     Args:
         module: Module to wrap, whose arguments are the inputs, (B, *shape) each.
@@ -80,8 +80,9 @@ def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[
 
     Returns:
         A module that takes flat rows (B, width), with the values of all inputs of a record side by side.  Several
-        inputs are cut apart (`InputSplitter`).  A single input is cast to integers if it is tokens, and
-        unflattened unless `record` has one axis.  If it needs neither, the module itself is returned.
+        inputs are cut apart and get their shapes and types (`InputSplitter`).  A single input is cast to integers
+        if it is tokens (a mask stays numbers), and unflattened unless `record` has one axis.  If it needs neither,
+        the module itself is returned.
     """
     if len(inputs) > 1:
         return InputSplitter(module, inputs)

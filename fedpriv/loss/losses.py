@@ -507,8 +507,7 @@ def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
         outputs: Outputs of n records.
 
     Returns:
-        Classes or values, (n,) for one label and (n, *labels) for several.  Losses that take several outputs for a
-        label, without classes, give (n, *outputs).
+        Classes, (n,) for one label and (n, *labels) for several, or the outputs without an axis that is dropped.
     """
     has_label_axes = isinstance(loss, MeanOverLabels)
     while isinstance(loss, MeanOverLabels | ClassWeighting):
@@ -557,12 +556,12 @@ class LossChoice:
     """Share of a label that is spread evenly over all classes, in [0, 1)."""
 
     def check(self) -> None:
-        """Check that the name is known and the settings fit the loss.
+        """Check that the name is known, if there is no function, and that the settings fit the loss.
 
         Smoothing goes with "cross-entropy" only, class weights with "cross-entropy" and "binary".
 
         Raises:
-            InputError: The name is unknown, or a setting is invalid or of another loss.
+            InputError: A name without function is unknown, or a setting is invalid or of another loss.
         """
         if self.function is None and self.name not in LOSSES:
             raise InputError(
@@ -593,7 +592,8 @@ class LossChoice:
             None, and `FunctionLoss.output_axes` is 1, which has to be replaced if outputs have more axes.
 
         Raises:
-            InputError: The choice is invalid, or the loss is for other labels.
+            InputError: The choice is invalid, the loss is for other labels, or the class weights are not one for
+                each class.
         """
         self.check()
         if self.function is not None:
@@ -616,6 +616,7 @@ class LossChoice:
                 f"class_weights: expected {weight_count} numbers, one for each class, and there are "
                 f"{len(self.class_weights)}"
             )
+        # The outputs of one label are repeated for every label of a record.
         base = LabelSmoothing(self.label_smoothing) if self.label_smoothing else kind.base
         loss = ClassWeighting(base, self.class_weights) if self.class_weights else base
         outputs = () if kind.has_single_output else (kind.output_count(classes),)

@@ -151,8 +151,8 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
         settings: Settings of the features.
 
     Returns:
-        The features, whose last column is 1.  Without it, the norm of a row is at most `feature_norm`, up to
-        rounding, if that is set.
+        The features, whose last column is 1.  If `feature_norm` is set, it bounds the norm of a row of finite
+        values without this column, up to rounding.
 
     Raises:
         InputError: Records are not bytes and `feature_norm` is missing, without which features have no bound; or
@@ -600,7 +600,7 @@ def add_module(
             default the cross-entropy, or the squared error for a regression.
 
     Raises:
-        InputError: fedpriv ships a model of that name, or `loss` is no loss.
+        InputError: fedpriv ships a model of that name, or `loss` is no loss or has an invalid setting.
     """
     choice = make_loss_choice(loss, real=regression)
 

@@ -60,9 +60,9 @@ def lora(
     Parameters that are in no product are frozen, unless `train` names them.
 
     A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random and B (out, rank)
-    zero.  Layers of subclasses of Linear, those outside of `layers`, and those whose weight `train` names have no
-    product.  The state_dict has all names of the module's own state_dict, and NAME.lora_a and NAME.lora_b for a
-    layer NAME with a product.  `merged` makes plain Linear layers of these layers again.
+    zero.  Layers of subclasses of Linear, those outside of `layers`, and a layer NAME whose NAME.weight `train`
+    names have no product.  The state_dict has all names of the module's own state_dict, and NAME.lora_a and
+    NAME.lora_b for a layer NAME with a product.  `merged` makes plain Linear layers of these layers again.
 
     Args:
         module: Module to copy, which is not changed.

@@ -263,7 +263,8 @@ def make_imported_model(path: str) -> Model:
     The module is imported when its objective is made, and not before.  It is then built with the numbers of
     features and outputs and the settings' `arguments`, has GroupNorm in place of BatchNorm if the settings say so,
     and gets the weights of the settings' digest if there is one.  With a digest, the initial model x_1 has the
-    file's values for the trainable parameters that the file names, and values of the seed for the others.
+    file's values for the trainable parameters that the file names, and its usual ones (`draw_initial_point`) for
+    the others.
 
     Args:
         path: Import path, "package.module:Name".

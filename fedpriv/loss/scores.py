@@ -9,7 +9,7 @@
   records, for test records that a silo does not share.  Record b contributes
 
       (right_b - 1/2,  loss_b / bound - 1/2)     for a classification
-      (loss_b / bound - 1/2)                     for a regression
+      (loss_b / bound - 1/2)                     for another model, such as a regression
 
   where loss_b is clamped to [0, bound], and right_b is 1 for a right prediction and else 0, or the share of right
   predictions for several labels.  For a classification with one label loss_b is the cross-entropy, whichever loss
@@ -210,7 +210,8 @@ LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error", 
 class ScoreView(EvaluationView):
     """`base` whose evaluations have the metric test_NAME for each NAME in `scores`.
 
-    With `silos`, every metric is also evaluated at each silo, with the mean and the worst over silos.
+    With `silos`, metrics are also evaluated at each silo whose records define them, with the mean and the worst
+    over silos.
     """
 
     scores: tuple[Score, ...]
@@ -344,7 +345,7 @@ class SummedScores(View):
 
     @property
     def dimension(self) -> int:
-        """Dimension of an increment, and not of a model: 2 for a classification, 1 for a regression."""
+        """Dimension of an increment, and not of a model: 2 for a classification, else 1."""
         return 2 if self.classes else 1
 
     @property
@@ -411,7 +412,7 @@ def scores_to_metrics(mean: Tensor, loss_bound: float, *, classes: bool) -> dict
     """Convert means of increments to metrics by name, (...) each.
 
     Args:
-        mean: Means, (..., 2) for a classification or (..., 1) for a regression.
+        mean: Means, (..., 2) for a classification, else (..., 1).
         loss_bound: Largest loss of a record that counts.
         classes: Whether the model is a classification.
     """
@@ -428,9 +429,9 @@ def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> 
         classes: Whether the model is a classification.
 
     Raises:
-        InputError: The class of `base` has no outputs record by record for a classification, or no losses for a
-            regression; or the loss of several class labels is a function, which does not say which predictions are
-            right.
+        InputError: The class of `base` has no outputs record by record for a classification, or no losses for
+            another model; or the loss of several class labels is a function, which does not say which predictions
+            are right.
     """
     name = "outputs" if classes else "losses"
     # The methods of `Deterministic` raise, so that a class without its own has no outputs or losses.

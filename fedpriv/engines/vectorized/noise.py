@@ -1,8 +1,8 @@
 """Records and noise vectors of the rounds of many replicates.
 
-A replicate is one of several runs that are computed together, with the same rounds and batch sizes.  A silo is a
-party that holds records, and a party that adds noise is a silo or the server.  A mechanism correlates fresh noise
-over rounds.
+A replicate is one of the runs that are computed together, with the same rounds and batch sizes.  A silo is a party
+that holds records, and a party that adds noise is a silo, the server, or one in place of all of them
+(`aggregate_noise`).  A mechanism correlates fresh noise over rounds.
 
 Batches: in a public order, every replicate reads equally many records in a round (`OrderedBatches`).  If the
 rounds of records are drawn, rows are padded to one width with records of weight 0 (`SampledBatches`).
@@ -80,7 +80,7 @@ class OrderedBatches:
         Args:
             schedule: Public order, which says the batches that each round reads, the same of every silo.
             rows_by_replicate: For each replicate the indices in `train` of each silo's records, in the order in
-                which the silo reads them.  Replicates with the same order must have the same object.
+                which the silo reads them.  Replicates share an order if they have the same object.
             silo_weights: Weight p_i of each silo in the mean over silos.
             batch_sizes: Number of records of each silo in a batch.
             train: Training records of all silos, on the device of the batches.
@@ -104,7 +104,7 @@ class OrderedBatches:
     def rounds_from(self, first_round: int) -> Iterator[RoundBatch]:
         """Gather the records and weights of each round from `first_round` on.
 
-        The records of a round are sorted by silo.  A round without batches has no records.
+        The records of a round, (replicates, B, ...), are sorted by silo.  A round without batches has no records.
 
         Consecutive rounds with the same number of batches are gathered in blocks.  A block has at most as many
         rounds as would read 2^20 feature values with one batch each, over all orders, or one round if it reads
@@ -150,7 +150,7 @@ class OrderedBatches:
     def _weights_by_round(self, weights: Tensor, index: Tensor) -> Iterable[Tensor]:
         """Return the weights of each round, with 0 for records that do not count.
 
-        If all records count, the same weights are repeated without end.
+        Without `presence` all records count, and the same weights are repeated without end.
 
         Args:
             weights: Weights of the records of a round, (records,).
@@ -317,8 +317,8 @@ _CPU = torch.device("cpu")
 def aggregate_noise(noise: Noise) -> Noise:
     """Replace all noise sources by one whose noise in the mean has the same distribution.
 
-    The variance is Σ_j p_j² σ_j² over the noise sources j.  The replacement is valid only while no silo is absent,
-    and no message of a single silo is read.  Noise without sources is returned unchanged.
+    The variance is Σ_j p_j² σ_j² over the noise sources j.  If silos add the noise, the replacement is valid only
+    while no silo is absent, and no message of a single silo is read.  Noise without sources is returned unchanged.
     """
     return Noise((NoiseSource(_AGGREGATE_PARTY, noise.std_in_mean, 1.0),)) if noise.sources else noise
 
@@ -343,8 +343,8 @@ class NoiseFeed:
     """Noise of rounds 1 … T: for each round the parties' weighted sum of fresh vectors, (replicates, d).
 
     If the mechanism's `draws(t)` is a number, a round has that many sums: (draws, replicates, d).  With
-    `unscaled`, two or more replicates that share one noise stream get its vectors once, (1, d) or (draws, 1, d),
-    and have to multiply them by the property `amplitude`.
+    `unscaled`, two or more replicates that all share one noise stream get its vectors once, (1, d) or
+    (draws, 1, d), and have to multiply them by the property `amplitude`.
     """
 
     def __init__(
@@ -373,7 +373,7 @@ class NoiseFeed:
             unscaled: Whether the caller multiplies the vectors by `amplitude` if this property is not None.
 
         Raises:
-            ValueError: A replicate has no noise source.
+            ValueError: A replicate has no noise source, or there are not as many noises as seeds.
         """
         if not all(noise.sources for noise in noises):
             raise ValueError("every replicate of a feed must have a noise source")
@@ -392,7 +392,8 @@ class NoiseFeed:
         self._rounds, self._dimension, self._draw_count = rounds, size, draws
         max_draws = max(draws(t) or 1 for t in range(1, rounds + 1))
         max_rounds = min(_MAX_BLOCK_ROUNDS, _MAX_BLOCK_VALUES // (size * len(replicate_sums) * max_draws))
-        # Short runs are split, too, so that one block is drawn while another is used.
+        # The vectors of a block have to fit into memory.  Short runs are split, too, so that one block is drawn
+        # while another is used.
         self._block_rounds = max(1, min(max_rounds, rounds // (2 * _PREFETCHED_BLOCKS)))
 
     @property
@@ -445,7 +446,7 @@ class NoiseFeed:
         """
         if self._draw_count(rounds.start) is None:
             return list(self._scale_vectors(self._draw_vectors(rounds, node=0)))
-        # Node by node, for the rounds that have so many vectors.
+        # Node by node, each for the rounds that take more than `node` vectors.
         counts = {t: self._draw_count(t) or 0 for t in rounds}
         vectors_by_round: dict[int, list[Tensor]] = {t: [] for t in rounds}
         for node in range(max(counts.values())):
@@ -508,8 +509,8 @@ def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumS
 class DeviceSums:
     """Noise of a stream, Σ_j w_j z_j with its relative weights w_j, drawn by the generator of a device.
 
-    On one kind of device a sum is a function of the stream, d, the round and the node, so that a run can be
-    resumed.  The generator is torch's and not cryptographic, so that it is good for simulations only.
+    On one kind of device a sum is a function of the stream, d, the type of the vectors, the round and the node, so
+    that a run can be resumed.  The generator is torch's and not cryptographic, which is enough for simulations.
     """
 
     def __init__(self, noise_sum: NoiseSum, size: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,16 +1,16 @@
 """Silos of a group of replicates: the weighted mean of their releases of a round, (replicates, d).
 
 In each round the server sends a vector, the query.  A silo sums the clipped contributions of its records there
-(increments), and releases with noise the decayed sum of them over rounds (running sum).
+(increments), and releases the decayed sum of them over rounds (running sum), with noise if it adds any.
 
 If silos take gradients at the query, the map from their increments and noise to releases is linear, and only means
 over silos are kept (`AveragedSilos`).  If silos take local steps, each has its own point (`LocalSilos`), and
-releases the sum of one round with fresh noise.  Records of absent silos have the weight 0.  If silos add noise, an
-absent silo counts with that of its last release, decayed (`absence_corrections`).
+releases the sum of one round.  Records of absent silos have the weight 0.  If silos add noise, an absent silo
+counts with that of its last release, decayed (`absence_corrections`).
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells of the same
-rounds, batches and settings, which differ in seeds and some numbers of the algorithm, form groups (`group_cells`).
-The cells of a group are its replicates.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells with the same
+data, model, rounds and batches, which differ in seeds and some other numbers, form groups (`group_cells`).  The
+cells of a group are its replicates.
 """
 
 import itertools
@@ -36,7 +36,7 @@ from fedpriv.scenario.schema import Cell
 
 
 class Replicates(NamedTuple):
-    """Cells that run in step, with the numbers in which they differ as columns of `plan`."""
+    """Cells that run in step, with numbers in which they differ as columns of `plan`."""
 
     plan: Plan
     """Plan of the first cell, with columns (replicates, 1) for numbers that differ between cells.
@@ -125,12 +125,12 @@ class AveragedSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
-        """Update the mean of the silos' running sums, and return it plus the mean of their noise.
+        """Update the mean of the silos' running sums, and return it with the noise of the mean.
 
         One sum over the records of all silos is the mean over silos, because a record's weight contains its silo's
         weight.  With some mechanisms the noise is enough only for a query near the query before, which is checked
-        first.  The running sum is returned without noise, but may be overwritten if the next round multiplies it
-        by 0.
+        first.  The returned running sum has no noise, unless the next round multiplies it by 0: then the noisy sum
+        may stand in its memory.
 
         Args:
             t: Round, from 1.
