@@ -1,9 +1,9 @@
 """Momentum aggregation of Tran & Cutkosky, in three rows of the table of algorithms.
 
 Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Algorithms 1 and 2.  A
-silo's momentum is m_t = (1 - α) m_{t-1} + α g_t, with g_t the mean of its records' clipped gradients at w_t, and
-m^_t is the mean of the silos' momenta with noise.  A step of the server has length η, or 0 if m^_t is 0
-(normalized SGD):
+silo's momentum is m_t = (1 - α) m_{t-1} + α g_t, with g_t the mean over its records of round t of clipped
+gradients at w_t, and m^_t is the mean of the silos' momenta with any noise.  A step of the server has length η, or
+0 if m^_t is 0 (normalized SGD):
 
     w_{t+1} = w_t - η m^_t / ‖m^_t‖,  and w_{t+1} = w_t if m^_t = 0
     output w_{T+1}, or w_U with U uniform on 1 … T (the iterate that the paper's theorems are about)
@@ -12,7 +12,7 @@ m^_t is the mean of the silos' momenta with noise.  A step of the server has len
 |---|---|---|
 | `iterate` | w_t | the query, (..., d) |
 | `output_iterate` | w_min(t, U) | (..., d) |
-| `released` | m^_t | the noisy momentum, (..., d) |
+| `released` | m^_t | the mean momentum with any noise, (..., d) |
 | `alpha` | α | weight of a new gradient in the momentum |
 | `step` | η | length of every step |
 | `gamma` | γ | weight of new gradients in the sums of Algorithm 2 |

@@ -608,7 +608,7 @@ class FreshOrder(PublicOrder):
     def __post_init__(self) -> None:
         """Check the numbers, and compute `digest`, or compare it with the permutations' if it is given.
 
-        A given digest pins the permutations: another order than the one it was written for is refused.
+        A given digest pins the permutations: other ones than those that it was written for are refused.
 
         Raises:
             InputError: A number is no integer, or is out of its range, or the digests differ.

@@ -359,10 +359,10 @@ def make_participation(name: str, order: Participation, keys: ParticipationKeys)
         keys: Further keys of [federation].
 
     Raises:
-        InputError: There is no participation of this name, or it refuses the numbers of the order or the `keys`.
-            A user's participation is also refused if its `from_schedule` makes another class, if its rounds or
-            rounds of an epoch differ from the order's, or if `participation_from_data` would not return an equal
-            participation.
+        InputError: A scenario can name no such participation (`find_sampling_class`), or it refuses the numbers of
+            the order or the `keys`.  A user's participation is also refused if its `from_schedule` makes another
+            class, if its rounds or rounds of an epoch differ from the order's, or if `participation_from_data`
+            would not return an equal participation.
     """
     kind = find_sampling_class(name)
     result = kind.from_schedule(order, keys)

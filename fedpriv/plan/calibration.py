@@ -7,12 +7,13 @@ noise of `calibrate_float_noise`, which protects nobody, and a `Grid` on which m
 guarantee in real numbers needs clips, noise and sums that floating point holds, so that `check_clips`,
 `check_noise` and `check_sums` refuse others.
 
-Before a cell is planned or sent, its noise may be fitted to the points that the run publishes: a mechanism's name
-and numbers take the place of "auto", or of a name without numbers (`fit_cell_noise`).  A fit depends on public
-numbers only: the row's optimizer, its clips up to a factor, the participation, and the options of the noise.  A
-program that builds a plan from the result finds numbers there, and need not fit.  A fit needs published points
-that are an affine map of the row's released sums.  The map is computed from the row's own optimizer
-(`compute_response`), so that no second formula has to agree with the optimizer.
+Before a cell is planned or sent, its noise may be fitted to a target: a mechanism's name and numbers take the
+place of "auto", or of a name without numbers (`fit_cell_noise`).  A fit depends on public numbers only: the row's
+optimizer, its clips up to a factor, the participation, and the options of the noise.  A program that builds a plan
+from the result finds numbers there, and need not fit.  The target is the points that the run publishes, if they
+are an affine map of the row's released sums, or these sums themselves, if the row's theorems depend on their mean
+noise.  The map is computed from the row's own optimizer (`compute_response`), so that no second formula has to
+agree with the optimizer.
 
 A release is a vector that leaves a silo or the server with its noise: here a running sum of increments, which are
 the clipped contributions of records.  A silo's records are read in batches of a fixed size, or of an expected size
@@ -252,12 +253,13 @@ def fit_cell_noise(cell: Cell) -> Cell:
 def response_and_workload(
     row: Algorithm, settings: NoiseSettings, schedule: Participation
 ) -> tuple[NoiseResponse, Workload]:
-    """Return the response of a row's published points to noise, and the workload of its running sums.
+    """Return the response of a row's target to noise, and the workload of its running sums.
 
-    The workload is the decay, the clips and the participation of the running sums.  The response has the weights
-    of the released sums in some points: those of the row's optimizer, or rows of the identity for an algorithm
-    that publishes the released sums themselves.  Response and workload are computed for clips and steps of scale
-    1, in one dimension, and for clips that are not divided by the batches of a round.
+    The workload is the decay, the clips, the restarts and the participation of the running sums.  The response has
+    the weights of the released sums in the target: in points that the row's optimizer publishes, or, if the row's
+    theorems depend on the noise of the released sums themselves, in some of these sums (rows of the identity).
+    Response and workload are computed for clips and steps of scale 1, in one dimension, and for clips that are not
+    divided by the batches of a round.
 
     Args:
         row: Row of the algorithms' table.
@@ -265,8 +267,8 @@ def response_and_workload(
         schedule: Participation of the records.
 
     Raises:
-        InputError: The row publishes no points to which noise is fitted, participation is secret, the row's
-            optimizer is not linear in the released sums, or the row refuses its settings.
+        InputError: The row has no target to which noise is fitted, participation is secret, the target is points
+            of an optimizer that is not linear in the released sums, or the row refuses its settings.
     """
     if row.published is None:
         raise InputError(
@@ -307,7 +309,7 @@ def _fit_request(cell: Cell) -> str | None:
 
 
 def _fit_noise(request: str, cell: Cell) -> FittedNoise:
-    """Fit noise to the points that the cell's algorithm publishes, and time the fit in seconds.
+    """Fit noise to the target of the cell's algorithm, and time the fit in seconds.
 
     Args:
         request: Text of everything that the fit depends on (`_fit_request`), which is stored with the fit.

@@ -11,9 +11,9 @@ The first step is a run of one round, whose model is moments of columns:
 
     first_step_cell(cell) ─▶ any engine ─▶ CellOutcome ─▶ scaling of its model ─▶ apply_scaling ─▶ the rounds
 
-The model is the noisy mean of these moments over silos, like a mean of gradients.  Before anything is run,
-`prepare_scenario` checks the records of all cells if they are here, fits noise where that is left to be done, and
-plans the rounds that wait for a first step.
+The model is the mean of these moments over silos, with any noise, like a mean of gradients.  Before anything is
+run, `prepare_scenario` checks the records of all cells if they are here, fits noise where that is left to be done,
+and plans the rounds that wait for a first step.
 
 This module also assigns the records on which each silo of a simulation or demonstration trains and evaluates.
 """

@@ -145,9 +145,10 @@ class RunningSums:
         k-th rounds of all groups are treated as one round: inner products of their columns are replaced by the
         largest of any group, and clips too, in units of κ.
 
-        Guarantee: before it is split into epochs, the chain is above all overlaps of two rounds of one record,
-        less an overlap that all rounds share and that counts as known, whatever the record's group, for the noise
-        of `displacement_and_overlap`.  The split lowers no expectation that accounting uses (`find_overlaps`).
+        Guarantee: before the chain is split into one for each epoch, its covariances plus an overlap that all
+        rounds share are above all overlaps of two rounds of one record, whatever the record's group, for the noise
+        of `displacement_and_overlap`.  The shared overlap counts as known.  The split lowers no expectation that
+        accounting uses (`find_overlaps`).
 
         Args:
             groups: Distance of two consecutive rounds in which a record may take part.

@@ -556,8 +556,8 @@ def partition_records(cell: Cell) -> list[Tensor]:
         A tensor (batches · batch size,) for each silo.
 
     Raises:
-        InputError: The scenario asks for more records than there are, or skews records with several labels, or the
-            data cannot be used (`load_task`).
+        InputError: `check_record_count` refuses the cell, or its partition is skewed and records have several
+            labels, or a silo has fewer rows than shards.
     """
     check_record_count(cell)
     task = load_task(cell)

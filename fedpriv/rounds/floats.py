@@ -95,13 +95,13 @@ class FloatSteps:
     ) -> RoundSums:
         """Return q_t = decay · q_{t-1} + s_t, the past vectors to remember and the clipped records' count.
 
-        Here s_t is the weighted sum of the records' clipped increments.  The state is that after the round before,
-        `query` the point (..., d) at which gradients are computed, and `batch` has the round's records with their
-        weights.
+        Here s_t is the weighted sum of the records' clipped increments, or u_t + r_t of the module's docstring if
+        they are clipped in parts.  The state is that after the round before, `query` the point (..., d) at which
+        gradients are computed, and `batch` has the round's records with their weights.
 
         Past vectors are earlier queries that the estimator needs, and sums u if increments are clipped in parts.
-        The count has the shape (...) of the leading axes.  In a batch without rows s_t is 0, and no gradient is
-        computed.
+        The count has the shape (...) of the leading axes.  Without rows all sums of increments are 0, and no
+        gradient is computed.
         """
         plan, (total,) = self.plan, state.accumulator
         objective = plan.objective if self.objective is None else self.objective

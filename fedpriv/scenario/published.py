@@ -348,7 +348,7 @@ class Tuning(BaseModel):
         """Distribution of the number of runs of a private choice, or None.
 
         Raises:
-            InputError: The distribution cannot have this mean.
+            InputError: The distribution cannot have this mean or this η.
         """
         if self.law == "none":
             return None
@@ -363,7 +363,7 @@ class Tuning(BaseModel):
 def parse_tuning(section: Any, source: str) -> Tuning | None:
     """Parse the section [tuned] of a file, the record of a choice of settings.
 
-    A private choice makes a random number of runs, whose distribution the section names with its mean.
+    A private choice makes a random number of runs, whose distribution the section names with its mean and any η.
 
     Args:
         section: Parsed TOML of the section, or None.
@@ -373,7 +373,7 @@ def parse_tuning(section: Any, source: str) -> Tuning | None:
         The section, or None without it.
 
     Raises:
-        InputError: The section is malformed, or its distribution of the number of runs cannot have its mean.
+        InputError: The section is malformed, or the mean or η is out of the range of its distribution.
     """
     if section is None:
         return None

@@ -49,9 +49,9 @@ class FederationSection(Section):
     * `rounds`, `samples` and `batch`: a pass has as many rounds as the samples suffice for, and passes follow each
       other until all rounds are done.  The last pass may be cut.
 
-    Every round of a pass reads equally many records of a silo, a public number, or as many in expectation if
-    rounds are drawn, unless the algorithm has rounds of its own.  Records that do not fill a round are left out.
-    Persons or clients are counted in place of records if they are the unit of protection.
+    In a public order every round of a pass reads equally many records of a silo, a public number, and under secret
+    sampling as many in expectation, unless the algorithm has rounds of its own.  Records that do not fill a round
+    are left out.  Persons or clients are counted in place of records if they are the unit of protection.
 
     With `clients` and `cohort` a trusted server keeps one pool of clients in place of silos.  A round reads a
     cohort of them, and `rounds` is the number of rounds.

@@ -402,7 +402,7 @@ class _UsedMechanism:
     """Mechanism that a run used, with the setting in which the noise charts compare all mechanisms."""
 
     setting: AccountingSetting
-    """Setting of the run, but for clip norm and batch size, which are 1.
+    """Setting of the run, but for clip norm and batch size, which are 1, and in a fixed order.
 
     Rounds are those of one period if sums restart from 0.
     """
@@ -444,7 +444,7 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), fresh permutations,
     and a run of several passes that ends within one.  The first release stream decides, so that a run with a first
     step, which has decay 0, is not shown.  If sums restart from 0 after a period, the setting has the rounds of
-    one period.
+    one period.  The setting has passes in a fixed order, also for a run whose clients come by themselves.
     """
     stream = stream_from_data(cell["releases"][0])
     # The charts compare noise in running sums.

@@ -310,9 +310,9 @@ def _spaced_ticks(ticks: Sequence[float], position: Any) -> list[float]:
 def _draw_series(axes: "Axes", chart: Chart, series: Series, rank: int) -> None:
     """Draw a series' line, spread and published marks, with markers shifted by its rank in the panel.
 
-    A line of many marks has markers at about six of them, and the shift keeps those of close lines apart.  The
-    spread is a band along a line of several marks, else a bar at each mark: along x in a chart with named rows,
-    and along y in other charts.
+    A line with more than six marks has markers at three to six of them, and the shift keeps those of close lines
+    apart.  The spread is a band along a line of several marks, else a bar at each mark: along x in a chart with
+    named rows, and along y in other charts.
     """
     look, marks = _line_style(series), series.marks
     xs, ys, spreads = ([getattr(mark, name) for mark in marks] for name in ("x", "y", "spread"))

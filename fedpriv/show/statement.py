@@ -301,7 +301,7 @@ def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
 
 
 def _describe_noise(stream: ReleaseStream, clip_unit: str = "") -> str:
-    """Describe a stream: its party, number of releases, noise and clip, followed by their `clip_unit`.
+    """Describe a stream: its party, noise, releases, participation, and clip, followed by `clip_unit`.
 
     The party's name is followed by the step, unless that is the rounds.  Of an external first step, which was
     taken elsewhere and is charged here, the text has only the party and the charged μ.  Of a stream without noise

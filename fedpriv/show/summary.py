@@ -3,7 +3,7 @@
 An axis is a swept key of the scenario with its values, and a sweep point has one value for each axis.  A cell is
 one run: a sweep point with a seed, as a dictionary of results.json.
 
-The lines are on missing cells, the measurement, the privacy claims, and the choice of settings.
+The lines are on differing and missing cells, the measurement, the privacy claims, and the choice of settings.
 """
 
 import itertools

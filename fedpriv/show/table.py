@@ -138,7 +138,7 @@ def _grid_table(
 ) -> TextTable:
     """Make the table of a metric in the paper's form: rows and columns are the values of a swept key each.
 
-    The values are those of the run, of which the paper may have others.
+    The values are those that the run sweeps, which may be others than the paper's.
 
     Args:
         results: Results of the run.

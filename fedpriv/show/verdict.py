@@ -1,8 +1,9 @@
 """Description of a run in a paragraph, and comparison of two runs.
 
-The paragraph names the models and data, the scores at the best setting and at the most private ones, the privacy,
-and whether the noise is secret.  This module also lists the parties with their knowledge, and ε of repeated runs.
-Two runs are compared by the settings that no sweep varies, and by metrics of the whole federation, seed by seed.
+The paragraph has algorithms, models and data, the scores at the best setting and at the most private ones, the
+privacy, and whether the noise is secret.  This module also lists the parties with their knowledge, and ε of
+repeated runs.  Two runs are compared by the settings that no sweep varies, and by metrics of the whole federation,
+seed by seed.
 
 An axis is a swept key of the scenario, and a sweep point has one value for each axis.  A cell is one run, a sweep
 point with a seed, as a dictionary of results.json.  Cells without noise have no ε, and cells whose guarantee is a

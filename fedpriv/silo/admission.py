@@ -103,8 +103,8 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
 
     A charge under replace-one counts once.  A charge under zero-out counts twice (two steps between neighbours) if
     `relation` is replace-one, or if `unit` is a part of the charged unit, because a change of the part replaces
-    the charged unit by another one.  Nothing bounds two steps of a run with slack, a run without noise, and a run
-    whose unit is a part of `unit`.
+    the charged unit by another one.  Nothing bounds two steps of a run with slack, a run without noise, a run
+    whose unit is a part of `unit`, or a run whose stored scenario has no relation or unit that is known here.
 
     Args:
         charge: Charge of the run, whose scenario has the charged relation and unit.
@@ -285,7 +285,7 @@ class Admission:
 
         Raises:
             RunError: If the text is too long, is no scenario, has a number beyond the limits, or names code that
-                the policy does not permit, or if this takes longer than `time_limit`.
+                `_why_unknown_code` refuses, or if this takes longer than `time_limit`.
         """
         if len(cell_json) > MAX_SCENARIO_BYTES:
             raise self.refusal_error(
@@ -432,7 +432,7 @@ class Admission:
     def _check_cell(self, cell: Cell) -> None:
         """Check the parts of a scenario that can be checked before a plan or a model is built.
 
-        These are silos, rounds, participation, unit, number of records, code, labels, table and relation.
+        They include silos, rounds, participation, unit, number of records, code, labels, table and relation.
 
         Raises:
             RunError: If the policy or the shard does not allow one of these parts.
