@@ -88,6 +88,7 @@ OPERATORS = [
     ("x = [0.05]", "constant", {"[0.06]", "[0.04]"}),
     ("x = [0]", "constant", {"[1]", "[-1]"}),
     ("x = f(a, b, *c)", "arguments", {"f(b, a, *c)"}),
+    ("x = np.minimum(a, b)", "arguments", set()),
     ("f(a)", "call", {"pass"}),
     ("check_range(a)", "refusal", {"pass"}),
     ("if a:\n    raise ValueError(1 + 1)", "refusal", {"pass"}),

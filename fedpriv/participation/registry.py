@@ -375,7 +375,7 @@ def make_participation(name: str, order: Participation, keys: ParticipationKeys)
             f'federation.sampling = "{name}": {result.rounds} rounds and {result.rounds_per_epoch} an epoch, and '
             f"the scenario has {order.rounds} and {order.rounds_per_epoch}"
         )
-    with suppress(TypeError):
+    with suppress(TypeError, KeyError):
         if participation_from_data(json.loads(json.dumps(result.to_data()))) == result:
             return result
     raise InputError(

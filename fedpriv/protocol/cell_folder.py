@@ -200,7 +200,7 @@ def _convert_read_errors(path: Path, place: str = "") -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise RunError(f"{path}: missing, though the run ended; run it again with another --out") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError) as error:
         raise RunError(f"{path}{place}: damaged ({error}); run it again with another --out") from None
 
 

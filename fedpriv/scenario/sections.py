@@ -313,7 +313,8 @@ class PrivacySection(Section):
         """
         names = [name for name in _TARGETS if isinstance(values, dict) and isinstance(values.get(name), list)]
         if len(names) != 1 or not all(
-            isinstance(target, int | float) and 0 < target <= sys.float_info.max for target in values[names[0]]
+            isinstance(target, int | float) and target is not True and 0 < target <= sys.float_info.max
+            for target in values[names[0]]
         ):
             return values
         if values.get("shares") is not None:

@@ -26,7 +26,7 @@ from fedpriv.claims.ledger import stream_from_data
 from fedpriv.core.extensions import load_add_on_parts
 from fedpriv.core.figures import format_count, format_lower, format_upper, format_upper_delta, format_with_spread
 from fedpriv.noise.registry import SELECTABLE_MECHANISMS
-from fedpriv.participation.orders import FreshOrder
+from fedpriv.participation.orders import FixedOrder
 from fedpriv.show.looks import (
     MAX_SERIES,
     Look,
@@ -441,10 +441,10 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
 def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it.
 
-    Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), fresh permutations,
-    and a run of several passes that ends within one.  The first release stream decides, so that a run with a first
-    step, which has decay 0, is not shown.  If sums restart from 0 after a period, the setting has the rounds of
-    one period.  The setting has passes in a fixed order, also for a run whose clients come by themselves.
+    Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), several passes in
+    another than a fixed order, and passes of which the last is not whole.  The first release stream decides, so
+    that a run with a first step, which has decay 0, is not shown.  If sums restart from 0 after a period, the
+    setting has the rounds of one period.
     """
     stream = stream_from_data(cell["releases"][0])
     # The charts compare noise in running sums.
@@ -452,7 +452,8 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
         return None
     single_pass = stream.period is not None or stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
-    if isinstance(stream.schedule, FreshOrder) or (not single_pass and rounds % stream.schedule.rounds_per_epoch):
+    is_fixed = type(stream.schedule) is FixedOrder and rounds % stream.schedule.rounds_per_epoch == 0
+    if not single_pass and not is_fixed:
         return None  # the setting holds whole epochs in a fixed order only
     setting = AccountingSetting(
         rounds=rounds,

@@ -44,6 +44,8 @@ _ARITHMETIC: dict[type, type] = {
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
     **{ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult},
 }
+_COMMUTATIVE = ("min", "max", "minimum", "maximum", "fmin", "fmax", "gcd", "lcm", "logaddexp")
+"""Functions of which no test sees the order of two arguments, NaN apart."""
 _NAMES = {"min": "max", "minimum": "maximum", "argmin": "argmax", "ceil": "floor"}
 _NAMES |= {after: before for before, after in _NAMES.items()}
 _REFUSALS = ("check_", "_check_", "require_", "_require_", "refuse_", "_refuse_")
@@ -344,7 +346,8 @@ def _slips(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
                 yield from (
                     ("bound", _with(node, args=_replaced(args, index, new))) for new in _moved(argument, 1)
                 )
-        for index, (one, other) in enumerate(itertools.pairwise(args)):
+        commutes = _called(node).rpartition(".")[2] in _COMMUTATIVE
+        for index, (one, other) in enumerate(() if commutes else itertools.pairwise(args)):
             if ast.dump(one) != ast.dump(other) and not any(
                 isinstance(each, ast.Starred) for each in (one, other)
             ):

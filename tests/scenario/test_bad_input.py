@@ -121,7 +121,8 @@ def test_a_file_that_the_parser_cannot_hold_is_refused_in_one_line(tmp_path: Pat
 
 
 def test_a_target_beyond_floating_point_is_refused() -> None:
-    assert "privacy.mu" in complaint(small_tree(privacy__mu=[10**400, 1]))
+    for wrong in (10**400, True):
+        assert "privacy.mu" in complaint(small_tree(privacy__mu=[wrong, 1]))
 
 
 @pytest.mark.parametrize(

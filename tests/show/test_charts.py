@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedpriv.show.charts import Chart, Mark, Panel, Series, make_charts
+from fedpriv.claims.ledger import ReleaseStream, stream_to_data
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.participation.orders import FixedOrder, PublicOrder
+from fedpriv.participation.registry import ClientAvailability
+from fedpriv.show.charts import Chart, Mark, Panel, Series, make_charts, make_noise_charts
 from fedpriv.show.looks import _HUES, format_tick, make_layout, make_scale, nth_look, shade
 from fedpriv.show.page import draw_svg, order_charts
 from fedpriv.show.summary import axis_points
@@ -201,3 +205,19 @@ def test_published_values_have_the_look_of_what_they_are_compared_with() -> None
     assert chart.has_published
     assert [[mark.y for mark in series.published] for series in chart.series] == [[60.0, 65.0], [70.0, 75.0]]
     assert len(re.findall(r'class="hollow"', draw_svg(chart))) == 4
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shown"),
+    [
+        (FixedOrder(40, 10), True),
+        (FixedOrder(40, 40), True),
+        (FixedOrder(45, 10), False),
+        (ClientAvailability(40, 10, 4, 20), False),
+    ],
+)
+def test_noise_is_compared_for_whole_passes_in_a_fixed_order_only(schedule: PublicOrder, shown: bool) -> None:
+    """Before: a run whose clients came when they could was shown with a third of its noise."""
+    stream = ReleaseStream("silo 0", BinaryTree(), schedule, 1.0, (1.0,) * schedule.rounds, 1.0, "zero-out", 1.0)
+    cell = {"releases": [stream_to_data(stream)], "silos": 1, "trust": "untrusted", "mu": stream.mu}
+    assert bool(make_noise_charts([cell])) == shown
