@@ -201,7 +201,10 @@ that is far above the others, compare with it, or judge by AUC."""
 
 @dataclass(frozen=True)
 class Forecast:
-    """Size of the noise in the published model, from the plan of a run, without any record."""
+    """Size of the noise in the published model, from the plan of a run, without any record.
+
+    For a network it is the size of the noise in a round's mean gradient.
+    """
 
     std: float
     """Standard deviation of one coordinate."""

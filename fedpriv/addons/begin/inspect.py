@@ -1,4 +1,4 @@
-"""Inspection of a table for its owner: a summary of its columns, and a public schema to start from.
+"""Inspection of a table for its owner: a summary of its columns, and a schema to start from.
 
 Both are read from the records.  Publishing them is a release without noise.
 
