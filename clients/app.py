@@ -71,8 +71,9 @@ MAX_FRAME_BYTES = 2**31
 def forward_query(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
     """Pass a query to the guard, and return a message with its release or refusal.
 
-    A coordinator with another protocol is refused first, without asking the guard.  A release is sealed, and the
-    checkpoint of the guard's ledger comes with it.
+    A coordinator with another protocol is refused first, without asking the guard.  A release is sealed: its bytes
+    are XORed with a random pad, whose seed is in the message, so that their digest does not confirm a guess.
+    The checkpoint of the guard's ledger comes with it.
 
     Args:
         message: Message with the query.
@@ -109,6 +110,9 @@ def forward_key(message: Message, context: Context, socket: Path) -> Message:
         message: Message that asks for the key.
         context: Flower's Context of the run.
         socket: Unix socket of the guard.
+
+    Raises:
+        InputError: The run configuration names a scenario that cannot be loaded.
     """
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)

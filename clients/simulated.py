@@ -4,7 +4,7 @@ A silo's state is stored in Flower's Context.  `make_client_app` makes a ClientA
 answer like guards, without SuperNodes and sockets.
 
 A query is the vector that the server sends in round t, and a release is the silo's answer.  The state is what a
-silo keeps from one round to the next, in integers with a digest of all queries so far (`query_chain`).
+silo keeps from one round to the next.  In integer arithmetic it has a digest of all queries so far, `query_chain`.
 """
 
 from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ class SimulatedFederation:
 
 
 class _LiveState(ConfigRecord):
-    """Record that packs a silo's state only when it is pickled, as in each round under Ray."""
+    """Record of a silo's state as an object, packed into bytes when the record is pickled or copied."""
 
     def __init__(self, state: RoundState) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class SiloEndpoint(Protocol):
 def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[SiloEndpoint] = ()) -> ClientApp:
     """Make a ClientApp that passes queries of one run to `silos`, and its evaluations to `tests`.
 
-    The configuration of a node has its silo's number.  Every silo agrees to the run, since no policy is asked.
+    The configuration of a node has its silo's number.  If the server asks for agreement, every silo agrees.
 
     Args:
         silos: Silos for queries, in the order of their numbers.

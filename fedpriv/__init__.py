@@ -100,7 +100,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name of fedpriv from the module that defines it, or the installed version.
+    """Import the object of a public name from the module that defines it, or return the version.
 
     Raises:
         AttributeError: fedpriv has no such name.

@@ -1,9 +1,9 @@
 """DP-SGD with random allocation: in every epoch each unit takes part in one round, drawn in secret.
 
 In each of `epochs` epochs every unit draws one of `bins` rounds uniformly, independently of all other units and of
-other epochs.  The clipped increments of the units that drew a round, each of norm C at most, are added.  Their sum
-is released with Gaussian noise of standard deviation `noise_multiplier` · C per coordinate, and divided by a
-public number.
+other epochs.  The clipped increments of the units that drew a round, each of norm `clip` at most, are added.
+Their sum is released with Gaussian noise of standard deviation `noise_multiplier` · `clip` per coordinate, and
+divided by a public number.
 
 Three schemes are *not* random allocation, and must not be accounted for as such:
 
@@ -18,10 +18,10 @@ bound of known rounds is that of the same run if everybody knew which rounds a u
 rounds is the largest inner product of the vectors by which one unit moves the releases if it takes part in one or
 the other.  For independent noise it is 0 for different rounds.
 
-With public classes of rounds ("groups") a unit draws among the rounds of its class, and `bins` is their number.
-Correlated noise adds independent noise to C s, for the sums s of all rounds and a lower triangular strategy C with
-columns C_t.  C has b bands if its entries are 0 except on b diagonals, the main one and those next below.  Such
-noise is covered if there are b classes or more, with clip max_t clip_t ‖C_t‖.
+With public classes of rounds ("groups"), which take turns, a unit draws among the rounds of its class, and `bins`
+is their number in an epoch.  Correlated noise adds independent noise to C s, for the sums s of all rounds and a
+lower triangular strategy C with columns C_t.  C has b bands if its entries are 0 except on b diagonals, the main
+one and those next below.  Such noise is covered if there are b classes or more, with clip max_t clip_t ‖C_t‖.
 
 **Privacy loss of an epoch**, with T = `bins` and z = `noise_multiplier`.  With and without the unit, the releases
 are dominated by
@@ -78,7 +78,7 @@ _MAX_LOG = 600.0  # logarithm of a grid's end, far enough below 709 for the prod
 
 
 def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) -> float:
-    """Return an end for a grid of Σ Y, beyond which about `tail` of its mass lies under P.
+    """Return an end for a grid of Σ Y, beyond which no more than about `tail` of its mass lies under P.
 
     The bounds hold for every end.
 
@@ -441,10 +441,10 @@ def _compose_epochs(
 
 
 def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
-    """Return ends of grids of Σ Y, ascending, each more than 10 % above the last.
+    """Return ends of grids of Σ Y, ascending, each more than 10 % above the one before it.
 
     `grid_end` has one formula for sums that vary much, and one for sums that hardly do.  Both give a candidate for
-    each of the masses `tails` beyond the grid.  A candidate that is nearly the end before it is left out.
+    each of the masses `tails` beyond the grid.  A candidate that is at most 10 % above the last end is left out.
     """
     z, bins = mechanism.noise_multiplier, mechanism.bins
     candidates = sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
@@ -471,7 +471,7 @@ def calibrate(
 ) -> AllocatedGaussian:
     """Return the mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
 
-    Multipliers below 0.1 are not searched.
+    The multiplier is 0.1 or more, even if less noise were enough.
 
     Guarantee: the mechanism is (`epsilon`, `delta`)-DP by its own `epsilon_of`.
 

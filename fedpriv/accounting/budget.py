@@ -109,7 +109,7 @@ class ApproximateGDP:
 def min_mu(curve: Curve, slack: float) -> float:
     """Return about the smallest μ for which every mechanism with `curve` is (μ, `slack`)-GDP.
 
-    The result is 0 if the curve is at most the slack at ε = 0.
+    For a curve that never rises, the result is 0 if the curve is at most the slack at ε = 0.
 
     Guarantee: at points ε_0 = 0 < … < ε_m, curve(ε_i) ≤ (1 - δ₀) δ_μ(ε_{i+1}) + δ₀ for all i < m, and curve(ε_m) ≤
     δ₀, with δ_μ the curve of μ-GDP.  As δ of the mechanism and δ_μ both fall, the inequality δ(ε) ≤ (1 - δ₀)
@@ -267,8 +267,8 @@ class LifetimeBudget:
         """Return the largest charge that one more run may have, rounded down, or None.
 
         Its μ is √(budget² - Σμ²) and its slack the budget's less Σδ₀, over the earlier runs, whose `prices` are
-        given.  Both are 0 if nothing is left.  The result is None if the earlier runs exceed the budget, or one of
-        them has no known price.
+        given.  Either is 0 if nothing of it is left.  The result is None if the earlier runs exceed the budget, or
+        one of them has no known price.
         """
         earlier_prices = list(prices)
         earlier_charges = [price for price in earlier_prices if price is not None]

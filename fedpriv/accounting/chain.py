@@ -269,15 +269,15 @@ def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     """Return a bound of the overlaps of a unit's rounds.
 
     An overlap is X_st = `clips`_s `clips`_t `products`_st.  A chain is put above X and split into epochs.  For
-    some common overlaps κ² > 0 the same is done with (X - κ²)+, as the part κ² of all overlaps can count as known.
-    The bound with the smallest mean overlap is returned, where κ² > 0 has to be clearly better than 0.  κ² > 0 is
-    not tried if no two rounds overlap, nor if the chain for κ² = 0 is nearly exact.
+    some common overlaps κ² the same is done with (X - κ²)+, as the part κ² of all overlaps can count as known.
+    The bound with the smallest mean overlap is returned, where a κ² > 0 has to be clearly better than 0.  None is
+    tried if no two rounds overlap, nor if the chain for κ² = 0 is nearly exact.
 
     Guarantee: before it is split into epochs, the chain is above (X - κ²)+, rounded up.  The split lowers no
     expectation of a convex function of the ratios (`CovarianceChain.split_at`).
 
     Args:
-        products: Inner products of the columns of C, (n, n), for n rounds.
+        products: Upper bounds, 0 or more, of the inner products of the columns of C, (n, n), for n rounds.
         clips: Clips of the rounds, (n,), in multiples of the clip in the noise multiplier σ / clip.
         bins: Rounds of each epoch, of which n is a multiple.
     """
@@ -611,8 +611,8 @@ def sum_distribution(
         increments: Function (t, exponents) -> increments of the sum in round t, counted from 0, (exponents,).
 
     Returns:
-        Masses of the sum on the last grid, (points,), and the mean of the sum that lies above the grids.  Walks
-        that start outside the grid of exponents have no mass here.
+        Masses of the sum on the last grid, (points,), and the mean that is lost above the grids
+        (`SumGrid.shift_onto`).  Walks that start outside the grid of exponents have no mass here.
     """
     masses = np.zeros((len(exponent_grid.points), len(sum_grids[0].points)))
     masses[:, sum_grids[0].zero] = 1.0

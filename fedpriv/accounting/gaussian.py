@@ -59,11 +59,11 @@ def largest_safe(safe: Callable[[float], bool], low: float) -> float:
 
 
 def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float = 0.0) -> float:
-    """Return the smallest float ≥ 0 for which `safe` holds, by bisection.
+    """Return the smallest float ≥ 0 for which `safe` holds, up to `tolerance`, by bisection.
 
     `high` is doubled until `safe` holds, and the last interval is bisected.  The returned value satisfies `safe`.
-    It is 0 if `safe` holds at 0.  Values between 0 and 1e-300 are not searched.  The result is infinity if `safe`
-    holds at infinity and fails at all finite values that are tried.
+    It is 0 if `safe` holds at 0.  The bisection does not go below 1e-300.  The result is infinity if `safe` holds
+    at infinity and fails at all finite values that are tried.
 
     Args:
         safe: Condition that holds for all far larger values.
@@ -95,7 +95,7 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
 
     Args:
         safe: Condition that fails for all far smaller values > 0, and holds for all far larger ones.  Without such
-            values the search does not end.
+            values the search may not end.
         start: First value > 0 to try.
         factor: Factor > 1 of the steps away from `start`, until the condition changes.
         tolerance: Relative width of the interval at which the bisection ends.
@@ -301,7 +301,8 @@ def noise_for(mu: float, sensitivity: float) -> float:
         sensitivity: l2 distance by which neighbours move all releases together, above 0.
 
     Returns:
-        Standard deviation of every coordinate, in the unit of `sensitivity`.
+        Standard deviation of every coordinate, in the unit of `sensitivity`, infinity if it is too large for a
+        float.
 
     Raises:
         InputError: An argument is not a finite number above 0.

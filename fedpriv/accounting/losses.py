@@ -166,8 +166,8 @@ class GridLossDistribution:
 
         The releases may be adaptive.  A single release is returned as it is.  For k = `times` of 2 or more, with a
         finite mass f and an infinite mass p of one release, the infinite mass is the larger of 1 - (1 - p)^k and
-        (f + p)^k - f^k, plus margins for cut mass and rounding, and at most 1.  The second one is larger if f + p
-        is above 1, as it may be for an upper bound.
+        (f + p)^k - f^k, plus margins for cut mass and rounding, and at most 1.  The second one can be larger if
+        f + p is above 1, as it may be for an upper bound.
 
         Guarantee: the result has the sums of k independent losses.  Mass that is cut off, and mass that rounding
         may hide, counts as infinite.

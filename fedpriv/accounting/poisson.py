@@ -4,8 +4,8 @@ Every round each unit takes part independently with probability q = `sampling_ra
 units that take part, each of norm C at most, are added.  Their sum is released with Gaussian noise of standard
 deviation z · C per coordinate, z = `noise_multiplier`, and divided by a public number, never by the number of
 units drawn.  A unit is what neighbours differ in, such as a record, and its increment is its contribution to a
-round.  One round is dominated by these pairs, in both orders for zero-out.  The second pair is its own mirror
-image.
+round.  With public classes of rounds, which take turns, a unit may be drawn in the rounds of its class only.  One
+round is dominated by these pairs, in both orders for zero-out.  The second pair is its own mirror image.
 
     zero-out      (1 - q) N(0, z²) + q N(1, z²)   and   N(0, z²)
     replace-one   (1 - q) N(0, z²) + q N(1, z²)   and   (1 - q) N(0, z²) + q N(-1, z²)
@@ -361,8 +361,8 @@ class SampledGroupRound:
 
     P is N(Bin(size, rate), z²) if units are removed or replaced, else N(0, z²).  Q is N(-Bin(size, rate), z²) if
     they are added or replaced, else N(0, z²).  With p_j = P[Bin(size, rate) = j] and l(x) = ln Σ_j p_j e^(jx/z² -
-    j²/2z²) the loss is l(x), -l(-x), or l(x) - l(-x).  Each rises with x, so that the best test for every ε is a
-    threshold.
+    j²/2z²) the loss at an output x is l(x) if units are removed, -l(-x) if they are added, and l(x) - l(-x) if
+    they are replaced.  Each rises with x, so that the best test for every ε is a threshold.
     """
 
     multiplier: float

@@ -8,9 +8,8 @@ that round.  With T = `bins` rounds and z = `noise_multiplier` an epoch is domin
 
     H_ε(P‖Q) = (1/T) E (D_1 + … + D_T)+,   D_i = Y_i - e^ε / (Y_i e^(1/z²)),   Y_i = exp(Z_i/z - 1/(2z²)),
 
-with Z_i independent standard normal, (D)+ = max(D, 0), and the hockey stick H_ε(P‖Q), the
-largest P(A) - e^ε Q(A) of any event A, which is the smallest δ at ε.  A reflection exchanges P and Q, so that both
-orders are the same.
+with Z_i independent standard normal, (D)+ = max(D, 0), and the hockey stick H_ε(P‖Q), the largest P(A) - e^ε Q(A)
+of any event A, which is the smallest δ at ε.  A reflection exchanges P and Q, so that both orders are the same.
 
 The pair dominates all increments u and v of the two units, of norm 1 at most in clips and any functions of the
 past, at every ε of either sign, and pairs of epochs compose.  For groups of rounds a block of rounds replaces one
@@ -67,7 +66,7 @@ class SymmetricPairEpoch:
     def delta(self, epsilon: float, tail: float) -> float:
         """Return an upper bound of H_ε(P‖Q) for ε ≥ 0, by E D_1 1{D_1 + R > 0} on a grid of D_1 and of R.
 
-        About `tail` of D_1 lies beyond the grid under P.  Every `tail` gives an upper bound.
+        No more than about `tail` of D_1 lies above the grid under P.  Every `tail` gives an upper bound.
 
         Args:
             epsilon: ε ≥ 0.

@@ -9,8 +9,8 @@ The attacker on integers knows all records but one, and has two worlds: the reco
 absent record has the opposite label, and under zero-out features of zeros as well.  Releases are functions of
 y = C s + z: s (T, d) are the integer sums of T rounds, C (T, T) is the matrix of the noise mechanism's strategy,
 and z (T, d) is the integer noise.  For each world the attacker computes the sums s, and the noise z = y - C s that
-the world implies.  In the true world z has the distribution of the noise.  Three tests tell the worlds apart if
-the noise is defective:
+the world implies.  In the true world z has the distribution of the noise.  Three kinds of tests tell the
+worlds apart if the noise is defective:
 
 * Lattice of a generator, after Mironov 2012: Box & Muller's transform takes the radius r of two normal values from
   one integer k of w bits, r = √(-2 ln((k + ½) 2^-w)).  So k = 2^w exp(-r²/2) - ½, computed from two noise values

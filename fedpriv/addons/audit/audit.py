@@ -86,7 +86,8 @@ class Audit:
     sees: Mapping[str, float]
     """Share of the noise that is refuted with probability 95 % or more, by each family that computes it.
 
-    Noise of that share of its size, or less, is detected, and a smaller loss of noise can be missed.
+    Noise of that share of its size, or less, is detected with this probability.  A smaller loss of noise can be
+    missed.
     """
     confidence: float
     trials: int
@@ -133,7 +134,7 @@ def audit(
 
     Args:
         cell: Cell of a scenario.
-        claimed_mu: μ of the claim.
+        claimed_mu: μ of the claim, from 0.001 to 100.
         trials: Number of canaries, at least 2048, rounded up to whole runs.  A run has 1024 canaries in a public
             order and 512 in secret rounds, or fewer if its silo has no room for them.  For statistics there are
             `trials` / 16 releases, rounded up.

@@ -362,7 +362,7 @@ def unit_records(shard: Shard, cell: Cell) -> Records:
     largest number of records that count, all equal.
 
     Args:
-        shard: Rows with one feature for each canary.
+        shard: Records of a silo, one row for each unit.
         cell: Small cell of the audit, which has the unit and the model.
     """
     unit = cell.privacy.protected_unit

@@ -36,7 +36,8 @@ def audit_scenario(request: AuditRequest) -> None:
     is no μ.
 
     Raises:
-        InputError: If the scenario or an option is not valid, or the run of `store` is another one.
+        InputError: If the scenario or an option is not valid, the cell cannot be audited, or the run of `store` is
+            another one.
         AuditRefutedError: If the claim is refuted, or records are not read as it assumes.
     """
     import_files(request.imports or [])

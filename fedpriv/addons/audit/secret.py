@@ -137,7 +137,7 @@ def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
     Releases with independent noise and no decay are divided by the weight of one record in each round, and so are
     those of a mechanism whose columns have no blocks (`Mechanism.blocks`).
 
-    Correlated noise is whitened first.  The releases along a canary are r = B y with y = C s + z: increments s
+    All others are whitened first.  The releases along a canary are r = B y with y = C s + z: increments s
     (T,), independent noise z (T,), noise factor B and strategy C, both (T, T).  A record of round t moves y along
     column c_t of C, whose matched filter is the best test of that round.  So the result of round t is
     c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's norm.  Filters of
@@ -190,7 +190,7 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
 def run_canaries(small_cell: Cell, seed: int) -> CanaryTrials:
     """Run canaries of silo 0 once on the path of a deployment.
 
-    Canaries are in the first rows, and so in all groups if there are as many canaries as groups.
+    Canaries are in the first rows, and so in all groups if there are at least as many canaries as groups.
 
     Args:
         small_cell: Cell from `make_canary_cell`.

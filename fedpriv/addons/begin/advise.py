@@ -118,7 +118,7 @@ class Facts:
     | `feature_norm` | F, bound on the norm of a record's features, or None for √features, that of -1 … 1 |
     | `epsilon`, `delta` | privacy target of the run |
     | `trust`, `relation`, `unit` | as in a scenario |
-    | `rounds` | largest number that the network allows, or None for no limit |
+    | `rounds` | largest number of rounds that is allowed, or None for no limit |
     | `records_of_person` | largest number of a person's records that count, for unit = "user", or None |
     | `parameters` | d, number of trained parameters of a network, or None for a linear model |
 
@@ -201,7 +201,10 @@ that is far above the others, compare with it, or judge by AUC."""
 
 @dataclass(frozen=True)
 class Forecast:
-    """Size of the noise in the published model, from the plan of a run, without any record."""
+    """Size of the noise in the published model, from the plan of a run, without any record.
+
+    For a network it is the size of the noise in a round's mean gradient.
+    """
 
     std: float
     """Standard deviation of one coordinate."""
@@ -466,7 +469,7 @@ def _make_forecast(facts: Facts, settings: _AdvisedNumbers, plan: Plan) -> Forec
     """Compute the forecast from the plan, whose `std_in_mean` is the noise of a round's mean gradient.
 
     A linear model adds up step · noise over all rounds.  For a real target the output is the average of the
-    models, whose noise is that of this sum over √3.  For a network the forecast is of a single round's mean
+    models, whose noise is about that of this sum over √3.  For a network the forecast is of a single round's mean
     gradient.
     """
     if facts.parameters is not None:

@@ -99,8 +99,8 @@ def inspect_table(
             them.
 
     Raises:
-        InputError: If the table cannot be read or run, a column is missing or has two roles, `out` is given
-            without a target, or a file that would be written exists in `out`.
+        InputError: If the table cannot be read or run, an option of `marks` is malformed, a column cannot have its
+            role, `out` is given without a target, or a file that would be written exists in `out`.
     """
     if other := [path for path in paths if not is_table_path(path.name)]:
         raise InputError(f"{other[0]}: expected a file of a table, {' or '.join(TABLE_SUFFIXES)}")
@@ -471,9 +471,9 @@ def _make_starter_sections(name: str) -> str:
 def create_folder(folder: Path, *, is_comparison: bool = False) -> list[Path]:
     """Write the starter files into a new folder, whole or not at all, and return their paths.
 
-    The folder has a scenario, with the numbers that are advised for softmax regression, and an algorithm, a model
-    and a notebook to edit.  In the packaged files NAME stands for the name of the folder, and the line "# ADVISED"
-    for the advised sections.
+    The folder has a scenario, with the numbers that are advised for softmax regression, an algorithm, a model, a
+    notebook and a README.md.  In the packaged files NAME stands for the name of the folder, and the line
+    "# ADVISED" for the advised sections.
 
     Args:
         folder: Folder to make, whose name becomes that of the scenario.

@@ -1,4 +1,4 @@
-"""Inspection of a table for its owner: a summary of its columns, and a public schema to start from.
+"""Inspection of a table for its owner: a summary of its columns, and a schema to start from.
 
 Both are read from the records.  Publishing them is a release without noise.
 
@@ -66,7 +66,7 @@ class ColumnSummary:
     span: tuple[float, float] | None
     """Smallest and largest number, or None for a column of words, or of numbers with odd cells."""
     distinct: int
-    """Number of distinct values, missing ones not included."""
+    """Number of distinct values as they are written, missing ones not included."""
     words: tuple[str, ...]
     """Texts of the distinct values, the most frequent first, or empty if there are more than 10,000."""
     odd_cells: tuple[str, ...] = ()
@@ -103,8 +103,8 @@ class ColumnSummary:
 
         A column of numbers shows its range, and how limits and percents in it are read.  A column of words shows
         their number and up to eight of the most frequent ones, if words are listed.  It shows a remedy if at least
-        90 % of the words look like dates, or like numbers with commas.  A column with odd cells shows the first of
-        them.
+        90 % of the words look alike: dates, numbers with decimal commas, or numbers with three digits after every
+        comma.  A column with odd cells shows up to three of them.
         """
         gaps = f", {self.missing} missing" if self.missing else ""
         if self.odd_cells:
@@ -220,7 +220,7 @@ def describe_table(
         columns: Summaries of all its columns.
         target: Column to predict.
         regression: Whether the target is real, or None for a guess.  A target of numbers is then real, unless it
-            has two distinct numbers or a few integers, which are codes of classes.
+            has two distinct values or a few integers, which are codes of classes (`has_class_codes`).
         site: Column of sites, each of which becomes a silo, or None.
         person: Column of persons, or None if each record is another person's.
         split: Column with "train" and "test", or None.

@@ -1,4 +1,4 @@
-"""Several files as one table, in which each file is a site's."""
+"""Several files as one table, in which each file is a site unless a column of sites is named."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str |
     reason.
 
     Args:
-        paths: Files, one for each site.
+        paths: Files, one for each site if `site` is None.
         formats: Formats of their cells.
         site: Column of sites in each file, or None.
 

@@ -95,8 +95,8 @@ def attest(path: Path, record: Mapping[str, Any], body: str, says: str) -> dict[
         of each of `STATEMENT_PARTS` that the run has, and the signature.
 
     Raises:
-        InputError: If the policy, the ledger or the records cannot be used, a fact cannot be compared, or a
-            release differs.
+        InputError: If the policy, the ledger, the records or the silo's key cannot be used, a fact cannot be
+            compared, or a release differs.
         RunError: If a charge differs, rounds are neither answered nor recorded as missed, another process has the
             ledger locked, or the scenario cannot be planned under the code that the policy permits today.
         Exception: A record of another shape raises other errors, such as KeyError.

@@ -358,9 +358,9 @@ def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
     A body of another shape raises other exceptions, such as KeyError.  Who reads a stranger's body converts them.
 
     Raises:
-        InputError: If a figure is not that of releases and scenario, with the first such figure, if another fact
-            contradicts the scenario or has an unknown key, if a deployment's scenario names code that is not here,
-            or if the releases are too many, or of a version whose claims were false.
+        InputError: If a figure is not that of releases and scenario, with the first such figure, if the scenario
+            is malformed, if another fact contradicts it or has an unknown key, if a deployment's scenario names
+            code that is not here, or if the releases are too many, or of a version whose claims were false.
     """
     record = body["record"]
     _check_sizes(record)
@@ -500,7 +500,8 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
         and whose model is code outside fedpriv.  True otherwise, also for a deployment that no silo has signed.
 
     Raises:
-        InputError: If a silo's signature or a figure is not the expected one, with the first such fault.
+        InputError: If a statement, its signature, a release or a charge is not as expected, with the first such
+            fault.
     """
     record, body_digest = tree["body"]["record"], sha256(canonical_json(tree["body"]))
     if not isinstance(tree["silos"], list):
