@@ -157,8 +157,8 @@ def serve_guard(
         metrics_address: Port of this machine, or path of a socket, on which metrics are served, or None.
 
     Raises:
-        InputError: If policy, extensions, shard, ledger, keys, socket or `metrics_address` cannot be used, or the
-            machine has too little memory for `allow.memory`.
+        InputError: If policy, extensions, shard, ledger, keys, socket or `metrics_address` cannot be used, or a
+            memory limit of the process or of its container is too small for `allow.memory`.
         LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
     torch.set_num_threads(1)
@@ -246,7 +246,7 @@ class RequestQueue:
         self._query_slots = threading.Semaphore(min(_MAX_CONNECTIONS, max(4, query_count)))
 
     def accept_connections(self, listener: socket.socket) -> None:
-        """Accept connections without end, and handle each in a thread of its own.
+        """Accept connections without end, and handle each in a separate thread.
 
         So a silent connection does not block others.  Above `_MAX_CONNECTIONS` at a time, and while the system
         gives no thread, a new connection is closed unread.

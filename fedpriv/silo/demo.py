@@ -195,7 +195,7 @@ def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
 
 
 def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, float]:
-    """Return the keys "budget" and, if one is needed, "slack", with which all `silos` answer one run of `cell`.
+    """Return the keys "budget" and, if needed, "slack" of a policy with which `silos` answer one run.
 
     The budget is the largest target μ of these silos.  For records that take part in secret it is the largest μ
     that one of them is charged at slack `SLACK_PER_RUN`, or InputError is raised if the run needs more slack.
@@ -212,7 +212,7 @@ def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, fl
 
 
 def evaluation_allowance(cell: Cell, run_count: int = 1) -> dict[str, Any]:
-    """Return the section [evaluation] of a policy for `run_count` runs of `cell`, or {} without evaluations.
+    """Return the section [evaluation] for `run_count` runs of `cell`, or {} without evaluations.
 
     Its keys are "budget", the μ of all these evaluations together, and "evaluations", their number in one run.
 
