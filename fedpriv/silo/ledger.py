@@ -198,7 +198,7 @@ class SiloLedger:
             raise LedgerError(f"the silo's ledger could not be written, so nothing is released: {error}") from None
 
     def check_disks(self, size: int = 0) -> None:
-        """Check that the disks of ledger and mark can be written, by a small file on each that is removed again.
+        """Check that the disks of ledger and mark can be written, by a small file that is removed again.
 
         Args:
             size: Bytes that have to be free on the ledger's disk.

@@ -111,7 +111,7 @@ def _values_per_record(plan: Plan) -> int:
 
 
 def limit_memory(max_bytes: int) -> None:
-    """Limit the data memory of this process to what it has now, plus `max_bytes` and `_REQUEST_BYTES`.
+    """Limit the data memory of this process to its present size plus `max_bytes` and `_REQUEST_BYTES`.
 
     An allocation above this limit fails.  A hard limit that is lower stays.  Nothing is limited on systems other
     than Linux.

@@ -295,9 +295,9 @@ UPDATE answers SET reply = NULL, blind = NULL WHERE rowid IN (
 
 
 def copy_without_secrets(database: sqlite3.Connection) -> bytes:
-    """Return the bytes of a backup's file, with all rows but without keys, states, replies and their blinds.
+    """Return the bytes of a backup's file, without keys, states, blinds and replies.
 
-    A blind is the key of a reply's digest.
+    The backup has a row for every row.  A blind is the key of a reply's digest.
     """
     database.execute("ATTACH ':memory:' AS copy")
     try:

@@ -159,9 +159,9 @@ class Shard:
 
     @cached_property
     def content_digest(self) -> bytes:
-        """SHA-256 of images, labels and persons, which must not be stored in any file.
+        """SHA-256 of images, labels and persons, a digest that no file may contain.
 
-        A reader who knows all records but one could test guesses at the last record with the digest.  Type and
+        A reader who knows all records but one could test guesses at the last record with it.  Type and
         shape of the arrays are digested, too, and the names of fields if records have several inputs.  `test` and
         `cells` are not digested.
         """
