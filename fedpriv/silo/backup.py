@@ -104,7 +104,7 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
 def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
     """Restore one ledger from its copy, and return a line for the administrator.
 
-    The copy is checked and changed as a draft in the ledger's folder, which is then renamed.  If the
+    A draft of the copy, in the ledger's folder, is checked and changed, and then renamed to the ledger.  If the
     copy's fingerprint can be compared with the records, and the lost ledger's mark says that the copy has the last
     commit, the ledger keeps its name and is charged nothing.  Otherwise it gets a new random name and is charged
     the whole budget, because as much may have been released since the backup.

@@ -70,8 +70,8 @@ def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
 
     A timer's signal interrupts the block about ten times a second, to check both limits.  Python handles a signal
     between two of its instructions, so that a long call of compiled code can delay the check.  A block that
-    catches the error gets it again at the next check.  Time of other programs and threads counts for
-    `clock_seconds` only.
+    catches the error gets it again at the next check, if it still runs then.  Time of other programs and threads
+    counts for `clock_seconds` only.
 
     Args:
         cpu_seconds: Limit of processor time of the thread, in seconds.
@@ -287,7 +287,7 @@ class RequestQueue:
     def _handle_connection(self, connection: socket.socket) -> None:
         """Read one request, send its reply, and close the connection.
 
-        If the other end is silent or gone, the connection is closed without a complete reply.
+        An error of the connection, such as an end that is silent or gone, only closes it.
         """
         try:
             with connection, suppress(OSError):
@@ -307,8 +307,8 @@ class RequestQueue:
         """Read a request and return its reply.
 
         A request to the guard is put into the queue, and this thread waits for the main thread's reply.  Requests
-        for health and malformed requests are answered here, when the clock is at a multiple of the tick, if there
-        is one.  So their time does not reveal when the guard is idle.
+        for health, and frames that are malformed or too long, are answered here, when the clock is at a multiple
+        of the tick, if there is one.  So their time does not reveal when the guard is idle.
 
         Raises:
             OSError: If a part of the request does not arrive in time, or the other end closes the connection.

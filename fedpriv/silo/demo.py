@@ -148,8 +148,8 @@ def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict
         silo: Number of the silo, or None for the largest budget of all silos.
 
     Raises:
-        InputError: If the run cannot be planned, has no noise, is refused by the silos of every deployment, or
-            needs more slack than `SLACK_PER_RUN`.
+        InputError: If the run cannot be planned, has no noise, is unfit for deployments, or needs more slack than
+            `SLACK_PER_RUN`.
     """
     if (reason := why_unaccountable(cell)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")

@@ -471,7 +471,7 @@ class SiloLedger:
         A file that was opened as a backup has a version above `BACKUP_OFFSET`, and any other file one below.
 
         Raises:
-            InputError: If the file has another version, is a backup that was not opened as one, or has no header.
+            InputError: If the file has another version, is a backup that was not opened as one, or is damaged.
         """
         with self._convert_damage("its header"):
             (version,) = self._database.execute("PRAGMA user_version").fetchone()

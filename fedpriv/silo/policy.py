@@ -472,8 +472,8 @@ class Policy(BaseModel):
         """Policy for evaluations, with a separate ledger, or None without a section [evaluation].
 
         Budget and number of runs are those of this section, and the slack is 0, because no record takes part in
-        secret.  Clips are not limited, because the program sets those of evaluations.  Ledger and mark lie beside
-        those of training, with "-tests" in their names.
+        secret.  Clips have their widest limits, because the program sets those of evaluations.  Ledger and mark
+        lie beside those of training, with "-tests" in their names.
 
         Guarantee: training and evaluation share no budget, no ledger and no rollback mark, and no record unless
         the silo's file has it twice.

@@ -297,7 +297,7 @@ UPDATE answers SET reply = NULL, blind = NULL WHERE rowid IN (
 def copy_without_secrets(database: sqlite3.Connection) -> bytes:
     """Return the bytes of a backup's file, without keys, states, blinds and replies.
 
-    The backup has a row for every row.  A blind is the key of a reply's digest.
+    The backup has all rows of the ledger.  A blind is the key of a reply's digest.
     """
     database.execute("ATTACH ':memory:' AS copy")
     try:

@@ -256,9 +256,10 @@ class Silo:
         return self.steps.encode_masked(release, t, self.number, mask)
 
     def check_query(self, state: RoundState, t: int, query: Tensor) -> None:
-        """Refuse a round or a query that is not answered after `state`, the one of the last answered round.
+        """Refuse a round or a query that is not answered.
 
-        The next round is in order, and any later one if rounds may be missed.
+        `state` is the one after the last answered round.  The next round is in order, and so is any later one if
+        rounds may be missed.
 
         Raises:
             RunError: If the round is out of order or after the last one, or the query has another shape or type,
