@@ -8,7 +8,7 @@
 | checkpoints/ | checkpoints of unfinished cells |
 | .lock | lock file of the process that runs in the folder |
 | models/NNNN.npy | published model of cell NNNN |
-| table.md | measured values beside published ones, if a paper reports some |
+| table.md | measured values, beside published ones if a paper reports some |
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its record in the
 folder has a number, its scenario, its measurements, its claim of privacy, and a description of its releases (the
