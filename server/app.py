@@ -17,7 +17,7 @@ scenario says so:
 * A checkpoint is a position in a silo's ledger, which the server remembers and sends back with the next query.
 * The roster is the node id of silo 0, 1, ….
 
-Before the first round of a deployment every silo is asked whether it would refuse the run (`check_admission`).
+Before the first query of a deployment every silo is asked whether it would refuse the run (`check_admission`).
 Nothing is opened, charged or released for that query, so that a run that one silo refuses costs the others
 nothing.
 
@@ -181,8 +181,8 @@ class SiloEvaluation:
             timeout: Longest wait for replies, in seconds.
 
         Raises:
-            RunError: A silo does not reply, refuses or sends a malformed message, or the journal cannot be
-                written.
+            RunError: A silo does not reply, refuses, or sends a message that is malformed or out of its bounds, or
+                the journal cannot be written.
         """
         content = query_content(to_array_record(model), number, ConfigRecord())
         checkpoints = self._checkpoints
@@ -238,9 +238,12 @@ def evaluation_aggregator(
 
 
 def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -> ServerApp:
-    """Build the ServerApp, with an observer that is made for each run from its run configuration.
+    """Build the ServerApp, which runs the cell of Flower's run configuration.
 
     A run whose `run-token` in the configuration is not empty is a deployment, and any other one a simulation.
+
+    Args:
+        make_observer: Function that makes the observer of a run from the run configuration.
     """
     app = ServerApp()
 
@@ -267,10 +270,11 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
 
 
 def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> CellOutcome:
-    """Run all rounds of one simulated cell over a grid.
+    """Run all rounds of one simulated cell over a grid, and return its outcome.
 
     All noise of the server comes from the scenario's seed.  With a section [evaluation], evaluations are rounds
-    over the silos' test records, with a plan, a key and a noise of their own.
+    over the silos' test records, with a separate plan, key and noise.  Without it the server evaluates on the
+    public test set.
     """
     task = load_task(cell)
     plan = make_plan(cell, task.objective)
@@ -292,7 +296,7 @@ def deploy_cell(
     """Run all rounds of one cell with deployed silos, once all of them agree.
 
     With `deployment.missing = "continue"` silos that do not reply need not agree.  A run that was interrupted
-    continues after the last round in the journal.
+    continues after the last round in the journal.  The observer gets the outcome.
 
     Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
     while the run lasts and wiped before its outcome is published.
@@ -404,7 +408,7 @@ def _run_strategy(
     Args:
         strategy: Strategy of the server, before its first round.
         grid: Grid with the silos' nodes.
-        cell: Cell that is run, with the number of evaluations and the longest wait.
+        cell: Cell that is run, whose numbers of evaluations and of seconds to wait are used here.
         task: Objective of the model, and the public test set.
         observer: Observer of progress and of evaluations.
         evaluation_plan: Plan of evaluations by silos, or None if the server evaluates on the public test set.

@@ -176,7 +176,7 @@ class PatientGrid(Grid):
         Args:
             grid: Grid of Flower, which sends the messages.
             has_registered_nodes: Whether the names of nodes say which silos they are.
-            on_wait: Callback with the silos, and the start of the wait in seconds of the epoch.
+            on_wait: Callback with the silos, and the start of the wait in seconds of the epoch (`WaitCallback`).
         """
         self._grid, self._on_wait, self._has_registered_nodes = grid, on_wait, has_registered_nodes
         self._silo_by_node: dict[int, int] = {}  # node -> silo, as reported or registered
@@ -218,7 +218,7 @@ class PatientGrid(Grid):
         """Return the replies that arrive within `timeout` seconds, each as the reply to the original message.
 
         A message is sent again, to the current node of its silo: after 30 s without a reply, and twice as long
-        each further time; 2 s after an error that may pass; and at once if the silo has another node.
+        each further time; 2 s after an error or a refusal that may pass; and at once if the silo has another node.
 
         Pauses of more than 5 seconds, in which this process was stopped or the SuperLink did not answer, do not
         count, up to 15 minutes together.
@@ -272,7 +272,10 @@ class PatientGrid(Grid):
         ]
 
     def _send(self, pending_messages: list[_PendingMessage]) -> None:
-        """Send a copy of each message to its silo's current node, and set the time of the next copy."""
+        """Send a copy of each message to its silo's current node, and set the time of the next copy.
+
+        Each copy that the SuperLink takes doubles the wait for a reply before the next one.
+        """
         if not pending_messages:
             return
         copies = [

@@ -1,6 +1,6 @@
 """Journal of a run at the server, from which a killed server continues.
 
-The journal has the noise key and the release q~_t of every round, from which the next query follows.
+The journal has the noise key and the release q~_t of every finished round, from which the next query follows.
 
 | file | content |
 |---|---|
@@ -70,8 +70,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             entry_sizes: Type of the entries' values, and their number in each round.
 
         Raises:
-            RunError: If another server has the journal open, the folder cannot be used, or others have permissions
-                on the key or the entries.
+            RunError: If another server has the journal open for ten seconds, the folder cannot be used, or others
+                have permissions on the key or the entries.
         """
         self._folder, self._dtype, self._has_secret_state = folder, entry_sizes.dtype, entry_sizes.has_secret_state
         self._last_round = len(entry_sizes.lengths)
@@ -102,13 +102,14 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         self.close()
 
     def load_noise_key(self) -> bytes:
-        """Return the noise key of the run, 32 bytes, which is drawn before its first round.
+        """Return the noise key of the run, 32 bytes, which the first call draws and stores.
 
         A run has one key, because noise can be correlated over rounds, and a reader could average the noise of two
         keys on the same sums.  After the last round no noise is drawn, and the result is zeros.
 
         Raises:
-            RunError: If the key is lost after the first round, wiped or damaged, or cannot be read or stored.
+            RunError: If the key is lost after the first round, was wiped, has another length, or cannot be read or
+                stored.
         """
         path = self._folder / "noise.key"
         if self._round_count >= self._last_round:
@@ -139,7 +140,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         An empty query chain is read as zeros.
 
         Raises:
-            RunError: If the entry cannot be read, or is not the one that was written.
+            RunError: If the entry cannot be read, or its checksum is wrong.
         """
         if t > self._round_count:
             return None
@@ -162,7 +163,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         before the first round, and in runs whose server keeps no sums of silos.
 
         Raises:
-            RunError: If the state is lost or damaged.
+            RunError: If the state is lost, was wiped, or its checksum is wrong.
         """
         if not self._round_count or not self._has_secret_state:
             return b""
@@ -290,7 +291,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
 
 
 def _wipe(path: Path) -> None:
-    """Overwrite a file with zeros on the disk, and remove it."""
+    """Overwrite a file with zeros on the disk, and remove it.  A missing file is no error."""
     if path.exists():
         # In place: a new file would leave the old blocks on the disk.
         with path.open("r+b") as file:

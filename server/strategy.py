@@ -24,8 +24,9 @@ missing, failed, malformed or non-finite reply ends the run with the silo's numb
 formed over fewer silos.  A scenario may let a silo that does not reply count with an increment of 0 instead, as
 long as enough other silos reply.  The silo's weight then stays, and the absence is recorded.
 
-`CheckpointStore` remembers the latest checkpoint (a position in a ledger) of each of a silo's ledgers from the
-silo's replies, and sends these checkpoints with the next query, in this run and in later ones.  A checkpoint
+`CheckpointStore` remembers the latest checkpoint (a position in a ledger) of each of a silo's ledgers, up to eight
+of them, from the silo's replies.  It sends these checkpoints with the next query, in this run and in later ones
+that use its folder.  A checkpoint
 reveals a rollback to a silo whose ledger and rollback mark were restored together.  The files, one for each silo,
 hold public values.  Removing one only loses a check.
 """
@@ -90,8 +91,8 @@ class CheckpointStore:
         """Store the checkpoint in a silo's reply, beside those of the silo's other ledgers.
 
         The checkpoint replaces the earlier one of the same ledger, in memory and in the silo's file.  Beyond
-        `MAX_CHECKPOINTS` ledgers it replaces the oldest one.  A reply without a checkpoint, or with a malformed
-        one, is ignored.  A failed write is logged.
+        `MAX_CHECKPOINTS` ledgers it replaces the one that was updated longest ago.  A reply without a checkpoint,
+        or with a malformed one, is ignored.  A failed write is logged.
         """
         try:
             checkpoints = update_checkpoints(
@@ -108,7 +109,7 @@ class CheckpointStore:
             log(WARNING, "%s: cannot be written (%s); an older ledger may go unnoticed", self._path(silo), error)
 
     def _read(self, silo: int) -> bytes:
-        """Read a silo's checkpoints, or b"" if the file is missing, malformed or too long."""
+        """Read a silo's checkpoints, or b"" if the file is missing, unreadable, malformed or too long."""
         try:
             with self._path(silo).open("rb") as file:
                 # One byte more than allowed is enough to refuse the file.
@@ -173,8 +174,8 @@ class ServerAggregator:
             plan: Plan of the run.
             initial: Start vector, (d,), in the run's type.
             key: Key of the noise that is added to integers.
-            load_secret_state: Function that returns the secret state after the last finished round, b"" before the
-                first round.
+            load_secret_state: Function that returns the secret state, which is packed sums of silos, after the
+                last finished round, or b"" before the first round.
             simulated_noise: Source of floating-point noise in a simulation, or None for real releases.
             publishes_each_silo: Whether the release is the silos' vectors in a row, instead of their mean.
 
@@ -213,8 +214,8 @@ class ServerAggregator:
             after this round (`sends_round_sums`).
 
         Raises:
-            RunError: A message is not finite (the error names its silo), is a masked message of another length, or
-                has exact sums beyond the bounds of the plan.
+            RunError: A message or the sum of all is not finite (the error names the silos of such messages), or a
+                message is a masked one of another length, or has exact sums beyond the bounds of the plan.
         """
         total = torch.cat(messages) if self._publishes_each_silo else self._steps.aggregate(messages, t)
         if not is_finite(total):  # weights are positive, so a non-finite value reaches the mean
@@ -272,8 +273,8 @@ def answers_by_silo(
         step: Name of the step, such as "round 3", for errors.
 
     Returns:
-        The content of each reply that is not a refusal, by silo, and the reasons as one text, each behind "; ".
-        Silos that refused or did not reply are not in the first.
+        The content of each reply that is not a refusal, by silo, without silos that refused or did not reply.
+        Second, the reasons as one text, each behind "; ".
 
     Raises:
         RunError: A silo failed, or refused for good (`Refusal.is_final`).
@@ -425,6 +426,9 @@ class ReleaseStrategy:
                 each silo that does not reply (`substitute_message`), or None if a missing reply ends the run.
             absences: Absences of a simulation, by round.  Absent silos are not queried, and count in the same way.
             checkpoints: Ledger checkpoints of the silos, or None for silos without ledgers.
+
+        Raises:
+            RunError: The journal is damaged.
         """
         self.plan = plan
         # Numbers of records and clipped records so far, or None once a reply lacks them, as those of guards do.
@@ -545,8 +549,8 @@ class ReleaseStrategy:
             replies: Replies in any order.
 
         Raises:
-            RunError: A silo failed, refused for good or sent an unusable release, a release is missing and the run
-                may not continue without it, no silo replied, or the journal cannot be written.
+            RunError: A silo failed, refused for good or sent an unusable release, a reply is missing and the run
+                may not continue without it, or the journal cannot be written.
         """
         answers, reasons = answers_by_silo(self._pending_messages, replies, f"round {server_round}")
         releases = {silo: self._read_release(content, silo, server_round) for silo, content in answers.items()}
@@ -612,10 +616,11 @@ class ReleaseStrategy:
     def _fetch_public_keys(self, grid: Grid, timeout: float) -> bytes:
         """Fetch the public keys with which silos agree on masks, concatenated in the order of silos.
 
-        The server sends them back to all silos with every query.
+        A key has 32 bytes, and 64 more if it comes with a signature.  The server sends the keys back to the silos
+        with each query.
 
         Raises:
-            RunError: A silo does not reply or refuses, or sends no key, or one of another length.
+            RunError: A silo does not reply, fails or refuses, or sends no key, or one of another length.
         """
         self._pending_messages = {
             silo: Message(RecordDict(), node, PUBLIC_KEY_QUERY) for silo, node in enumerate(self._nodes)

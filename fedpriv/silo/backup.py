@@ -1,13 +1,13 @@
 """Backups of a silo's ledgers, and the restoring of a lost ledger from a backup.
 
-A ledger is an SQLite file with the charge of every run, digests of the queries, and replies.  Its commits are
-numbered and chained by digests.  Its rollback mark is a separate file with the number and the digest of the last
-commit, which reveals when an older copy of the ledger was put in its place.  The fingerprint of the records is an
-HMAC of them, and its key is a file beside the records.
+A ledger is an SQLite file with the charge of every run, digests of the queries, and replies.  For a run that is
+under way it also has the run's key and its state, from which the next round continues.  Its commits are numbered
+and chained by digests.  Its rollback mark is a separate file with the number and the digest of the last commit,
+which reveals when an older copy of the ledger was put in its place.  The fingerprint of the records is an HMAC of
+them, and its key is a file beside the records.
 
-A backup has every charge and every digest of the chain, and no key, no state and no reply.  After a restore, runs
-that were under way are over.  In addition to what `fedpriv silo status` shows, a backup has the whole scenario of
-every run, digests of the queries, and the fingerprint of the records.
+A backup has the scenario and the charge of every run, the digests, and the fingerprint of the records.  It has no
+key, no state and no reply, so that runs which were under way are over after a restore.
 
 Guarantee: a thief of a backup, of the ledger after a run, or of both, cannot test guesses at a record on them, if
 HMAC-SHA256 is a pseudorandom function.  Replies that a ledger keeps, beside the keys of their digests, have their
@@ -54,17 +54,18 @@ def back_up_ledgers(policy_path: Path, folder: Path) -> list[Path]:
 
     Raises:
         InputError: If policy or ledger cannot be used, or a copy cannot be written.
-        LedgerError: If another process holds a ledger's lock.
+        LedgerError: If another process holds a ledger's lock for ten seconds.
     """
     return [_copy_ledger(policy, folder / policy.ledger.name) for policy in _ledger_policies(policy_path)]
 
 
 def _copy_ledger(policy: Policy, copy: Path) -> Path:
-    """Write a copy of a ledger without keys, states and replies.
+    """Write a policy's ledger without keys, states and replies to the path `copy`, and return this path.
 
     Raises:
-        InputError: If the ledger cannot be used, or the copy cannot be written.
-        LedgerError: If another process holds the ledger's lock.
+        InputError: If the ledger cannot be used, has a fingerprint without a key, as fedpriv 0.3.0 made it, or the
+            copy cannot be written.
+        LedgerError: If another process holds the ledger's lock for ten seconds.
     """
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger, ledger.lock():
         content = ledger.copy_without_secrets()
@@ -103,9 +104,10 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
 def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
     """Restore one ledger from its copy, and return a line for the administrator.
 
-    The copy is checked and changed as a draft in the ledger's folder, and then renamed.  If the mark says that the
-    copy has the ledger's last commit, the ledger keeps its name and is charged nothing.  Otherwise, and if the
-    copy cannot be compared with the records, it gets a new random name and is charged the whole budget.
+    A draft of the copy, in the ledger's folder, is checked and changed, and then renamed to the ledger.  If the
+    copy's fingerprint can be compared with the records, and the lost ledger's mark says that the copy has the last
+    commit, the ledger keeps its name and is charged nothing.  Otherwise it gets a new random name and is charged
+    the whole budget, because as much may have been released since the backup.
 
     Args:
         policy_path: File of the policy for training.
@@ -113,7 +115,8 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
         copy: File of the backup, or of a ledger.
 
     Raises:
-        InputError: If the copy is missing or damaged, records or key cannot be used, or the disk refuses a file.
+        InputError: If the copy is missing, damaged or of another version, policy, records or key cannot be used,
+            or the disk refuses a file.
         LedgerError: If the disk refuses a change of the draft.
     """
     draft, mark = policy.ledger.with_name(policy.ledger.name + ".restored"), RollbackMark(policy.mark_path)
@@ -160,12 +163,15 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
 
 @contextmanager
 def _draft_copy(copy: Path, draft: Path) -> Iterator[RollbackMark]:
-    """Copy a backup, or a ledger, to a draft beside the ledger, without files of an earlier draft.
+    """Copy a backup, or a ledger, to a draft, and remove the draft's files at the end of the block.
 
-    Afterwards all files that still have the draft's names are removed.
+    Files of an earlier draft are removed first.  A draft that the block has renamed stays under its new name.
 
     Yields:
-        Mark of the draft, which the caller writes.
+        Mark of the draft, whose file the caller writes.
+
+    Raises:
+        OSError: If the copy cannot be read, or a file cannot be written or removed.
     """
     mark = RollbackMark(draft.with_name(draft.name + ".mark"))
     draft_files = [draft.with_name(draft.name + suffix) for suffix in ("", ".mark", ".lock", "-journal")]

@@ -12,8 +12,7 @@ guess at exact sums on these digests, nor can a thief of the disk after the run,
 The rollback mark of a ledger is a separate file with the ledger's name and two commits, each by its number and
 head: the last commit that is certainly on the disk, and the commit in progress, which is the same one if there is
 none.  While no run is under way, the mark can also have a digest of the ledger's whole file (`SiloLedger.tidy`),
-until the next commit.  The mark is written before and after each commit, and a reply leaves
-after that.
+until the next commit.  `SiloLedger.transaction` writes the mark before and after a commit.
 """
 
 import hashlib
@@ -159,10 +158,12 @@ class RollbackMark:
         self.path = path
 
     def read(self) -> MarkContent:
-        """Read the mark.
+        """Read the mark from its file.
+
+        The file has to consist of exactly the bytes that `write` makes of the result.
 
         Raises:
-            InputError: If the file is missing, cannot be read, is no mark, or does not have its checksum.
+            InputError: If the file is missing, cannot be read, is no mark of this version, or is damaged.
         """
         try:
             content = self.path.read_bytes()

@@ -2,12 +2,14 @@
 
 The silo's ClientApp connects to the socket.  A request is two frames, a header (a JSON object) and the bytes of a
 query, which may be empty, and a request for health is a header alone.  A reply is a header, with a second frame if
-a message or a public key follows.  Nothing is unpickled.  Every connection within the limit on their number has a
-thread that reads and writes.  Only the main thread calls the guard, and it answers one request at a time.  A tick
-is a time that the policy sets, of which answers take a multiple, or 0.
+a message or a public key follows.  Nothing is unpickled.  Each connection has a thread that reads and writes, up
+to a limit on their number.  Only the main thread calls the guard, and it answers one request at a time.
 
-Requests that the guard refuses are logged, the first 100 and then every 1,000th, and malformed requests are not.
-The time of planning an unknown server's scenario is limited.
+The policy sets a tick, a time in seconds.  Unless the tick is 0, the guard takes a whole multiple of it for an
+answer, so that the time of a reply reveals little about the records.
+
+Of the guard's refusals the first 100 are logged, and then every 1,000th.  The time of planning a scenario is
+limited, because a server may send any scenario.
 """
 
 import json
@@ -64,11 +66,12 @@ _POLL_SECONDS = 0.1
 
 @contextmanager
 def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
-    """Limit the time of the block in the main thread.
+    """Limit the time of the block, which has to run in the main thread.
 
-    Time that other programs and other threads take counts for `clock_seconds` only.  The limits are checked about
-    ten times a second, but not during a call of compiled code.  Code that catches the error gets it again at the
-    next check.
+    A timer's signal interrupts the block about ten times a second, to check both limits.  Python handles a signal
+    between two of its instructions, so that a long call of compiled code can delay the check.  A block that
+    catches the error gets it again at the next check, if it still runs then.  Time of other programs and threads
+    counts for `clock_seconds` only.
 
     Args:
         cpu_seconds: Limit of processor time of the thread, in seconds.
@@ -151,11 +154,11 @@ def serve_guard(
     Args:
         policy_path: File of the policy.
         ready: Function that is called with the path of the socket once it accepts connections.
-        metrics_address: Address on which metrics are served (`serve_metrics`), or None.
+        metrics_address: Port of this machine, or path of a socket, on which metrics are served, or None.
 
     Raises:
-        InputError: If policy, extensions, shard, ledger, keys, socket or `metrics_address` cannot be used, or the
-            machine has too little memory for `allow.memory`.
+        InputError: If policy, extensions, shard, ledger, keys, socket or `metrics_address` cannot be used, or a
+            memory limit of the process or of its container is too small for `allow.memory`.
         LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
     torch.set_num_threads(1)
@@ -180,10 +183,10 @@ def serve_guard(
 
 @contextmanager
 def _listen(policy: Policy) -> Iterator[socket.socket]:
-    """Open the silo's socket, which only the guard's user and, if it is set, `policy.group` can use.
+    """Open the silo's socket, of mode 0600, or of mode 0660 and the policy's group if it names one.
 
-    A socket on which this user reaches no guard is replaced, and any other file stays as it is.  The socket is
-    removed at the end of the block.
+    A socket at this path on which this user reaches no guard is replaced.  Any other file there is refused, and
+    stays as it is.  The socket is removed at the end of the block.
 
     Raises:
         InputError: If another guard answers on the socket, if there is a file that is no socket, or if the socket
@@ -208,7 +211,7 @@ def _share_with_group(socket: Path, group: str) -> None:
 
 
 class RequestQueue:
-    """Queue of the requests that wait for the guard."""
+    """Queue between the threads that read requests and the main thread, which answers them one by one."""
 
     def __init__(
         self,
@@ -217,12 +220,14 @@ class RequestQueue:
         *,
         collects_metrics: bool = False,
     ) -> None:
-        """Set the limits on requests, which follow from the policy and the number of peers.
+        """Start with an empty queue, and set the limits on the length and number of requests.
+
+        The limits follow from the policy, and from the number of silos whose public keys a request may carry.
 
         Args:
             policy: Policy of the silo.
             guards: Guards that answer the requests.
-            collects_metrics: Whether metrics are collected at the start and after every request.
+            collects_metrics: Whether metrics are collected at the start, and after each request to the guard.
         """
         self._policy, self._guards = policy, guards
         self._requests: queue.SimpleQueue[PendingRequest] = queue.SimpleQueue()
@@ -241,12 +246,16 @@ class RequestQueue:
         self._query_slots = threading.Semaphore(min(_MAX_CONNECTIONS, max(4, query_count)))
 
     def accept_connections(self, listener: socket.socket) -> None:
-        """Accept connections, each in a thread, so that a silent connection does not block others."""
+        """Accept connections without end, and handle each in a separate thread.
+
+        So a silent connection does not block others.  Above `_MAX_CONNECTIONS` at a time, and while the system
+        gives no thread, a new connection is closed unread.
+        """
         while True:
             try:
                 connection, _ = listener.accept()
             except OSError:
-                time.sleep(0.1)  # Out of file descriptors for now.
+                time.sleep(0.1)  # For example, no file descriptor is free for now.
                 continue
             if not self._connections.acquire(blocking=False):
                 connection.close()
@@ -258,7 +267,7 @@ class RequestQueue:
                 connection.close()
 
     def answer_next_request(self) -> None:
-        """Wait for a request and answer it.
+        """Wait for the next request of the queue, and hand its reply to the thread that waits for it.
 
         Guarantee: unless `allow.tick` is 0, a request, refused or not, takes a whole multiple of `allow.tick`, and
         the next request is begun only then. So the time neither of its reply nor of the next request's reply
@@ -276,7 +285,10 @@ class RequestQueue:
         self._start_time = None
 
     def _handle_connection(self, connection: socket.socket) -> None:
-        """Read one request, send its reply, and close the connection, even if its other end is silent or gone."""
+        """Read one request, send its reply, and close the connection.
+
+        An error of the connection, such as an end that is silent or gone, only closes it.
+        """
         try:
             with connection, suppress(OSError):
                 reply = self._read_and_answer(connection)
@@ -284,7 +296,7 @@ class RequestQueue:
                 send_frame(connection, json.dumps(reply.header).encode())
                 if reply.content is not None:
                     send_frame(connection, reply.content)
-                # If unread bytes remained at the close, the reply would be lost.
+                # If unread bytes remained at the close, the reply could be lost.
                 drain_connection(connection, _PATIENCE_SECONDS)
         except Exception:
             _log.exception("a conversation failed")
@@ -294,11 +306,12 @@ class RequestQueue:
     def _read_and_answer(self, connection: socket.socket) -> Reply:
         """Read a request and return its reply.
 
-        Replies that do not need the guard leave at a multiple of the tick, so that their time does not reveal when
-        the guard is idle.
+        A request to the guard is put into the queue, and this thread waits for the main thread's reply.  Requests
+        for health, and frames that are malformed or too long, are answered here, when the clock is at a multiple
+        of the tick, if there is one.  So their time does not reveal when the guard is idle.
 
         Raises:
-            OSError: If the connection is silent, or is closed by its other end.
+            OSError: If a part of the request does not arrive in time, or the other end closes the connection.
         """
         try:
             header = receive_json(connection, self._max_header_bytes, _PATIENCE_SECONDS)
@@ -356,10 +369,10 @@ class RequestQueue:
         ]
 
     def _answer_or_refuse(self, request: PendingRequest) -> Reply:
-        """Answer a request without raising.
+        """Answer a request, where an error becomes a refusal.
 
-        Every error becomes a refusal.  Refusals of the guard are counted, and not all of them are logged
-        (`GuardEvents`).  Of an error in code only the log has the reason.
+        A `FedprivError` says why, and is counted and perhaps logged (`GuardEvents`).  Any other error is one in
+        code.  Only the log has its reason, because the reason may depend on the records.
         """
         try:
             return self._answer(request.header, request.query)
@@ -375,15 +388,15 @@ class RequestQueue:
             )
 
     def _answer(self, header: dict[str, Any], query: bytearray) -> Reply:
-        """Answer a request.
+        """Answer a request of one of four kinds.
 
-        A request is for the shapes of a scenario's model, for a preview of admission, for the public key of a run
-        (round 0), or for the message of a round.  A header without the key "protocol" passes the check of the
-        version.
+        Its header asks for the shapes of a model's parameters ("shapes_of"), whether the policy would admit a run
+        now (`PREVIEW_ADMISSION`), or for the silo's public key (round "t" = 0) or message (any other round) of a
+        run.  A header without the key "protocol" passes the check of the version.
 
         Args:
-            header: Header of the request, whose keys decide between these.
-            query: Bytes of the query, or empty if the request is not for a message.
+            header: Header of the request.
+            query: Bytes of the query, which are ignored unless the request is for a message.
 
         Returns:
             The reply, or a refusal of a malformed request.

@@ -1,11 +1,11 @@
-"""Silo folders for a demonstration, each with records from a public data set and a policy.
+"""Silo folders for a demonstration, each with a part of a scenario's records and a policy.
 
 A silo of a real deployment has records already, and its administrator writes the policy.
 
 * A cell is one run of a scenario, with a value for each key.
 * A shard is the file of a silo's records.
 * An allowance is a section [allow] or [evaluation] of a policy, as a dictionary.
-* The first step of a cell is a private release, before the rounds, by which columns of numbers are scaled.
+* The first step of a cell is a release before the rounds, by which columns of numbers are scaled.
 * A budget is a μ of Gaussian differential privacy, which composes over runs to √Σμ².
 * A slack is a probability with which μ may fail.  Runs whose records take part in secret need some.
 """
@@ -58,13 +58,11 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
     """Write the records and the policy of every silo.
 
     The files are folder/silo-N/guard/shard.npz, or shard.csv, and beside it the key of the records, policy.toml,
-    and empty folders for ledger, mark and socket.
+    and folders for ledger, mark and socket.  A silo has the training records that it has in a simulation, and test
+    records if silos evaluate.  The budget of a policy suffices for `run_count` runs of the whole scenario.
 
     A table that says which records are for testing, or whose raw cells the model reads, stays a table: each silo
     gets its own rows as a CSV file.
-
-    The shards have the records that the simulation's silos have, in the order in which it reads them.  The budget
-    of a policy suffices for `run_count` runs of the whole scenario.
 
     Args:
         scenario: Scenario whose cells have one data set, federation, seed, trust setting, relation and number of
@@ -76,8 +74,8 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         Folders of the guards, by silo.
 
     Raises:
-        InputError: If the scenario is not one federation throughout, if no policy allows one of its runs, or if a
-            shard exists, since its ledger would not fit other records.
+        InputError: If the scenario is not one federation throughout, if a run of it has no allowance (see
+            `run_allowance`), or if a shard exists, since its ledger would not fit other records.
     """
     cells = [point.cell for point in scenario.points]
     first = cells[0]
@@ -138,10 +136,11 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 
 
 def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[str, Any]:
-    """Return the section [allow] of a policy that admits one run of a cell.
+    """Return the section [allow] of a policy for one run of a cell.
 
-    Always present are trust, relation, clip, rounds, budget and dimension.  Other keys are present only if their
-    defaults do not suffice.  `silo` decides the budget only; the memory is that of the silo that needs most.
+    Always present are trust, relation, clip, rounds, budget and dimension.  Keys for memory, slack, shared noise,
+    the unit and the model follow if the run needs others than the defaults.  Names of extensions, which only a
+    silo's site can install, are not among the keys.  The memory is that of the silo that needs most.
 
     Args:
         cell: One run of a scenario, with all its settings.
@@ -149,7 +148,8 @@ def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict
         silo: Number of the silo, or None for the largest budget of all silos.
 
     Raises:
-        InputError: If no policy allows the run, for example because it has no noise.
+        InputError: If the run cannot be planned, has no noise, is unfit for deployments, or needs more slack than
+            `SLACK_PER_RUN`.
     """
     if (reason := why_unaccountable(cell)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
@@ -176,9 +176,11 @@ def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict
 def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
     """Return the memory of a round in bytes, rounded up to whole MiB, for the silo that needs most.
 
-    The memory is that of a round of training or of an evaluation (`round_memory`), whichever is larger.
+    The memory is that of a round of training or of an evaluation (`round_memory`), whichever is larger.  The test
+    records of `task` give the number of features.
     """
     silos, features = range(cell.federation.silos), math.prod(task.test.features.shape[1:])
+    # Records of each silo, where a person counts with the most records of a person.
     record_counts = [
         size * cell.schedule.batches_per_silo * cell.privacy.protected_unit.max_records
         for size in plan.batch_sizes
@@ -193,10 +195,10 @@ def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
 
 
 def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, float]:
-    """Return a budget, and a slack if one is needed, with which all `silos` answer one run of `cell`.
+    """Return the keys "budget" and, if needed, "slack" of a policy with which `silos` answer one run.
 
     The budget is the largest target μ of these silos.  For records that take part in secret it is the largest μ
-    that one of them is charged at slack `SLACK_PER_RUN`.
+    that one of them is charged at slack `SLACK_PER_RUN`, or InputError is raised if the run needs more slack.
     """
     targets = cell.target_mus or ()
     if not cell.schedule.secret:
@@ -212,8 +214,10 @@ def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, fl
 def evaluation_allowance(cell: Cell, run_count: int = 1) -> dict[str, Any]:
     """Return the section [evaluation] for `run_count` runs of `cell`, or {} without evaluations.
 
+    Its keys are "budget", the μ of all these evaluations together, and "evaluations", their number in one run.
+
     Raises:
-        InputError: If no policy allows the evaluations, because they have no noise.
+        InputError: If the evaluations cannot be planned, or have no noise.
     """
     if make_evaluation_plan(cell, load_task(cell).objective, for_release=True) is None:
         return {}
@@ -228,13 +232,13 @@ def evaluation_allowance(cell: Cell, run_count: int = 1) -> dict[str, Any]:
 def write_shard(
     path: Path, dataset: Dataset, records: NDArray[np.int64], test_records: NDArray[np.int64] | None = None
 ) -> None:
-    """Write training and test records as a shard that only its owner may read, and the key of the records.
+    """Write training and test records as a new shard of mode 0600, and the key of the records beside it.
 
     Args:
         path: File of the shard, .npz.
         dataset: Data set of the records.
-        records: Indices of the training records, in the order of the shard.
-        test_records: Indices of the test records, empty or None if there are none.
+        records: Indices into the data set's training part, in the order of the shard.
+        test_records: Indices into its test part, empty or None for a shard without test records.
     """
     arrays = _shard_arrays("", dataset.train_images[records], dataset.train_labels[records])
     if dataset.persons is not None:
@@ -264,8 +268,8 @@ def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> di
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
     """Write training records of a silo, then the remaining test rows of the silo's site, as a CSV file.
 
-    The remaining test rows are those that are no training record of this silo, in the order of the table.  The key
-    of the records is written beside the file.  Without a partition by site the file has the training records only.
+    The remaining test rows are those that are no training record of this silo, in the order of the table.  Without
+    a partition by site there are none.  The key of the records is made beside the file.
 
     Args:
         path: File of the shard, .csv.

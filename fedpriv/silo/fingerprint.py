@@ -72,8 +72,8 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes, run: tuple[str, Ch
     Args:
         path: File of the ledger.
         mark: File of the rollback mark, which is replaced if it exists.
-        fingerprint: Fingerprint of the records under a key.
-        run: Name and charge of a run that is over, or None.
+        fingerprint: Fingerprint of the records under a key, which the ledger does not contain.
+        run: Name and charge of a run that is over, which stands for budget that was spent before, or None.
 
     Raises:
         InputError: If `path` exists, or a file cannot be written.
@@ -110,7 +110,7 @@ def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
 
     Raises:
         InputError: If the ledger is damaged or for other records, or the key of the records is missing, cannot be
-            used or is another one.
+            used or made, or is another one.
         LedgerError: If the ledger has to be converted, and another process holds its lock or the disk refuses.
     """
     if not ledger.is_keyed():
@@ -134,14 +134,15 @@ def is_key_of(key: bytes, fingerprint: bytes) -> bool:
 def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     """Replace the digest of the records in a ledger of fedpriv 0.3.0 by a fingerprint under a key.
 
-    Runs whose claim by fedpriv 0.3.0 was false are charged as runs without noise, with an infinite μ.
+    Runs whose claim by fedpriv 0.3.0 was false (`_unprotected_runs`) are charged as runs without noise, with an
+    infinite μ.  A ledger that another process has converted meanwhile stays as it is.
 
     Raises:
-        InputError: If the ledger is damaged or for other records, or no key can be made.
+        InputError: If the ledger is damaged or for other records, or the key cannot be used or made.
         LedgerError: If another process holds the ledger's lock, or the disk refuses.
     """
     with ledger.lock():
-        if ledger.is_keyed():  # Another process has converted it meanwhile.
+        if ledger.is_keyed():
             return
         if ledger.fingerprint != shard.content_digest:
             raise _other_records_error(policy)

@@ -84,9 +84,9 @@ def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> 
         earlier_charge: Budget of the training records that was spent before, or None.
 
     Raises:
-        InputError: If every ledger, or its rollback mark, exists already, if an existing ledger is for other
-            records or another key, if records, key or a ledger cannot be used, or if `earlier_charge` is no
-            budget, names nobody, or comes after the ledger.
+        InputError: If no ledger is missing (a ledger whose rollback mark exists is not), if an existing ledger is
+            for other records or another key, if records, key or a ledger cannot be used, or if `earlier_charge` is
+            no budget, names nobody, or comes after the ledger.
         LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
     if earlier_charge is not None:
@@ -198,9 +198,12 @@ def format_status(path: Path) -> list[str]:
 
 
 def _format_ledger_status(policy: Policy) -> list[str]:
-    """Format budget and runs of one ledger.
+    """Format the budget of one ledger, and a line for each run.
 
     A line on slack is left out if the policy allows no slack and no run was charged any.
+
+    Raises:
+        InputError: If the ledger cannot be used.
     """
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger:
         rows, allow = ledger.list_runs(), policy.allow
@@ -250,8 +253,8 @@ def format_price_check(path: Path) -> list[str]:
 def _format_guard_prices(guard: Guard) -> list[str]:
     """Format the runs that were charged too little, and a summary of all runs.
 
-    A run is charged too little if the least μ of its scenario by today's accounting is above the charged μ.  A
-    least μ of 0 is unknown (`Admission.min_mu`).
+    A run is charged too little if the least μ of its scenario by today's accounting is above the charged μ, by
+    more than rounding.  A least μ of 0 is unknown (`Admission.min_mu`).
     """
     prices = guard.charged_prices()
     undercharged = [(name, mu, min_mu) for name, mu, min_mu in prices if min_mu > mu * ROUND_UP]

@@ -99,7 +99,7 @@ class SiloLedger:
     """Ledger of one silo in one file, with any number of runs."""
 
     def __init__(self, path: Path, mark: Path | None = None, *, is_backup: bool = False) -> None:
-        """Open a ledger and check all its rows.
+        """Open a ledger, check all its rows, and remove leftovers of a killed process.
 
         Args:
             path: File of the ledger, which has to exist.
@@ -143,6 +143,8 @@ class SiloLedger:
     def lock(self) -> Iterator[None]:
         """Lock the ledger against writes of other processes.
 
+        The lock is advisory: it excludes processes that take it, too.
+
         Raises:
             LedgerError: If another process holds the lock for ten seconds.
         """
@@ -159,7 +161,8 @@ class SiloLedger:
     def transaction(self) -> Iterator[None]:
         """Write all changes of the block to the disk and to the mark, or none of them if the block raises.
 
-        The caller holds `lock`.
+        The caller holds `lock`.  Errors of the block pass, but for OSError and sqlite3.Error, which become
+        LedgerError.
 
         Raises:
             LedgerError: If the disk or SQLite refuses.  If only a write after the commit failed, that of the mark
@@ -195,7 +198,7 @@ class SiloLedger:
             raise LedgerError(f"the silo's ledger could not be written, so nothing is released: {error}") from None
 
     def check_disks(self, size: int = 0) -> None:
-        """Write a file beside the ledger and one beside the mark, and remove them.
+        """Check that the disks of ledger and mark can be written, by a small file that is removed again.
 
         Args:
             size: Bytes that have to be free on the ledger's disk.
@@ -273,7 +276,7 @@ class SiloLedger:
         """Return the row of a run, or None without one.
 
         Raises:
-            InputError: If the row is not the one that was written.
+            InputError: If values of the row contradict their digests.
         """
         columns = self._database.execute(
             "SELECT cell, mu, key, state, slack, seal, entry FROM runs WHERE run_id = ?", (run_id,)
@@ -304,7 +307,7 @@ class SiloLedger:
         """Return the row of a round, or None without one.
 
         Raises:
-            InputError: If the reply is not the one that was written.
+            InputError: If the stored reply contradicts its digest.
         """
         row = self._database.execute(
             "SELECT query, reply, answered, blind, replied FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
@@ -326,7 +329,7 @@ class SiloLedger:
         self._pending_entries.append(chain.query_entry(run_id, t, query))
 
     def record_reply(self, run_id: str, t: int, reply: bytes, state: bytes | None) -> None:
-        """Store the reply to a stored query, and the state after it.
+        """Store the reply to a stored query, and the state after it, in a block of `transaction`.
 
         Args:
             run_id: Name of an open run.
@@ -366,7 +369,7 @@ class SiloLedger:
             self._pending_entries.append(chain.ending_entry(run_id))
 
     def become_ledger(self, name: str, charge: tuple[str, Charge] | None) -> None:
-        """Turn a copy into a ledger of this name, in which all runs are over.
+        """Turn a copy into a ledger of this name, in which all runs are over, in a block of `transaction`.
 
         Args:
             name: Name of the ledger.
@@ -420,7 +423,7 @@ class SiloLedger:
         Raises:
             RunError: If a checkpoint of this ledger names a commit that stored no reply of the ledger, or has
                 another head.
-            ValueError: If the bytes are no checkpoints.
+            ValueError: If the bytes are no checkpoints, or too many.
         """
         for claim in unpack_checkpoints(checkpoints):
             is_converted = chain.converted_name(claim.ledger_name) == self._ledger_name
@@ -468,7 +471,7 @@ class SiloLedger:
         A file that was opened as a backup has a version above `BACKUP_OFFSET`, and any other file one below.
 
         Raises:
-            InputError: If the file has another version, or is a backup that was not opened as one.
+            InputError: If the file has another version, is a backup that was not opened as one, or is damaged.
         """
         with self._convert_damage("its header"):
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
@@ -484,11 +487,12 @@ class SiloLedger:
     def _check_file(self) -> None:
         """Check all rows and the file's digest, again if that fails and another process wrote meanwhile.
 
-        The rows are read in one transaction.  After 20 such interruptions, each followed by a wait of 0.05 s, the
-        check gives up.
+        A change of the mark shows that another process wrote.  The rows are read in one transaction.  After 20
+        such interruptions, each followed by a wait of 0.05 s, the check gives up.
 
         Raises:
-            InputError: If the file is damaged or an older copy, or other processes write all the time.
+            InputError: If the file is damaged or an older copy, the mark cannot be read, or other processes write
+                all the time.
         """
         for _ in range(20):
             content = self._mark.read()
@@ -522,9 +526,9 @@ class SiloLedger:
 
     @contextmanager
     def _convert_damage(self, part: str) -> Iterator[None]:
-        """Turn errors that damaged rows cause into an InputError of one line.
+        """Turn errors of the block, such as damaged rows cause, into an InputError of one line.
 
-        An InputError, and an SQLite error that no damage causes, pass unchanged.
+        An InputError passes unchanged, and so does an SQLite error that no damage causes, such as a full disk.
 
         Args:
             part: Part of the ledger that the block reads, for the message.
@@ -546,7 +550,10 @@ class SiloLedger:
         )
 
     def _tidy_if_idle(self) -> None:
-        """Wipe and drop leftovers of a killed process, or do nothing if another process holds the lock."""
+        """Wipe the journal and drop replies that are not needed, unless another process holds the lock.
+
+        A process that was killed may have left both.
+        """
         with suppress(BlockingIOError):
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
@@ -561,14 +568,14 @@ class SiloLedger:
 
         Not needed are replies of runs that are over, except to round 0 and to the last answered round of the few
         runs that ended last (`MAX_RUNS_WITH_REPLY`).  The caller holds `lock`, outside of transactions.  An error
-        while the ledger or the mark is written, such as a full disk, ends the call without an exception, and a
-        later call does the rest.
+        of SQLite or of the disk, such as a full disk, ends the call without an exception, and the rest is left to
+        a later call.
 
         Guarantee: all commits stay as they are, and dropped replies are overwritten, after an error by a later
         call.
 
         Raises:
-            InputError: The mark cannot be read, or contradicts the ledger.
+            InputError: If the mark cannot be read, or contradicts the ledger.
         """
         with suppress(OSError, sqlite3.Error):
             while drop_replies(self._database):
@@ -594,7 +601,8 @@ class SiloLedger:
         """Return the last commit of the ledger, if the mark agrees.
 
         Raises:
-            InputError: If the mark cannot be read, has other commits, or belongs to another ledger.
+            InputError: If the mark cannot be read, has other commits or belongs to another ledger, or the
+                ledger's file is gone.
         """
         mark, header = self._mark.read(), self._read_header()
         self._ledger_name = header.ledger_name  # Another process may have bound it.

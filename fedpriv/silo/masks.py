@@ -136,13 +136,16 @@ class Masker:
         ]
 
     def _derive_shared_key(self, peer_key: bytes) -> bytes:
-        """Derive the key shared with one peer, 32 bytes, which both derive alike.
+        """Derive the key shared with one peer, 32 bytes.
+
+        The peer derives the same key from this silo's public key if it has the same scenario.
 
         Args:
             peer_key: Public key of the peer, 32 bytes.
 
         Raises:
-            RunError: If the peer's key is no public key, or yields the same secret with every key.
+            RunError: If the peer's key is no number below 2^255 - 19, or a point of low order, which yields the
+                same secret with every key.
         """
         try:
             # X25519 reduces a number modulo the prime, so that two of these keys would be one point.
@@ -184,7 +187,7 @@ class Identity:
         return public_key + signature
 
     def verify_keys(self, run: str, scenario: bytes, signed_keys: bytes, silos: int) -> bytes:
-        """Verify the cards of all silos and return their public keys, concatenated.
+        """Verify the cards (key and signature) of all silos, and return their public keys, concatenated.
 
         Guarantee: with `peers`, every key was signed by its silo for this run and scenario.  Without `peers` no
         signature is verified.
@@ -225,11 +228,11 @@ def load_identity(number: int, key_path: Path | None, peers: Path | None) -> Ide
 
     Args:
         number: Number of the silo.
-        key_path: File of the private key, without a passphrase, mode 0600, or None.
+        key_path: File of the private key, without a passphrase or permissions for others, or None.
         peers: File with one public key a line, silo 0 first, or None.  Empty lines do not count.
 
     Raises:
-        InputError: If a file cannot be used.
+        InputError: If a file cannot be used, two silos have one key, or the private key is not this silo's.
     """
     lines = [] if peers is None else read_file_bytes(peers).splitlines()
     if peers is not None and not any(line.strip() for line in lines):

@@ -110,12 +110,13 @@ def _values_per_record(plan: Plan) -> int:
 
 
 def limit_memory(max_bytes: int) -> None:
-    """Limit this process to its current data memory plus `max_bytes` and `_REQUEST_BYTES`.
+    """Limit the data memory of this process to its present size plus `max_bytes` and `_REQUEST_BYTES`.
 
-    A hard limit that is lower stays.  Nothing is limited on systems other than Linux.
+    An allocation above this limit fails.  A hard limit that is lower stays.  Nothing is limited on systems other
+    than Linux.
 
     Raises:
-        InputError: If the machine, the container or a limit allows less, which would end the process during a run.
+        InputError: If a limit of the process or of its container allows less.
     """
     if not (usage := memory_usage()):
         return  # Only Linux reports the usage.

@@ -1,7 +1,8 @@
 """Metrics of a service for Prometheus, in text format 0.0.4 over HTTP, for this machine only.
 
 A service with the option `--metrics PLACE` answers GET /metrics at this place, a port of the loopback interface or
-a Unix socket of mode 0600.  A separate thread answers one request at a time.
+a Unix socket of mode 0600.  A separate thread answers one request at a time.  Services also open their own private
+sockets, look for faults of socket and disk, and notify a service manager with functions from here.
 """
 
 import errno
@@ -39,7 +40,10 @@ class ServiceMetric(NamedTuple):
 
 
 def format_metrics(metrics: Iterable[ServiceMetric]) -> str:
-    """Format metrics as text, with metrics of one name next to each other."""
+    """Format metrics as text, with metrics of one name next to each other.
+
+    Each name has a line of help, a line of its type, and a line for each metric with labels and value.
+    """
     by_name: dict[str, list[ServiceMetric]] = {}
     for metric in metrics:
         by_name.setdefault(metric.name, []).append(metric)

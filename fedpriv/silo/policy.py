@@ -1,8 +1,8 @@
 """Policy of a silo: file that bounds every run, which no server and no scenario can widen.
 
 `write_template` writes a policy file to start from, which has the keys of the models here with their descriptions.
-Files that a guard relies on (policy, records, keys and ledger) are refused if users other than their owner may
-write them.
+Files that a guard relies on (policy, records, keys and ledger) are refused if their mode lets their group or
+others write them.
 
 `charged_stream`, `price_curve` and `possible_prices` compute the price of one silo's part in a plan: the stream
 that is charged, and its cost to a lifetime budget.
@@ -66,14 +66,14 @@ class PriceCurve:
     def price_at(self, slack: float) -> Price:
         """Return the price at a slack, or None for a run without noise, which exceeds every budget.
 
-        A guarantee that is a μ needs no slack and ignores `slack`.  For any other guarantee the μ of the price is
-        about the smallest that holds except with the probability `slack` less `overflow_slack`.
+        A guarantee that is a μ needs no slack and ignores `slack`.  Any other one has a price with slack `slack`.
+        Its μ is about the smallest that holds except with the probability `slack` less `overflow_slack`.
 
         Args:
             slack: Probability δ₀ with which the μ of the price may fail, in [0, 1).
 
         Raises:
-            InputError: If the guarantee is no μ and needs more slack.
+            InputError: If the guarantee is no μ, and `slack` is too small or too large to certify a μ for it.
         """
         if self.guarantee is None:
             return None
@@ -146,9 +146,9 @@ def check_writers(files: Iterable[Path]) -> None:
     """Check that group and others may write neither files nor their folders.
 
     The folders are those of the file and of every link on the way to it.  Folders further up must not be writable
-    by others, but may be by their group.  Files that do not exist pass.  A folder with the sticky bit, such as
-    /tmp, passes: there only root and the folder's owner can rename or remove files of other users.  Modes are
-    checked whoever the owner is, root too.
+    by others, but may be by their group.  A file that does not exist passes, while its folders are checked.  A
+    folder with the sticky bit, such as /tmp, passes: there only root and the folder's owner can rename or remove
+    files of other users.  Modes are checked whoever the owner is, root too.
 
     Guarantee: at the time of the check nobody but root and the owners of the files, and of all folders above them,
     can replace the files from which a guard starts; with one exception, a group that may write a folder further
@@ -176,8 +176,8 @@ def check_writers(files: Iterable[Path]) -> None:
 def _folders_on_path(file: Path) -> Iterator[tuple[Path, bool]]:
     """Iterate over a file and all folders that lead to it, as (path, whether it is further up).
 
-    The folder of the file is not further up, nor is the folder of any link on the way, because the link can be
-    replaced there.  The file itself counts as not further up and comes first.  After `_MAX_LINKS` links, which is
+    Links are followed here, one part of the path at a time.  Not further up are the file itself, its folder, and
+    the folder of each link on the way, because the link can be replaced there.  After `_MAX_LINKS` links, which is
     as many as Linux follows, a link is taken for a folder.
     """
     folder, parts, link_count = Path("/"), list(reversed(file.absolute().parts[1:])), 0
@@ -438,7 +438,8 @@ class Policy(BaseModel):
         are listed by an import path are not imported here.
 
         Raises:
-            InputError: If a module fails, no module adds a row that is listed, or an add-on is not installed.
+            InputError: If a module fails, a listed name has no row, or the add-on of an allowed model is not
+                installed.
         """
         allow = self.allow
         # An add-on has the name of the key of [allow] that permits it.
@@ -468,10 +469,11 @@ class Policy(BaseModel):
 
     @property
     def test_policy(self) -> "Policy | None":
-        """Policy for evaluations, with a separate ledger, or None if no evaluation is answered.
+        """Policy for evaluations, with a separate ledger, or None without a section [evaluation].
 
-        Budget and number of runs are those of the section [evaluation], and the slack is 0, because no record
-        takes part in secret.  Ledger and mark lie beside those of training, with "-tests" in their names.
+        Budget and number of runs are those of this section, and the slack is 0, because no record takes part in
+        secret.  Clips have their widest limits, because the program sets those of evaluations.  Ledger and mark
+        lie beside those of training, with "-tests" in their names.
 
         Guarantee: training and evaluation share no budget, no ledger and no rollback mark, and no record unless
         the silo's file has it twice.
@@ -479,7 +481,6 @@ class Policy(BaseModel):
         if (limits := self.evaluation) is None:
             return None
         allow = {"budget": limits.budget, "runs": limits.runs, "slack": 0.0}
-        # The program sets the clips of evaluations, not a scenario.
         allow |= {"clip": MAX_CLIP, "least_clip": MIN_CLIP}
         ledger, mark = (
             path and path.with_name(f"{path.stem}-tests{path.suffix}") for path in (self.ledger, self.mark)
@@ -590,7 +591,7 @@ _WIDTH = 100
 
 
 def write_template(path: Path) -> None:
-    """Write a policy file to be edited.
+    """Write a new policy file to be edited, which only its owner may write.
 
     Raises:
         InputError: If the file exists or cannot be written.
@@ -613,10 +614,13 @@ def format_template() -> str:
 
 
 def _format_section(model: type[BaseModel]) -> str:
-    """Format a section of TOML, with descriptions as comments and defaults commented out.
+    """Format the keys of a section as TOML, each after its description in comments.
 
-    Keys with an example value are not commented out.  `allow` and `evaluation` are sections of their own and are
-    left out.
+    A key that the file needs has its example value of `_EXAMPLE_VALUES`, and any other key is a comment with its
+    default.  `allow` and `evaluation` are left out, because they are sections by themselves.
+
+    Args:
+        model: Class whose fields are the keys of the section.
     """
     lines: list[str] = []
     for name, field in model.model_fields.items():

@@ -4,16 +4,16 @@
   lies beside the records; the number of commits and the head of their chain.
 * `runs` has one row a run: its scenario; its price, μ and the probability with which it may fail; the commits that
   opened and ended the run; its key and its state, both wiped when the run is over.
-* `answers` has a row for each round of which a query was stored: a digest of the query, the
-  bytes of the reply, and the commits that stored them (`asked`, `answered`).  Round 0 has no query, and the silo's
-  signed public key as its reply.
+* `answers` has a row for each round of which a query was stored: a digest of the query, the bytes of the reply,
+  and the commits that stored them (`asked`, `answered`).  Round 0 has no query, and the silo's public key with a
+  signature as its reply.
 
 A commit is a transaction that adds entries (a run opened or ended, a query or a reply recorded).  The head after a
 commit is a digest of the head before it, of the commit's number and of its entries, and the chain is the sequence
 of heads.  A backup is a copy of a ledger without keys, states and replies.
 
 A row without the commit of a reply is a round whose records may have been read, and which is answered for no other
-query.  For a run that is over, all digests are kept.  For the `MAX_RUNS_WITH_REPLY` runs that ended last, the
+query.  Digests are kept after the end of a run.  For the `MAX_RUNS_WITH_REPLY` runs that ended last, the
 replies to round 0 and to the last answered round are kept, too, since a server that was killed may ask for them
 again.
 
@@ -151,8 +151,9 @@ def last_state_digest(database: sqlite3.Connection, run_id: str) -> bytes:
 def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
     """Check that all rows reproduce the chain of commits.
 
-    The heads are computed from the first one through all commits.  The head that is stored with a reply belongs to
-    a commit with this reply's entry alone, and is compared, too.
+    SQLite's own check and the statements of the tables come first.  Then the heads are computed from the first one
+    through all commits, and the last head is compared.  The head that is stored with a reply belongs to a commit
+    with this reply's entry alone, and is compared, too.
 
     Args:
         database: Database of a ledger or of a backup.
@@ -191,7 +192,7 @@ def bind_rows(
     after the first.
 
     Args:
-        database: Database whose rows were checked.
+        database: Database whose rows were checked, in a transaction.
         fingerprint: New fingerprint of the records.
         key: Key of the fingerprint.
         new_mus: μ by name of the run, in place of the charged one.
@@ -227,7 +228,7 @@ def _collect_entries(
 
     Args:
         database: Database of a ledger or of a backup.
-        keyless: Whether keys and states of open runs are not checked.  They are missing, or get another seal.
+        keyless: Whether keys and states of open runs are not checked, as in a backup, which has none.
 
     Returns:
         Entries of each commit by its number, and for each commit with a reply the reply's entry and the stored
@@ -294,7 +295,10 @@ UPDATE answers SET reply = NULL, blind = NULL WHERE rowid IN (
 
 
 def copy_without_secrets(database: sqlite3.Connection) -> bytes:
-    """Return the bytes of a copy's file, without keys, states, blinds and replies."""
+    """Return the bytes of a backup's file, without keys, states, blinds and replies.
+
+    The backup has all rows of the ledger.  A blind is the key of a reply's digest.
+    """
     database.execute("ATTACH ':memory:' AS copy")
     try:
         create_tables(database, "copy", LEDGER_VERSION + BACKUP_OFFSET)
@@ -312,11 +316,14 @@ def copy_without_secrets(database: sqlite3.Connection) -> bytes:
 
 
 def wipe_journal(ledger: Path) -> bool:
-    """Overwrite the journal with zeros, and return False if SQLite still needs it.
+    """Overwrite SQLite's journal of a ledger with zeros, unless SQLite still needs it.
 
-    The journal can have pages from before the last commit.  Without a journal the result is True.
+    The journal can have pages from before the last commit, with values that were wiped in the ledger.
 
     Guarantee: a journal that SQLite still needs is left as it is, and the result is False.
+
+    Returns:
+        True if the journal is zeros now or does not exist, or False if SQLite still needs it.
     """
     journal = ledger.with_name(ledger.name + "-journal")
     if journal.exists():

@@ -1,4 +1,4 @@
-"""Observation of a guard: a log line for each event, and metrics for monitoring.
+"""Observation of a guard: log lines of events, and metrics for monitoring.
 
 Names and reasons can contain text of untrusted servers.  In log lines their control characters are escaped, and
 metrics do not contain them.
@@ -112,7 +112,8 @@ class GuardEvents:
     def record_answer(self, run: str, t: int, *, is_evaluation: bool) -> None:
         """Count and log an answer, after it was stored in the ledger and its run was charged.
 
-        A round that is not above the last answered one counts as repeated, and is not logged.
+        A round that is not above the last one of its run that was recorded here counts as repeated, and is not
+        logged.
 
         Args:
             run: Name of the run in the ledger.

@@ -3,9 +3,9 @@
 `load_shard` and `load_table_shard` read the records as a `Shard`.  `ShardViews` converts a shard to the features
 and labels that a scenario's model takes, and caches them between queries, which changes no reply.
 
-A ledger contains a fingerprint of the records under a key.  The key is 32 random bytes in a file beside the
-records, mode 0600.  No ledger and no backup contains the key, so that nobody who has only these can test guesses
-at records on the fingerprint.
+A silo's ledger, its file of charges, contains a fingerprint of the records under a key.  The key is 32 random
+bytes in a file beside the records, mode 0600.  No ledger and no backup contains the key, so that nobody who has
+only these can test guesses at records on the fingerprint.
 
 * A cell is the scenario of one run, with a value for each key.
 * A unit is what neighbouring data sets differ in: a record, or a person with all records of this person.
@@ -66,10 +66,11 @@ def key_path(shard: Path) -> Path:
 
 
 def read_key(path: Path) -> bytes:
-    """Read a key.
+    """Read the key of a fingerprint, 32 bytes, from its file.
 
     Raises:
-        InputError: If there is no key, or none that can be used.
+        InputError: If there is no such file, it cannot be read, is no ordinary file of 32 bytes, or has
+            permissions for group or others.
     """
     try:
         # Opening a named pipe would wait for a writer without O_NONBLOCK; it is refused below.
@@ -158,10 +159,11 @@ class Shard:
 
     @cached_property
     def content_digest(self) -> bytes:
-        """SHA-256 of images, labels and persons, without `test`, which must not be stored in any file.
+        """SHA-256 of images, labels and persons, a digest that no file may contain.
 
-        A reader who knows all records but one could test guesses at the last record with the digest.
-        Type and shape of the arrays are digested, too, and the names of fields if records have several inputs.
+        A reader who knows all records but one could test guesses at the last record with it.  Type and
+        shape of the arrays are digested, too, and the names of fields if records have several inputs.  `test` and
+        `cells` are not digested.
         """
         digest = hashlib.sha256()
         for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
@@ -210,14 +212,14 @@ class Shard:
     def _check_unit(self, unit: Unit) -> None:
         """Check that these records can be protected by a unit.
 
-        Single records pass, and persons if the records name them.  Each person is padded to the most records of a
-        unit, a bound that a server chooses.  A bound above 16 records is refused if all persons would have more
-        than 2^26 values.
+        Single records pass, and persons if the records name them.  A person's records are filled up by dummy
+        records to the most records of a unit, a bound that a server chooses.  A bound above 16 records is refused
+        if all persons' records would have more than 2^26 values.
 
         Guarantee: a refusal depends on the number of persons and on shapes, and on nobody's number of records.
 
         Raises:
-            InputError: If they cannot.
+            InputError: If the records cannot be protected so.
         """
         if unit.name == RECORD.name:
             return
@@ -248,9 +250,9 @@ def key_check(key: bytes) -> bytes:
 def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
     """Read and check a silo's records in an .npz file.
 
-    The file has the arrays `images` (or `features`) and `labels`.  It may have `persons`, one for each record, and
-    `counts`, which is false for rows that are dummy records.  The names of the test records'
-    arrays have the prefix `test`.
+    The file has the arrays `images` (or `features`, or `features.NAME` for each of several inputs) and `labels`,
+    each with a row for each record.  It may have `persons`, a number or name for each record, and `counts`, which
+    is false for rows that are dummy records.  Test records are read if there are labels with the prefix `test`.
 
     Args:
         path: File of the records.
@@ -284,8 +286,8 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
         silo: Number of the silo.
 
     Raises:
-        InputError: If the table cannot be read, does not keep to `schema`, has records of another site, or has no
-            training records.
+        InputError: If the table cannot be read, does not keep to `schema`, has records of another site or a site
+            column without a site of this number in `schema`, or has no training records that count.
     """
     encoded = load_silo_table(path, schema, silo)
     train, test = encoded.split.train, encoded.split.test
@@ -311,7 +313,7 @@ def _parse_split(
 
     Args:
         arrays: Arrays of the file by name.
-        prefix: Prefix of the names of this split's arrays.
+        prefix: Prefix of the names of this split's arrays, "" for the training records.
         classes: Number of classes, or 0 for real numbers.
         path: File of the arrays, for errors.
         test: Shard of the test records, which becomes a part of the result, or None.

@@ -87,6 +87,8 @@ class BoundedObjective(RecordView):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Return the increment of `base` with a bounded total, (d,), float64.
 
+        The number of clipped records is that of `base`.
+
         Args:
             query: Points at which gradients are computed, and their coefficients.
             batch: Records of the round and their weights.
@@ -204,8 +206,9 @@ class Silo:
     def answer(self, state: RoundState, t: int, query: Tensor) -> tuple[SiloRelease, RoundState]:
         """Return the release of round t and the next state.
 
-        Rounds that were missed since the last answered one count as rounds whose sum of increments is zero, and
-        their noise is drawn and not sent.  The releases are then a part of the stream that was accounted for.
+        Rounds that were missed since the last answered one count as rounds whose sum of increments is zero.  Their
+        noise, if this silo adds any, is drawn and not sent.  The releases are then a part of the stream that was
+        accounted for.
 
         Guarantee: under an untrusted server the sequence of releases over the whole run keeps the claim of
         `make_silo_stream` for each unit of this silo, such as a record.  Under a trusted server releases are
@@ -255,9 +258,13 @@ class Silo:
     def check_query(self, state: RoundState, t: int, query: Tensor) -> None:
         """Refuse a round or a query that is not answered.
 
+        `state` is the one after the last answered round.  The next round is in order, and so is any later one if
+        rounds may be missed.
+
         Raises:
-            RunError: If the round is out of order, or the query has another shape or type, is not finite, or moved
-                farther than the noise assumes.  The text depends on public values alone.
+            RunError: If the round is out of order or after the last one, or the query has another shape or type,
+                is not finite (`is_finite`), or moved farther than the noise assumes.  The text depends on public
+                values alone.
         """
         in_order = t == state.last_round + 1 or (self.may_miss_rounds and t > state.last_round)
         if not in_order or t > self.plan.schedule.rounds:
@@ -291,9 +298,9 @@ class Silo:
     def _skip_missed_rounds(self, state: RoundState, t: int) -> tuple[RoundState, PlannedRound]:
         """Return the state at the start of round t, and the plan of round t after missed rounds.
 
-        The noise of each missed round, if this silo adds any, is drawn for a sum of increments of zero.  The
-        returned plan has the coefficients of past queries of the first missed round, because the state has the
-        queries that the first missed round would have combined.
+        Without a missed round both are unchanged.  The noise of each missed round, if this silo adds any, is drawn
+        for a sum of increments of zero.  The state then still has the past queries that the first missed round
+        would have combined.  So the returned plan has the coefficients of past queries of that round.
         """
         planned_round = self.plan.rounds[t - 1]
         if t == state.last_round + 1:
@@ -310,11 +317,12 @@ class Silo:
     def _read_batch(self, planned_round: PlannedRound) -> RoundBatch:
         """Return the records of a round with their weights in the silo's mean, float64.
 
-        A dummy record has weight 0 if a unit has at most one record (`_records_and_mask`).
-
         In a public order the records are a range of positions of the silo's reading order, `size` for each batch.
         In a secret one the positions are drawn, and their number may vary from round to round.  `unit_order` gives
         the unit at each position, and None stands for the order in which the records lie.
+
+        A dummy record has weight 0 if a unit has at most one record.  With larger units the objective masks the
+        dummy records inside a unit.
         """
         plan, t, size = self.plan, planned_round.step.t, self.plan.batch_sizes[self.number]
         positions: slice | NDArray[np.int64]
@@ -374,6 +382,7 @@ def pack_state(state: RoundState) -> bytes:
     counts = len(state.past_vectors), len(state.accumulator), len(state.mechanism_state)
     header = _HEADER.pack(state.last_round, *counts, len(state.query_chain))
     type_codes = bytes(dtypes.index(vector.dtype) for vector in vectors)
+    # Bytes of the head and of each vector, which are then padded one by one.
     parts = [
         memoryview(header + state.query_chain + type_codes),
         *(np.ascontiguousarray(v.numpy()).data.cast("B") for v in vectors),
@@ -384,8 +393,8 @@ def pack_state(state: RoundState) -> bytes:
 def unpack_state(packed: bytes, silo: Silo) -> RoundState:
     """Unpack a state without copying its vectors, which must not be written into.
 
-    The layout is a header, the query chain and a byte for the type of every vector, together padded to 8 bytes,
-    then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.
+    The layout is that of `pack_state`: a header with the numbers of vectors, the query chain and a byte for the
+    type of every vector, together padded to 8 bytes, then the vectors, each padded to 8 bytes.
 
     Args:
         packed: Result of `pack_state`.

@@ -8,11 +8,12 @@
 | checkpoints/ | checkpoints of unfinished cells |
 | .lock | lock file of the process that runs in the folder |
 | models/NNNN.npy | published model of cell NNNN |
-| table.md | measured values beside published ones |
+| table.md | measured values, beside published ones if a paper reports some |
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its record in the
-folder has a number, its scenario, its measurements and its releases, the vectors that were published with noise.
-`read_claims` computes claims of privacy from the stored releases, and not from the stored claims.
+folder has a number, its scenario, its measurements, its claim of privacy, and a description of its releases (the
+vectors that were published, and their noise).  `read_claims` computes claims from these descriptions, and does not
+show the stored claims.
 """
 
 import json
@@ -141,8 +142,8 @@ class RunFolder(RunObserver):
             checkpoints: Checkpoints of the folder, which are checked, or None if the engine writes none.
 
         Raises:
-            InputError: The folder holds results or checkpoints of another run, or results of any run without
-                `resume`, or cannot be read.
+            InputError: The folder holds results or checkpoints of another run, results of any run without
+                `resume`, or cells for which fedpriv 0.3.0 made a false claim, or cannot be read.
         """
         self.path = path
         self._fits = fits or {}
@@ -189,8 +190,8 @@ class RunFolder(RunObserver):
     def finished(self, place: int, finished: CellOutcome) -> None:
         """Store the outcome of a cell, so that a run which is killed afterwards keeps it.
 
-        The model gets a file of its own, and the record becomes a line of cells.jsonl.  results.json is rewritten
-        if the last time is more than a second ago, or if no cell is missing.
+        The model gets a separate file, and the record becomes a line of cells.jsonl.  results.json, which has all
+        records, is rewritten only if the last time is more than a second ago, or if no cell is missing.
 
         Args:
             place: Number of the cell in the folder.
@@ -247,14 +248,15 @@ class RunFolder(RunObserver):
         """Load the finished cells of a stored run by number, without groups that have to be computed again.
 
         A group of cells that the engine computes together is computed again if one of its cells is missing.  Each
-        batch of seeds has its own groups.  The run is continued: seeds and scenario of this folder become those
-        of the stored run and of the seeds that are added.
+        batch of seeds, those of one invocation, has separate groups.  The run is continued: seeds and scenario of
+        this object become those of the stored run and of the seeds that are added.
 
         Args:
             group_cells: Function from cells to groups of their indices, or None if each cell is computed alone.
 
         Raises:
-            InputError: The stored run is another one, or cannot be read.
+            InputError: The stored run is another one, has cells for which fedpriv 0.3.0 made a false claim, or
+                cannot be read.
         """
         stored_results, path = read_results(self.path), self.path
         check_copies(path, stored_results.versions, stored_results.cells)
@@ -277,10 +279,10 @@ class RunFolder(RunObserver):
         return {cell_index: record for cell_index, record in records.items() if cell_index not in repeated_indices}
 
     def _continue_run(self, stored_results: Results) -> None:
-        """Take the seed batches and the date of the stored run, and append a batch of the new seeds.
+        """Take the seed batches and the date of the stored run, and append a batch of the new seeds, if any.
 
-        The points of the scenario are ordered by batch, so that finished cells keep their numbers.  The stored
-        command stays if there is one and no seeds are added.
+        A batch has the seeds that one invocation brought.  The points of the scenario are ordered by batch, so
+        that finished cells keep their numbers.  The stored command stays if there is one and no seeds are added.
 
         Raises:
             InputError: The stored run is another one.
@@ -346,7 +348,7 @@ def read_results(folder: Path) -> Results:
     If both files have a cell, the record in cells.jsonl counts.
 
     Raises:
-        InputError: There is no results.json, or it is no file of this format.
+        InputError: There is no results.json, or one of the files is not of this format.
     """
     path = folder / "results.json"
     try:
@@ -410,8 +412,8 @@ def describe_engines(results: Results) -> str:
 def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     """Read the evaluations in RUN_DIR/history.jsonl, one dictionary for each complete line.
 
-    The keys are "cell", "round", "seed", the swept keys and the metrics.  A last line without an end, which a
-    killed run may leave, is skipped.
+    The keys are "cell" (its number), "round", "seed", the swept keys and the metrics.  A last line without an end,
+    which a killed run may leave, is skipped.  Errors are raised while the result is iterated over.
 
     Raises:
         InputError: There is no history, or a line is not an evaluation.
@@ -455,8 +457,8 @@ def read_claims(folder: Path) -> Results:
     that the releases give, its cell is in `differs`.
 
     Raises:
-        InputError: The folder has no results, a release cannot be accounted for, or fedpriv 0.3.0 made a false
-            claim for a cell.
+        InputError: The folder has no results, they are malformed, a release cannot be accounted for, or fedpriv
+            0.3.0 made a false claim for a cell.
     """
     stored = read_results(folder)
     check_copies(folder, stored.versions, stored.cells)

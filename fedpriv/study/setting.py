@@ -1,4 +1,4 @@
-"""Compare the cost of noise mechanisms without a run, for equal silos and one clip norm.
+"""Compare the cost of noise mechanisms without a run, for silos of equal size.
 
 A silo is a party that holds records.  It sums their clipped contributions (increments) of a round, and a running
 sum adds these sums up over rounds, each time after a multiplication by the decay.  A mechanism correlates the
@@ -8,8 +8,7 @@ records a round reads; it is secret if only a record's silo knows that.
 `AccountingSetting` is the question of `fedpriv privacy`: rounds, decay, silos, trust, neighbours and
 participation.  `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of a
 release.  `MechanismTable` lists mechanisms at one guarantee, with the noise in the running sums, and in the
-queries and the output that are computed from them.  `measure_seconds_per_round` measures time on this machine, and
-is the only function of this file that imports torch.
+queries and the output that are computed from them.  `measure_seconds_per_round` measures time on this machine.
 """
 
 import math
@@ -181,7 +180,10 @@ class AccountingSetting:
         return make_participation(self.sampling, declared, ParticipationKeys(self.groups))
 
     def describe_participation(self, noun: str = "record") -> str:
-        """Describe the rounds in which a record, or another unit called `noun`, takes part, as a phrase."""
+        """Describe the rounds in which a record, or another unit called `noun`, takes part, as a phrase.
+
+        An example is "2 epochs in a fixed order".  Only phrases for secret participation contain `noun`.
+        """
         order = self.participation
         if isinstance(order, MinSeparation):
             return f"at most {order.max_participations} rounds, at least {order.min_separation} apart"
@@ -276,8 +278,9 @@ class AccountingSetting:
         """Yield mechanisms that every secret participation amplifies, as (name, setting, mechanism).
 
         For decay 0 this is independent noise.  Otherwise it is banded noise with k bands, with the setting changed
-        to k groups, for k = `groups` if that is above 1, or else for the (at most 8) smallest divisors k of an
-        epoch's rounds.  Noise that fades, which random allocation amplifies, too, is not compared.
+        to k public groups of records, between which rounds alternate.  k is `groups` if that is above 1, or else
+        each of the (at most 8) smallest divisors of an epoch's rounds.  Noise that fades, which random allocation
+        amplifies, too, is not compared.
         """
         if self.decay == 0.0:
             yield IndependentGaussian.name, self, IndependentGaussian()
@@ -364,10 +367,10 @@ def tabulate_mechanisms(
 ) -> MechanismTable:
     """Tabulate mechanisms for a workload at one guarantee, including fitted ones.
 
-    Above 4,096 rounds T, mechanisms with T vectors of state are left out.  `compare_mechanism` computes the noise
-    of a mechanism in queries and output at μ = 1, for a sum under zero-out.  The table multiplies this noise by
-    the factor from there to the mean over silos at `mu`: the noise in the mean of running sums over the noise in
-    one running sum at μ = 1.
+    Above 4,096 rounds T, mechanisms without a fit that keep T vectors or more are left out, because they are slow.
+    `compare_mechanism` computes the noise of a mechanism in queries and output at μ = 1, for a sum under zero-out.
+    The table multiplies this noise by the factor from there to the mean over silos at `mu`: the noise in the mean
+    of running sums over the noise in one running sum at μ = 1.
 
     Args:
         setting: Silos and trust of the noise, calibrated for the clip norms of `workload`.
@@ -377,8 +380,9 @@ def tabulate_mechanisms(
         max_vectors: Largest number of vectors in the state of a mechanism that "auto" selects.
 
     Raises:
-        InputError: No mechanism can be fitted to the workload.
+        InputError: `mu` is not above 0, or no mechanism or no lower bound can be computed for the workload.
     """
+    # Fitted mechanisms: the first of each name and size.
     candidate_by_key = dict[tuple[str, int], MechanismCandidate]()
     for candidate in all_candidates(make_noise_cost(response, workload), max_vectors):
         candidate_by_key.setdefault((candidate.name, candidate.vector_count), candidate)
@@ -406,8 +410,9 @@ def tabulate_mechanisms(
 def _mechanisms_by_name(workload: Workload, candidates: list[MechanismCandidate]) -> dict[str, Mechanism]:
     """Return the mechanisms of a table by name, the fitted `candidates` last.
 
-    Above 4,096 rounds T, mechanisms with T vectors are left out.  A candidate that equals a mechanism without fit
-    is not repeated, and one whose name is taken gets its number of vectors as a suffix.
+    Above 4,096 rounds T, mechanisms without a fit that keep T vectors or more are left out.  A candidate that
+    equals a mechanism before it is not repeated, and one whose name is taken gets its number of vectors as a
+    suffix.
     """
     mechanism_by_name = {
         name: mechanism
@@ -435,8 +440,9 @@ _MAX_TIMED_VECTORS = 128
 def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
     """Measure the seconds in which a mechanism correlates one round of float32 noise, in one thread.
 
-    The measurement is the mean over up to 16 rounds, after as many rounds as the state has vectors, or as late as
-    the run allows.  The fresh vector is drawn before the measurement, once for all rounds.
+    The measurement is the mean over up to 16 rounds.  Before them come as many rounds as the state has vectors, at
+    least one, or as many as the run allows, so that the state is full.  The fresh vector is drawn before the
+    measurement, once for all rounds.
 
     Args:
         mechanism: Mechanism of the noise.
@@ -444,7 +450,7 @@ def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimensio
         dimension: Length of a vector.
 
     Returns:
-        Mean seconds of a round, or None for a state of more than 128 vectors and for a run of one round.
+        Mean seconds of a round, or None for a state of more than 128 vectors and for a run of less than 2 rounds.
     """
     vectors, rounds = mechanism.memory_vectors(workload), workload.rounds
     if vectors > _MAX_TIMED_VECTORS or rounds < 2:

@@ -1,10 +1,11 @@
 """Stored records of finished cells, checkpoints of unfinished ones, and checks of a resumed run.
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A record of
-results.json holds a cell's scenario, measurements, releases (vectors published with noise) and claim of privacy.
+results.json holds a cell's scenario, its measurements, a description of its releases (vectors that were published,
+and their noise), and its claim of privacy.
 
-RUN_DIR/checkpoints has at most one file for each unfinished group of cells, which is deleted when the group is
-finished.  Checkpoints hold sums without noise, so their mode is 0600, and the folder's mode is 0700.
+RUN_DIR/checkpoints has the last checkpoint of each unfinished group of cells that has one.  Checkpoints hold sums
+without noise, so their mode is 0600, and the folder is made with mode 0700.
 
 A resumed run may add seeds.  Its sweep, its [tuned] and the settings of cells that have a result or a checkpoint
 stay the same.  Its engine may be another one.  A cell keeps its number, and so its model file keeps its name.
@@ -72,8 +73,8 @@ def privacy_data(
 def _describe_target(cell: Cell) -> str:
     """Describe the privacy target of the run: "none", a μ, or for secret participation an ε at δ.
 
-    The target includes a first step.  If the scenario sets a μ, in any form, and participation is secret, the text
-    also names the μ that gives the ε.
+    The target includes a first step.  With secret participation the text also names the μ that gives the ε, unless
+    the scenario sets the ε itself.
     """
     privacy, target = cell.privacy, cell.privacy.target_mu
     if target is None:
@@ -253,7 +254,9 @@ class CheckpointFolder(Checkpoints):
         return path.read_bytes() if path.exists() else None
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a checkpoint for its owner only, or notify the observer of the first failure.
+        """Write a checkpoint, of mode 0600.
+
+        The run continues without it if the disk refuses, and the observer is notified of the first such failure.
 
         Args:
             name: Name of the checkpoint, which gives the name of its file.
@@ -300,9 +303,10 @@ def other_run_error(folder: Path, difference: str) -> InputError:
 def extend_seed_batches(
     folder: Path, stored_batches: Sequence[Sequence[int]], requested_seeds: Sequence[int]
 ) -> list[list[int]]:
-    """Return the seeds of a resumed run as one list for each invocation that added seeds.
+    """Return the seeds of a resumed run as one list for each invocation that brought seeds.
 
-    The seeds that are new in this invocation form the last list, if there are any.
+    The first list is that of the first invocation.  The seeds that are new now form the last list, if there are
+    any.
 
     Args:
         folder: Folder of the run, for errors.
@@ -364,9 +368,9 @@ def check_cell(folder: Path, number: int, stored: Cell, scenario: Scenario) -> N
 
 
 def first_difference(stored: Mapping[str, Any], current: Mapping[str, Any], section: str = "") -> str:
-    """Describe the first dotted key whose values differ in two trees, or return "" for equal trees.
+    """Describe the first dotted key whose values differ in two trees, or return "" if none differ.
 
-    A key that is missing equals one whose value is None.
+    A key that is missing equals one whose value is None, and the order of keys does not matter.
 
     Args:
         stored: Scenario or section of the stored run.

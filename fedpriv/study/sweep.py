@@ -2,8 +2,8 @@
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A point is the cell
 with its values of the swept keys.  One run at a time uses a folder.  A scenario whose table is scaled privately
-has first steps: runs of one round that release the noisy moments of the columns.  In every invocation each first
-step is run once, before the rounds that use its numbers.
+has first steps: runs of one round that release the noisy moments of the columns.  Each invocation runs them before
+the rounds that use their numbers, and a first step that several cells share is run once.
 """
 
 import json
@@ -67,10 +67,10 @@ class FirstSteps:
 def scale_scenario(
     scenario: Scenario, first_steps: Sequence[Cell | None], run_first_step: Callable[[Cell], CellOutcome]
 ) -> tuple[Scenario, FirstSteps]:
-    """Run the first steps of a scenario, and write the scaling of the columns into every cell.
+    """Run the first steps of a scenario, and write the scaling of the columns into their cells.
 
-    The model of a first step has the noisy moments of the columns as means over all rows that are read.  Divided
-    by the public share of rows that count, they give the scaling.
+    A first step is a run whose model is the noisy moments of the columns, as means over all rows that are read.
+    Divided by the public share of rows that count, they give the scaling.
 
     Args:
         scenario: Scenario of the run.
@@ -78,7 +78,7 @@ def scale_scenario(
         run_first_step: Function that runs a first step, called once for all cells with the same first step.
 
     Returns:
-        The scenario with its scaling known in every cell, and the outcomes of the first steps.
+        The scenario with these scalings, and the outcomes of the first steps.
     """
     outcomes, points, results_by_cell = dict[str, CellOutcome](), [], dict[str, CellOutcome]()
     for point, first in zip(scenario.points, first_steps, strict=True):
@@ -104,11 +104,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     The system holds the lock of the file .lock, so it ends with the process, even if that is killed, unless a
     process that was forked from it lives on with the descriptor.  A second file names the process for error
-    messages and means nothing without the lock.  Folders that were created here, and are empty in the end, are
+    messages and means nothing without the lock.  Folders that did not exist before, and are empty in the end, are
     removed.
 
     Raises:
-        InputError: Another run has the lock.  The message names the run's process.
+        InputError: Another run has the lock.  The message names the run's process if it is known.
     """
     new_folders = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     lock, holder_file = FileLock(folder / ".lock"), folder / ".lock-holder"
@@ -187,9 +187,9 @@ def run_sweep(
     """Run the cells of a scenario that have no result yet, and return the folder with the results.
 
     A resumed run may have more seeds than before.  The new seeds are run, and finished cells stay unchanged, but
-    for those of a group that has a missing cell, which is computed again as a whole.  A run that stops at any
-    moment, even by an exception of an observer, leaves a valid folder that can be resumed.  Unfinished cells then
-    continue from their checkpoints, if the engine writes checkpoints.
+    for those of a group (cells that the engine computes together) that has a missing cell.  Such a group is
+    computed again as a whole.  A run that is stopped, even by an exception of an observer, leaves a folder that
+    can be resumed.  Unfinished cells then continue from their checkpoints, if the engine writes checkpoints.
 
     Args:
         scenario: Scenario of the run.
