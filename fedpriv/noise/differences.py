@@ -14,7 +14,7 @@ order, where no part is clipped, the part of the estimate without noise is plain
 Δ and r) are therefore formed for the noise only.  A node of a tree is the decayed sum of an interval of rounds
 (`tree`).  The nodes form four groups, each with one standard deviation:
 
-| group | nodes | one record moves a part G_t, Δ_t or r_t by at most |
+| group | nodes | one record moves a part G_t, Δ_t or r_t by at most (zero-out) |
 |---|---|---|
 | early | of G that end in the first two epochs (`AlignedDifferences`: in the first epoch) | clip |
 | late | of the other G | clip |

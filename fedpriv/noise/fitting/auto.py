@@ -4,7 +4,7 @@ A row is one run to be planned: a workload of running sums, and the weights of i
 points.  A fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The
 result is a mechanism with its numbers.  A forms running sums of the sums s of records' contributions, a record is
 charged for moving C s, and the noise is A C^-1 z for fresh normal vectors z.  λ-CGD and buffers form the
-noise from one and from a few decaying sums of earlier vectors, and a banded C has few diagonals.  A candidate is a
+noise from one or a few decaying sums of earlier vectors, and a banded C has few diagonals.  A candidate is a
 mechanism with the number of vectors in its state and its noise √J.  Scaled noise is that of a `column_scale` D:
 the noise of increment t, a record's clipped contribution to round t, is divided by D_t.
 

@@ -4,7 +4,7 @@ The fit is deterministic.  The roots are functions of unbounded numbers v: with 
 - s_l) the roots θ = decay (ρ_1, ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as
 1).  The minimized function of the roots has an exact gradient:
 
-    log J = log ‖C u‖² + log ‖R B‖²    R the rows of a `NoiseCost`, u the worst record: its clips in its own rounds
+    log J = log ‖C u‖² + log ‖R B‖²    R the rows of a `NoiseCost`, u clips of the worst record (`worst_record`)
 
 Here C = Π (1 - φ_i x) / Π (1 - θ_i x) is the strategy matrix as a power series in the delay x by one round, and
 the s_l in (0, 1) have no other meaning than to order the roots.  m is the number of pairs (θ_i, φ_i).  B = A
