@@ -8,7 +8,8 @@ torch runs a recurrent layer as one function, inside of which neither vmap nor a
 `UNROLLED_FUNCTIONS` has functions that compute the same step by step, with `functional.linear` for the products by
 weights.  Each of them takes the positional arguments of torch's function, and its results differ by rounding only
 (and by the random numbers of dropout).  Those of layers refuse packed sequences, and are not for an LSTM with
-projections.  They compute W_ih x + b_ih, the input's part of the gates, of all steps in one product.
+projections.  They compute W_ih x + b_ih, the input's part of the gates, of all
+steps of a layer in one product for each direction.
 """
 
 import copy
@@ -133,6 +134,7 @@ def _run_direction(
         parameters: W_ih (gates · width, features) and W_hh (gates · width, width), then b_ih and b_hh if any.
         backward: Whether steps are run from the last to the first.
         projection: Matrix (projected width, width) that is applied to the hidden values of every step, or None.
+            Hidden values then have the projected width, in `state` and for W_hh too.
 
     Returns:
         The hidden values after every step in the order of the steps, (steps, records, width or projected width),
@@ -191,7 +193,8 @@ def make_vmap_module(module: nn.Module) -> nn.Module:
     The module is returned if it has none of the layers below.  In the copy, recurrent layers, their cells and
     embeddings get another forward pass, unless their class is a subclass of torch's.  Layers of attention are put
     into training mode.  The copy shares parameters and buffers with the module.  For modules that `check_module`
-    accepts, whose layers have no dropout, outputs are the module's up to rounding.
+    accepts, whose layers have no dropout, outputs are the module's up to rounding, but for positions that a
+    padding mask hides from attention: torch may set those to 0 in evaluation mode.
     """
     if not any(type(layer) in _REPLACEMENTS or isinstance(layer, _ATTENTION) for layer in module.modules()):
         return module

@@ -13,8 +13,8 @@ in one unit: under zero-out its contribution is replaced by zeros, and under rep
 `PerUnit` clips the vector v_u that `base` computes from the records of a unit u as one batch.  For a plain loss
 v_u combines the gradients of the records r at the queries x_t, x_{t-1}, … with coefficients c_k.  The classes in
 the next two rows can be this `base`.  In `QuantileClip`, C_t is the query's last coordinate, v_u is the vector of
-its `base`, the bit b_u says whether v_u is within C_t, ρ is the weight of the bit, and both releases of the paper
-are one.
+its `base`, the bit b_u says whether ‖v_u‖ is at most C_t, and ρ is the weight of the bit.  The paper releases the
+sum of vectors and that of bits separately, and here one release has both.
 
 `LocalSteps` takes K steps of length η_l from the query x_t.  A model with linear scores moves in the span of a
 client's records Z (records, features): w_k = x_t - η_l A_kᵀ Z, where A_k (records, outputs) is the sum over the

@@ -10,7 +10,7 @@ in any rounds that are far enough apart.  Special cases, without the `column_sca
 | θ | φ | noise | vectors of state |
 |---|---|---|---|
 | () | () | independent on the increments, C = I | 1, or 0 for decay 0 |
-| (λ,) | (0,) | λ-CGD, C^-1 = I - λ · shift by one round | 1 |
+| (λ,), λ ≠ decay | (0,) | λ-CGD, C^-1 = I - λ · shift by one round | 1 |
 | (decay,), decay > 0 | (0,) | independent on the sums, C = A | 0 |
 
 `column_scale` holds D_1 … D_T: the noise of increment t is divided by D_t, so that C diag(D) replaces C.  Late
@@ -398,8 +398,8 @@ class IntegerBuffered(IntegerStrategy):
     """C on integers: returns s_t + Σ_i ⌊ω_i b_i / 2^g⌉, and then b_i ← ⌊θ_i b_i⌉ + 2^g s_t.
 
     θ and ω count multiples of 2^-31.  `digits` is g, the number of binary digits of a unit that the buffers hold.
-    Neighbours round apart: in T rounds the roundings of buffer i change the difference of an output by at most ω_i
-    min(T, 1 / (1 - θ_i)) / 2^g, and the rounding of its product by at most 1.
+    Runs on neighbouring data can round differently.  In T rounds the roundings of buffer i change the difference
+    of their outputs by at most ω_i min(T, 1 / (1 - θ_i)) / 2^g, and the rounding of its product by at most 1.
     """
 
     theta: tuple[int, ...]

@@ -14,7 +14,7 @@ order, where no part is clipped, the part of the estimate without noise is plain
 Δ and r) are therefore formed for the noise only.  A node of a tree is the decayed sum of an interval of rounds
 (`tree`).  The nodes form four groups, each with one standard deviation:
 
-| group | nodes | one record moves a part G_t, Δ_t or r_t by at most |
+| group | nodes | one record moves a part G_t, Δ_t or r_t by at most (zero-out) |
 |---|---|---|
 | early | of G that end in the first two epochs (`AlignedDifferences`: in the first epoch) | clip |
 | late | of the other G | clip |
@@ -289,8 +289,9 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
     These are √V_{≤2N} for early nodes, √V_{>2N} for late nodes, and `difference` / (2 clip) · √V_{>2N} for nodes
     of Δ and of r, with the largest clip.  V_{≤2N} and V_{>2N} are the paper's bounds on the number of nodes that
     hold one record (`paper_window_counts`).  Standard deviations are in multiples of that of fresh vectors, which
-    is the paper's δ_G σ = 4 clip · σ under replace-one, and half of that under zero-out.  `difference` includes
-    the smoothness constant L, which the algorithm's box omits, and α is 1 minus the decay.
+    is the paper's δ_G σ = 4 clip · σ under replace-one, and half of that under zero-out, where `least` is
+    charged.  `difference` includes the smoothness constant L, which the algorithm's box omits, and α is 1 minus
+    the decay.
 
     Args:
         trees: Trees with a bound of the queries' movement.

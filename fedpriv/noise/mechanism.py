@@ -2,11 +2,11 @@
 
 One algebra serves all mechanisms.  s_t is the sum of the increments of round t, the clipped contributions of its
 records, and the running sums are A s, where row t of the lower-triangular workload A holds the decays.  A
-mechanism is a factorization A = B C, but for `PhaseEnds`.  It releases A s + B z with independent Gaussian z_t,
-which is post-processing of C s + z.  In a fixed order a record takes part every `rounds_per_epoch` rounds.  Each
-round takes a fresh vector z_t, or several (`Mechanism.draws`), and adds row t of B z.  One file has all of a
-mechanism: its noise (B), its certificate (the distance by which one record can move C s), and C on integers, if
-there is one.
+mechanism is a factorization A = B C, but for `PhaseEnds` and for trees of differences, whose C takes parts of the
+increments.  It releases A s + B z with independent Gaussian z_t, which is post-processing of C s + z.  In a fixed
+order a record takes part every `rounds_per_epoch` rounds.  Each round takes a fresh vector z_t, or several
+(`Mechanism.draws`), and adds row t of B z.  One file has all of a mechanism: its noise (B), its certificate (the
+distance by which one record can move C s), and C on integers, if there is one.
 
 Factors D_1 … D_T scale the columns of C, so that every record costs as much as the worst one.  C diag(D) with the
 clips S_t is C with the clips S_t · D_t, so one D serves two purposes: clips of S_t · D_t at the same noise
@@ -101,9 +101,9 @@ def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
 def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
     """Compute D for several passes in a fixed order with equal clips, (T,).
 
-    With D a record's squared distance is Σ_ij D_i D_j ⟨C_i, C_j⟩ over its rounds i and j, at clip 1.  For each
-    record D has the largest product Π D_i for which this is the largest Σ_ij ⟨C_i, C_j⟩ of any record.  Some
-    factors may be below 1, since a record's clips are redistributed over its rounds.
+    With D a record's squared distance is Σ_ij D_i D_j ⟨C_i, C_j⟩ over its rounds i and j, at clip 1.  D makes it
+    as large for every record as it is for the worst record without D.  Of such factors, D has the largest product
+    Π D_i for each record.  Some factors may be below 1, since a record's clips are redistributed over its rounds.
 
     Guarantee: every record costs what the worst one cost without D.
 

@@ -17,10 +17,10 @@ pattern, rounds 1, 1 + separation, …, is the worst (Kalinin & Lampert 2024, Th
 later start only cuts columns off).  Columns that do not overlap add their squares (Choquette-Choo et al. 2023).
 
 In other separated participations (unequal clips, sums that restart, or a C that is not Toeplitz) the worst pattern
-is searched for in runs of up to 2,000 rounds (`farthest_pattern`).  The result is the distance of that pattern, or
-after a number of steps a bound, at most √ max_S Σ_{i∈S} ρ_i with ρ_i = max_S Σ_{j∈S} X_ij and X_ij = clip_i clip_j
-⟨C_i, C_j⟩ ≥ 0, where S runs over the allowed patterns: a heaviest pattern for each row of X, and one more over the
-weights of these.  Proof: docs/proofs/sensitivity.md.
+is searched for in runs of up to 2,000 rounds (`farthest_pattern`), unless its columns cannot overlap.  The result
+is the distance of that pattern, or after a number of steps a bound, at most √ max_S Σ_{i∈S} ρ_i with ρ_i = max_S
+Σ_{j∈S} X_ij and X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0, where S runs over the allowed patterns: a heaviest pattern
+for each row of X, and one more over the weights of these.  Proof: docs/proofs/sensitivity.md.
 """
 
 import heapq
@@ -220,10 +220,10 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
 def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSeparation) -> list[Floats]:
     """Bound the sum that each round adds with at most 0, 1, … rounds after it, (T,) each.
 
-    The sum is that of X_ij over a pattern, without products of the round with rounds before it.  The bound is the
-    round's own weight plus twice the heaviest pattern of later rounds in the same row.  The list ends early if
-    more rounds change nothing.  Rounds come in the order of the search, so that the last round of the run is
-    first, and "after" and "later" mean earlier in the run.
+    A round i adds X_ii and 2 X_ij for each later round j of the pattern.  Its products with rounds before it are
+    counted for those.  The bound is X_ii plus twice the heaviest pattern of later rounds in row i.  The list ends
+    early if more rounds change nothing.  Rounds come in the order of the search, so that the last round of the run
+    is first, and "after" and "later" mean earlier in the run.
 
     Args:
         later_weights: X in this order, with zeros left of the `min_separation`-th upper diagonal, (T, T).
@@ -325,7 +325,8 @@ def certify_toeplitz(
     column's norm and its clip.  In a fixed order every position is tried, or only the first for equal clips
     without restarts.  Separated participations have exact cases (`_certify_separated`).  In others the bounds are
     the largest clip in each round of the earliest pattern (without restarts only), the sum of clip · ‖column‖ over
-    the heaviest pattern and, for up to 2,000 rounds, that of a search for the worst pattern.
+    the heaviest pattern and, for up to 2,000 rounds, the result of a search for the worst pattern, which may be
+    exact.
 
     Args:
         workload: Clips, participation and period.

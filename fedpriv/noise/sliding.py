@@ -2,11 +2,11 @@
 
 Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  Gradients and their differences
 between epochs have a tree each, and so has the residual r, the change of the gradient since the start of the
-epoch.  N is `rounds_per_epoch`, and G_t and Δ_t are the noise of the gradient tree and of the difference tree in
-the window of N rounds that ends at t, each the decayed sum of the noise of the nodes that make up the window
-(`tree.cover`).  A node is a pair (level, end): the 2^level rounds up to `end`.  In this file w_t is not a query,
-the point at which silos compute gradients, and `mixing` is a weight between 0 and 1.  Window noise w_t and prefix
-noise p_t obey recursions with a lag of N rounds:
+epoch.  N is `rounds_per_epoch`, and `mixing` is a weight between 0 and 1.  A window is the last N rounds up to t,
+or rounds 1 … t before round N.  G_t and Δ_t are the noise of the gradient tree and of the difference tree in this
+window, each the decayed sum of the noise of the nodes that make up the window (`tree.cover`).  A node is a pair
+(level, end): the 2^level rounds up to `end`.  w_t, here no query, is the noise of the window's estimate, and
+p_t that of the prefix, rounds 1 … t.  They obey recursions with a lag of N rounds:
 
     w_t = G_t                                             before round 2N
     w_t = (1 - mixing) (w_{t-N} + Δ_t) + mixing G_t       from round 2N on
@@ -14,8 +14,8 @@ noise p_t obey recursions with a lag of N rounds:
 
 A workload has the decay of the running sums, the clip of every round and the rounds in which records take part.
 
-A release has the noise p_t and the noise of the residual tree.  The sensitivity of differences rests on how far
-queries move, which silos and simulations check (`check_movement`).
+A release has the noise p_t and, if N > 1, the noise of the residual tree.  The sensitivity of differences rests on
+how far queries move, which silos and simulations check (`check_movement`).
 """
 
 from collections.abc import Iterator, Mapping

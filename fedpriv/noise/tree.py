@@ -375,8 +375,9 @@ class BinaryTree(Mechanism):
     def certified(self, workload: Workload) -> Sensitivity:
         """Compute the sensitivity by counting the released nodes that hold a record, with their decays.
 
-        The count is exact, but for separated participations in which a record takes part several times.  There it
-        is a bound, which a search in up to 2,000 rounds may make exact or smaller.
+        The count is exact in a public order, fixed or with fresh permutations, and for one participation, if every
+        round reads records.  In separated participations in which a record takes part several times it is a bound,
+        which a search in up to 2,000 rounds may make exact or smaller.
 
         Raises:
             InputError: The tree does not factor the workload, or participation is secret.
@@ -389,7 +390,7 @@ class BinaryTree(Mechanism):
             columns = self.columns(workload)
             bound = self._certify_separated(workload, order, columns.squared_norms)
             return tighten_sensitivity(bound, columns.inner, workload)
-        else:  # in phases a record is read once, too, and empty rounds only add batches without records
+        else:  # in phases a record is read once, too, and an empty round counts like others
             rounds_per_visit = workload.rounds if order.single_pass else order.rounds_per_epoch
             visits = np.arange(workload.rounds, dtype=np.int32) % rounds_per_visit
         squared_norms = visited_squared_norms(workload.clips, visits, workload.rounds_per_period, self.decay)
@@ -498,9 +499,9 @@ class IntegerTree(IntegerStrategy):
     """C of `BinaryTree` on integers, a binary counter of decayed node sums.
 
     A node is its left half, decayed over the rounds of the right half, plus the right half.  The decay over 2^l
-    rounds is decay^(2^l), rounded to a multiple of 2^-31 for every level l.
-    A left half is rounded when it is merged.  Rounding differs between neighbours only where the left half holds
-    one of the record's rounds: at most once a level and participation.
+    rounds is decay^(2^l), rounded to a multiple of 2^-31 for every level l.  A left half is rounded when it is
+    merged.  Rounding differs between neighbours only where the left half holds one of the record's rounds: at most
+    once a level and participation.
     """
 
     decay: int

@@ -407,7 +407,7 @@ def plan_single_pass(
     without privacy leaves out the terms with μ.
 
     Args:
-        problem: Numbers of the problem.
+        problem: Numbers of the problem, with Φ above 0.
         records: n.
         mu: μ, or infinity for a run without privacy.
         radius_factor: Factor of the theorem's D, before the limit α/4.

@@ -225,7 +225,7 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
             is no noise, and η = 1/(4 L T), which is infinite for L = 0.
 
     Raises:
-        InputError: The step is to follow from L, and no L is known.
+        InputError: The step is to follow from L, and no L is known, or the scenario's mechanism cannot be built.
     """
     if settings.step != "paper":
         return settings.step

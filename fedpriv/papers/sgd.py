@@ -12,7 +12,7 @@ acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.3) takes the sam
 | here | meaning | shape |
 |---|---|---|
 | `iterate` | x_t, the query | (..., d) |
-| `velocity` | v_{t-1}, or zeros if γ = 0 | (..., d) |
+| `velocity` | v_{t-1}, or zeros in a run without momentum | (..., d) |
 | `average` | mean of x_2 … x_t (x_1 for t = 1), x_min(t, U), or x_t for the output x_{T+1} | (..., d) |
 | `released` / `scale` | g~_t, the noisy gradient | (..., d) |
 
@@ -55,7 +55,7 @@ class SgdState(NamedTuple):
 
     iterate: Tensor
     velocity: Tensor
-    """Velocity v_{t-1}, or without momentum zeros that share one element of memory."""
+    """Velocity v_{t-1}, or zeros that share one element of memory in a run without momentum."""
     average: Tensor
     """Mean of the iterates, or x_min(t, U), or the iterate itself if neither is the output."""
 

@@ -3,14 +3,14 @@
 A row is one run to be planned: a workload of running sums, and the weights of its releases in the published
 points.  A fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The
 result is a mechanism with its numbers.  A forms running sums of the sums s of records' contributions, a record is
-charged for moving C s, and the noise is A C^-1 z for fresh normal vectors z.  λ-CGD and buffers form C^-1 z with
-one and with several decaying sums of earlier vectors, and a banded C has few diagonals.  A candidate is a
+charged for moving C s, and the noise is A C^-1 z for fresh normal vectors z.  λ-CGD and buffers form the
+noise from one or a few decaying sums of earlier vectors, and a banded C has few diagonals.  A candidate is a
 mechanism with the number of vectors in its state and its noise √J.  Scaled noise is that of a `column_scale` D:
 the noise of increment t, a record's clipped contribution to round t, is divided by D_t.
 
 Mechanisms are compared by the noise that each leaves in the output and in the queries.  J (`fitting/cost.py`) is
-the sum of both variances relative to their lower bounds: 2 at best, or 1 if the output does not count.  Standard
-deviations are for noise of μ = 1 under zero-out, and inversely proportional to μ.
+the sum of both variances relative to their lower bounds: at least 2, or at least 1 if the output does not count.
+Standard deviations are for noise of μ = 1 under zero-out, and inversely proportional to μ.
 
 The best sizes of scheduled noise have a closed form.  J is the squared sensitivity times the variance in the
 points.  With fresh noise d_t z_t the variance is Σ_t d_t² w_t, where w_t is the sum over the points of the squared
@@ -93,7 +93,7 @@ def max_displacements(workload: Workload) -> Floats:
     For separated participations with unequal clips the result is an approximation, which suffices for a fit.
 
     Args:
-        workload: Clips, decay and participation.
+        workload: Clips, decay and participation, for sums that never restart.
     """
     order, rounds = workload.public_order, workload.rounds
     spacing, last_round_distance = rounds, rounds

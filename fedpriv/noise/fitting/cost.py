@@ -10,7 +10,7 @@ bounds LB of the standard deviation that hold for any mechanism:
     J = V_output / LB_output² + mean_t V_t / mean_t LB_t²
 
 V is the variance in a published point, and V_t that in the query of round t, if the standard deviation of fresh
-vectors is the mechanism's sensitivity (μ = 1 under zero-out).  Both terms are 1 at best.  A response without an
+vectors is the mechanism's sensitivity (μ = 1 under zero-out).  Both terms are at least 1.  A response without an
 output (theorems about the mean noise of the rows) has the second term alone.
 
 Lower bounds: a number h · (released rows) = a · (increments), with a = h A and A the matrix of running sums, moves

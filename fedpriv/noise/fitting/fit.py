@@ -4,7 +4,7 @@ The fit is deterministic.  The roots are functions of unbounded numbers v: with 
 - s_l) the roots θ = decay (ρ_1, ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as
 1).  The minimized function of the roots has an exact gradient:
 
-    log J = log ‖C u‖² + log ‖R B‖²    R the rows of a `NoiseCost`, u the worst record: its clips in its own rounds
+    log J = log ‖C u‖² + log ‖R B‖²    R the rows of a `NoiseCost`, u clips of the worst record (`worst_record`)
 
 Here C = Π (1 - φ_i x) / Π (1 - θ_i x) is the strategy matrix as a power series in the delay x by one round, and
 the s_l in (0, 1) have no other meaning than to order the roots.  m is the number of pairs (θ_i, φ_i).  B = A
@@ -29,13 +29,13 @@ from fedpriv.participation.orders import MinSeparation
 def worst_record(coefficients: Floats, workload: Workload) -> Floats:
     """Return the record u whose ‖C u‖ fits take for the sensitivity, (T,).
 
-    u has the clips in the record's rounds, and 0 elsewhere.  ‖C u‖ is the sensitivity, the largest distance by
-    which a record moves C s, for the sums s of records' clipped contributions:
+    u has the record's clips in its rounds, and 0 elsewhere.  The sensitivity is the largest distance by which a
+    record moves C s, for the sums s of records' clipped contributions.  ‖C u‖ is equal to it, with one exception:
 
     * In a single pass u is in the round with the largest product of clip and column norm.
     * In a fixed order u is at the worst position of an epoch, which is the first for equal clips.
-    * For separated participations u has the largest clip in the earliest rounds.  With unequal clips ‖C u‖ is
-      then an upper bound of the sensitivity.
+    * For separated participations u has the largest clip in the earliest rounds.  With unequal clips, the
+      exception, ‖C u‖ is an upper bound of the sensitivity.
 
     Args:
         coefficients: First column of C, (T,), ≥ 0 and never increasing.
@@ -285,7 +285,7 @@ def _starting_points(workload: Workload, count: int, last_free: bool, around: fl
     """Yield two starts v, (2m,), or (2m - 1,) if φ_m is not fitted.
 
     The first has roots at log-spaced distances below the largest allowed root, from 0.6 / n to 0.75 of it (only
-    0.6 / n for one root), where n is the number of rounds between two participations, or T if that is less.  The
+    0.6 / n for one root), where n is the number of rounds between two participations, or T if T is less.  The
     second has θ_1 at `around`, pairs (φ_i, θ_{i+1}) that nearly cancel, and φ_m near 0 if it is fitted.
 
     Args:

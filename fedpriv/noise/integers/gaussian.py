@@ -307,7 +307,7 @@ class KeyedDiscreteGaussian:
             key: Key of the round, 32 bytes.
             party: Silo number or `SERVER`.
             t: Round.
-            band: Distance of a prediction's two sides below which integers decide.  Numbers above the default are
+            band: Distance of a prediction's two sides below which integers decide.  Bands above the default are
                 for tests, since they give the same values, only slower.
 
         Raises:

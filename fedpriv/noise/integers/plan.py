@@ -199,7 +199,8 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
 
     Raises:
         InputError: A clip keeps too few bits or is outside of 2^-40 … 2^40, the noise has no place between 2^16
-            and 2^48 units, or `word_bits` or a number of records, parties or values is not accepted.
+            and 2^48 units, a group of vectors has no noise, or `word_bits` or a number of records, parties or
+            values is not accepted.
     """
     rounds = run.factorization.workload.rounds
     if run.word_bits not in MIN_CLIP_BITS:
