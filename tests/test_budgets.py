@@ -19,9 +19,9 @@ MOST_OF_A_FILE = 280
 ROOMS = {
     "loss": 3662,
     "noise": 2992,
-    "silo": 2458,
+    "silo": 2459,
     "addons/services": 1780,
-    "data": 1695,
+    "data": 1696,
     "accounting": 1662,
     "papers": 1585,
     "addons/worth": 1364,
@@ -53,9 +53,9 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 32986, 279
+ALL, FILES = 32988, 279
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 24282
+CORE = 24284
 """Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 15, 19
 """Files that a simulated round goes through, and a guard's, at most."""

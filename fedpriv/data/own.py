@@ -12,6 +12,7 @@ The server of a deployment needs the test arrays and `classes` only.
 """
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,7 +219,7 @@ def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
             return dict(arrays)
     except FileNotFoundError:
         raise InputError(f"data.name = {name!r}: no such file (looked for {Path(name).resolve()})") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"data.name = {name!r}: not a readable .npz file without objects ({error})") from None
 
 

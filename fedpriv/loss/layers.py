@@ -119,7 +119,7 @@ def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> St
         )
     if type(layer) in (nn.Flatten, nn.Unflatten):
         return Reshape(inward, outward)
-    if type(layer) is nn.MaxPool2d and not layer.ceil_mode and not layer.return_indices:
+    if type(layer) is nn.MaxPool2d and len(inward) == 3 and not layer.ceil_mode and not layer.return_indices:
         return MaxPool(inward, layer)
     return None
 

@@ -561,7 +561,7 @@ def make_loss_choice(loss: LossArgument, *, real: bool) -> LossChoice:
         return LossChoice(getattr(loss, "__qualname__", "function"), loss)
     try:
         choice = LossChoice(loss, None) if isinstance(loss, str) else LossChoice(function=None, **loss)
-        name = f"{choice.name}-error" if f"{choice.name}-error" in LOSSES else choice.name
+        name = f"{choice.name}-error" if f"{choice.name}-error" in LOSSES else str(choice.name)
         choice = LossChoice(name, None, tuple(map(float, choice.class_weights)), float(choice.label_smoothing))
     except (TypeError, ValueError):
         raise InputError(

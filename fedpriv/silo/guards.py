@@ -97,7 +97,8 @@ def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> 
                     not mu > 0.0 <= slack < 1.0
                 ),
                 "--spent: give --said-by, the person who says so, and how it is known": not said_by.strip(),
-                f"--spent: {policy.ledger} has been begun, and nothing is entered in it": policy.ledger.exists(),
+                f"--spent: {policy.ledger} has been begun, and nothing is entered in it": policy.ledger.exists()
+                or policy.mark_path.exists(),
             }
         )
     pairs = policies_with_shards(policy)

@@ -195,7 +195,7 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
         yield
     finally:
         server.shutdown()
-        if not address.isdigit():  # removed while it is this service's own
+        if not address.isdecimal():  # removed while it is this service's own
             Path(address).unlink(missing_ok=True)
         server.server_close()
 
@@ -206,7 +206,7 @@ def _open_socket(address: str) -> socket.socket:
     Raises:
         InputError: If `address` is neither, or no socket can be made there.
     """
-    if not address.isdigit():
+    if not address.isdecimal():
         if ":" in address and "/" not in address:
             raise InputError(
                 f"--metrics {address}: expected a port's number, for this machine only, or the path of a socket"

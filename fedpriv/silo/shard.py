@@ -21,6 +21,7 @@ import os
 import shlex
 import stat
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -268,7 +269,7 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
             arrays = dict(file)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; it is to hold the silo's records") from None
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, TypeError, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: expected an .npz file of arrays, without objects ({error})") from None
     held_out = _parse_split(arrays, test, classes, path) if f"{test}labels" in arrays else None
     return _parse_split(arrays, "", classes, path, held_out)

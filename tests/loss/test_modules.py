@@ -36,6 +36,11 @@ def convolutional() -> nn.Module:
     )  # fmt: skip
 
 
+def test_pooling_without_an_axis_of_channels_is_computed_by_torch() -> None:
+    net = nn.Sequential(nn.Unflatten(1, (4, 4)), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3))
+    assert isinstance(make_module_objective(net, 16, CrossEntropy(), 0, F64), ModuleObjective)
+
+
 MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "dense": (dense, 6),
     "convolutional": (convolutional, 36),

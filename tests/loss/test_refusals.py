@@ -149,6 +149,7 @@ REFUSED: dict[str, Callable[[], object]] = {
         functools.partial(make_loss_choice, loss, real=False)
         for loss in ODD_LOSSES
     },
+    r"loss = \"\['x'\]\": accepted are": lambda: make_loss_choice({"name": ["x"]}, real=False),
     "accepted are 'cross-entropy', 'binary'": lambda: choose("cubic", 2),
     "is for labels that are numbers .floats., and they are classes 0 … 2": lambda: choose("huber", 3),
     "is for labels that are classes, and they are numbers": lambda: choose("cross-entropy", 0),

@@ -475,5 +475,9 @@ def test_guarantee_nothing_is_entered_in_a_ledger_that_was_begun_and_without_a_b
     begin_ledgers(read_policy(path), (math.inf, 0.0, "nobody knows"))
     with pytest.raises(InputError, match="has been begun, and nothing is entered in it"):
         begin_ledgers(read_policy(path), (1e-9, 0.0, "me"))
+    (tmp_path / "ledger-0.sqlite").rename(tmp_path / "elsewhere")  # its mark stays
+    with pytest.raises(InputError, match="has been begun, and nothing is entered in it"):
+        begin_ledgers(read_policy(path), (1e-9, 0.0, "me"))
+    (tmp_path / "elsewhere").rename(tmp_path / "ledger-0.sqlite")
     assert "spent inf by 1 run, left for one more 0" in format_status(path)[1]
     refused(open_guard(read_policy(path)), "with all before inf", CELL)

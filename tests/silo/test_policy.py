@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError
+from fedpriv.data.own import load_npz
 from fedpriv.silo import admission
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.fingerprint import create_ledger
@@ -232,3 +233,16 @@ def test_a_ledger_that_is_one_commit_older_is_refused(tmp_path: Path) -> None:
     path.write_bytes(kept.read_bytes())
     with pytest.raises(InputError, match="older copy that was put back"):
         SiloLedger(path)
+
+
+def test_a_shard_of_damaged_compressed_bytes_is_refused_in_one_line(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (50, 20, 20), np.uint8)
+    np.savez_compressed(tmp_path / "shard.npz", images=images, labels=np.zeros(50, np.int64))
+    content = (tmp_path / "shard.npz").read_bytes()
+    for place in range(60, len(content) - 400, 997):
+        damaged = content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
+        (tmp_path / "shard.npz").write_bytes(damaged)
+        with pytest.raises(InputError, match=r"shard\.npz"):
+            load_shard(tmp_path / "shard.npz", 10)
+        with pytest.raises(InputError, match=r"shard\.npz"):
+            load_npz(str(tmp_path / "shard.npz"))
