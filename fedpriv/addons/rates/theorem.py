@@ -178,7 +178,8 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
         run: Results folder with the measured excess risk, or None.
 
     Raises:
-        InputError: The data or the results cannot be read, or `gap` is not positive.
+        InputError: The data or the results cannot be read, the data do not fit the scenario, or `gap` is not
+            positive.
     """
     from fedpriv.accounting.gaussian import check_positive
     from fedpriv.plan.plan import excess_risk_bound, make_plan, make_problem
