@@ -7,10 +7,10 @@ returns facts that are stored with a cell, such as the loss of the best constant
 | finding | rule, mostly about the mean over the seeds of a sweep point |
 |---|---|
 | R² | below 0, that of predicting the mean of the test targets |
-| accuracy | above the share of the commonest class by at most two standard errors or 2 points, the smaller |
-| balanced accuracy | above 1 / classes by at most 2 points |
+| accuracy | at most two standard errors or 2 points, the smaller, above the share of the commonest class |
+| balanced accuracy | at most 2 points above 1 / classes |
 | test loss | not below the loss of the best constant outputs |
-| start | test loss below that before round 1 by at most half a percent |
+| start | test loss at most half a percent below that before round 1 |
 | rising loss | after the last round above that after the first evaluated one by more than 1 % |
 | outputs | all in 0 … 1 and not all equal, where the loss takes logits |
 | records | some of the training records are held by no silo, so that no round reads them |
@@ -64,10 +64,8 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
 
     The result is empty if silos evaluate the model, or if there is no test loss, no test record or no way to
     rebuild the model here.  A key is left out where its figure is not known.  Outputs are those of *sampled*
-    records, every k-th test record, with the least k that leaves at most 10,000.
-
-    The keys from `commonest` on are left out without a test accuracy, and `classes` and `balanced` also for
-    several labels a record.
+    records, every k-th test record, with the least k that leaves at most 10,000.  Keys from `commonest` on need a
+    test accuracy, and `classes` and `balanced` also a single label a record.
 
     | key | meaning |
     |---|---|
@@ -185,10 +183,7 @@ def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return sentences on a sweep point's failure to learn, with `_PLACE` for the point's name.
 
     Scores and losses are means over those of the point's cells that have them, one cell for each seed.  Other
-    facts, such as the number of classes, are those of the first cell.
-
-    Args:
-        cells: Records of the point's cells, at least one, with facts of `measure_learning` under "learning".
+    facts of `measure_learning`, such as the number of classes, are those of the first cell.
     """
     means = {
         key: statistics.fmean(cell[key] for cell in cells if key in cell)

@@ -550,8 +550,8 @@ def format_model_card(certificate: VerifiedCertificate) -> str:
     """Format the model card as Markdown, with the metadata block that model hubs read.
 
     The text says first how many silos signed, or that this is a simulation.  Then come the title, the claim with
-    its unit (none for a run without noise), the questions and answers of the page, and a note.  Titles and answers
-    are escaped, because other parties may have written them.
+    its unit (none for a run without noise), the questions and answers of the page, and two notes.  Titles and
+    answers are escaped, because other parties may have written them.
     """
     run, record = certificate.body["run"], certificate.body["record"]
     lines = [

@@ -273,10 +273,10 @@ def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], ND
 
 
 def _prefix_amplification(rounds: int, alpha: float) -> float:
-    """Return the mean over t = 1 … min(T, 2^22) of the squared coefficients of the prefix 1 … t, summed.
+    """Return the mean, over prefixes 1 … t, of the sum of squared coefficients of a prefix's nodes.
 
-    With 2^k the lowest binary one of t, round t has the nodes of round t - 2^k, decayed by 2^k rounds, and one
-    more of 2^k rounds, with the coefficient 1.
+    The mean is over t = 1 … min(T, 2^22).  With 2^k the lowest binary one of t, round t has the nodes of round
+    t - 2^k, decayed by 2^k rounds, and one more of 2^k rounds, with the coefficient 1.
 
     Args:
         rounds: T.

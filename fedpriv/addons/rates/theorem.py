@@ -1,6 +1,7 @@
 """Command `fedpriv privacy theorem`: numbers that theorems prescribe.
 
-In tables, ε and δ are rounded up.  Noise is rounded down if a run has it, and up if a theorem prescribes it.
+In tables of numbers, ε and δ are rounded up.  Noise is rounded down if a run has it, and up if a theorem
+prescribes it.  The two sides of a condition are rounded to nearest.
 
 A sweep point has one value of each key that the scenario sweeps.  The problem is the public numbers from which
 theorems start, such as records and dimension.  A prescription is a theorem's numbers for a run, with the

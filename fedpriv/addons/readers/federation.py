@@ -20,8 +20,7 @@ def complete_federation(
 ) -> dict[str, Any]:
     """Return a scenario whose [federation] follows the records, their sites, and the program's settings.
 
-    For records with sites each site becomes a silo, and `data.partition` becomes "site".  Another scenario than
-    own-data changes for records with sites only.
+    For records with sites each site becomes a silo, and `data.partition` becomes "site".
 
     Args:
         tree: Scenario as nested dictionaries.

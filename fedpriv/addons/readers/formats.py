@@ -65,12 +65,8 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
 def _find_separator(path: Path) -> str | None:
     """Return the separator that gives the header most names, or None for the usual one of the file's name.
 
-    The usual one is preferred.  The result is also None if the header of a file with commas is not UTF-8.
-
-    Raises:
-        InputError: The file cannot be converted.
-        OSError: The file cannot be opened.
-        UnicodeDecodeError: A .tsv file is not in UTF-8.
+    The usual one is preferred.  The result is also None if the header of a file with commas is not UTF-8.  Errors
+    of `open_text` pass.
     """
     usual = find_separator(path)  # a .tsv file is opened with commas in place of tabs, so that "," stands for both
     with open_text(path, CellFormat(usual if usual != "," else None)) as file:

@@ -56,11 +56,7 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
 
 
 def _iterate_items(data: Any, source: str) -> Iterable[Any]:
-    """Return an iterable of the items of a data set.
-
-    Raises:
-        InputError: The data are no data set of items, such as an array, a dictionary or a DataFrame.
-    """
+    """Return an iterable of the items, or raise InputError for data that are no items, such as an array."""
     if isinstance(data, Mapping) and all(hasattr(part, "__len__") for part in data.values()):
         names = sanitize_line(", ".join(map(repr, data)), 200)
         raise InputError(f"{source}: is a dictionary of {names}; give one data set of it, or (records, labels)")

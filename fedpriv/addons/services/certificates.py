@@ -287,8 +287,8 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
 
     Raises:
         InputError: If the certificate names another authority, or no certificate of ca.crt in `key_folder` has
-            this one's key, if the authority's own certificate ends within 30 days, or if a file is missing or
-            holds something else.
+            the authority's key, if the authority's own certificate ends within 30 days, or if a file is missing
+            or holds something else.
     """
     old_certificate, authority = (
         read_certificates(key_folder / CERTIFICATE_FILE)[0],

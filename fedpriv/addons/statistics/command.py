@@ -475,6 +475,7 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
     Raises:
         InputError: The folder has no results, or a cell has no coefficients that `compute_coefficients` can read.
         RunError: A claim differs from the releases, after the coefficients were printed.
+        OSError: A model's file cannot be read.
     """
     from fedpriv.show.summary import format_value
     from fedpriv.study.results import check_claims, read_claims
