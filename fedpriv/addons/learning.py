@@ -7,19 +7,19 @@ returns facts that are stored with a cell, such as the loss of the best constant
 | finding | rule, mostly about the mean over the seeds of a sweep point |
 |---|---|
 | R² | below 0, that of predicting the mean of the test targets |
-| accuracy | not above the share of the commonest class by two standard errors or 2 points, the smaller |
-| balanced accuracy | not above 1 / classes by 2 points |
+| accuracy | at most two standard errors or 2 points, the smaller, above the share of the commonest class |
+| balanced accuracy | at most 2 points above 1 / classes |
 | test loss | not below the loss of the best constant outputs |
-| start | test loss not below that before round 1 by half a percent |
-| rising loss | after the last round above that after the first evaluated one, by 1 % |
+| start | test loss at most half a percent below that before round 1 |
+| rising loss | after the last round above that after the first evaluated one by more than 1 % |
 | outputs | all in 0 … 1 and not all equal, where the loss takes logits |
-| records | some of the training records are read in no round |
-| clipping | of 99.9 % of increments or more in each cell, beside another finding on scores or outputs |
+| records | some of the training records are held by no silo, so that no round reads them |
+| clipping | of 99.9 % of increments or more in each cell that counts it, beside a finding on scores or outputs |
 
 Without these facts, as where silos evaluate, accuracies are compared with 1 / classes, and the test loss of a
 softmax regression with ln classes, if a table's public description has classes.
 
-Imports: the core.
+Imports: the core, which is fedpriv without its add-ons.
 """
 
 import math
@@ -63,7 +63,8 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
 
     The result is empty if silos evaluate the model, or if there is no test loss, no test record or no way to
     rebuild the model here.  A key is left out where its figure is not known.  Outputs are those of *sampled*
-    records, every k-th test record, with the least k that leaves at most 10,000.
+    records, every k-th test record, with the least k that leaves at most 10,000.  Keys from `commonest` on need a
+    test accuracy, and `classes` and `balanced` also a single label a record.
 
     | key | meaning |
     |---|---|
@@ -71,7 +72,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     | `tests`, `train` | numbers of test and of training records, the latter for simulations of record protection |
     | `start_and_end` | mean loss of sampled records before round 1, and by the trained model |
     | `loss` | mean loss of the test records for the best constant outputs |
-    | `commonest`, `classes` | accuracy of always naming a label's commonest class, number of classes in the test |
+    | `commonest`, `classes` | accuracy of always naming a label's commonest class, number of test classes |
     | `balanced` | balanced accuracy of the trained model on sampled records |
     | `has_unit_outputs` | whether sampled outputs are in 0 … 1 and not all equal, and the loss takes logits |
 
@@ -118,7 +119,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
 
 
 def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
-    """Return the least mean loss of outputs alike for all records, or None if it is not finite.
+    """Search the least mean loss of outputs alike for all records, and return it, or None if not finite.
 
     Args:
         loss: Loss of the model.
@@ -159,7 +160,7 @@ def describe_findings(results: Results) -> list[str]:
     """Describe a run's findings (table of this module) in sentences, or return [] without any.
 
     A sentence that holds for several sweep points is there once, and names up to three of them.  Sentences on
-    records that no round reads come last.
+    records that no silo holds come last.
     """
     points_by_sentence = dict[str, list[str]]()
     for point in sweep_points(results):
@@ -185,8 +186,8 @@ def _format_points(points: Sequence[str]) -> str:
 def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return sentences on a sweep point's failure to learn, with `_PLACE` for the point's name.
 
-    Scores and losses are means over the point's cells, at least one, which have one seed each.  A number of
-    classes and the share of the commonest class are those of the first cell.
+    Scores and losses are means over those of the point's cells that have them, one cell for each seed.  Other
+    facts of `measure_learning`, such as the number of classes, are those of the first cell.
     """
     means = {
         key: statistics.fmean(cell[key] for cell in cells if key in cell)
@@ -202,6 +203,7 @@ def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
             f"All outputs of the model lie in 0 … 1{_PLACE}, as those of a last Sigmoid or Softmax do, but its "
             "loss takes logits: leave that layer out."
         )
+    # Without facts on the start, the pair (1, 0) makes no sentence.
     losses = [cell["learning"]["start_and_end"] for cell in cells if "start_and_end" in cell.get("learning", {})]
     start, end = (statistics.fmean(values) for values in zip(*losses, strict=True)) if losses else (1.0, 0.0)
     if end >= _FALL * start > 0.0:
@@ -229,7 +231,7 @@ def _compare_with_constant(
 ) -> list[str]:
     """Return reasons why the cells' mean scores are no better than those of a constant prediction.
 
-    Means are by name.  `facts` of the first cell have the accuracy of naming the commonest class always.
+    `means` are mean scores by name.  `facts` are those of `measure_learning` on the first cell.
     """
     reasons, losses = (
         list[str](),
@@ -259,7 +261,7 @@ def _compare_with_constant(
 def _compare_with_guessing(cell: Mapping[str, Any], means: Mapping[str, float]) -> list[str]:
     """Return reasons why mean scores, by name, are no better than guessing among a table's classes.
 
-    The classes are those of the table's public description, without which there is no reason.
+    The list is empty if the table has no public description with classes.
     """
     scenario = cell["scenario"]
     classes = _class_count(scenario.get("data", {}))
@@ -290,7 +292,7 @@ def _class_count(data: Mapping[str, Any]) -> int:
 
 
 def _describe_unread(results: Results) -> list[str]:
-    """Describe in sentences how many training records no round reads.
+    """Describe in sentences how many training records no silo holds, so that no round reads them.
 
     They are counted among the records that `federation.samples` asks for, or else among all, if that is known.
     """

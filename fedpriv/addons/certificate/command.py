@@ -4,7 +4,7 @@ A certificate is a signed JSON document on the released model of one cell, which
 has the record of the cell (scenario, releases, claim) and people's answers.  Silos add signed statements on
 their privacy budgets, under the key "silos".
 
-The views show a verified certificate: half a page for a board, a page of all questions, and a model card.  The
+The views show a verified certificate: a short page for a board, a page of all questions, and a model card.  The
 page and the card list questions and answers.  A question that no program can answer has a person's answer, or "to
 be filled in by …".  Each view says that it states no compliance with a law.
 
@@ -286,8 +286,8 @@ _MODEL_NOTE = (
 def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, Any]) -> str:
     """Describe in a sentence the public facts about the data, and who declared them public.
 
-    For a table that the scenario describes, these are the scenario and policies of silos that signed.  For other
-    data it is fedpriv's own description of the data set, or else the scenario.
+    For a table that the scenario describes, these are the scenario, and the policies of those signing silos that
+    declare it.  For other data it is fedpriv's own description of the data set, or else the scenario.
 
     Args:
         certificate: The certificate, with the silos' statements.
@@ -385,7 +385,7 @@ def _limit_answers(certificate: VerifiedCertificate, statement: Statement) -> li
 
 
 def _first_line(certificate: VerifiedCertificate) -> str:
-    """Name the signers of a certificate, or the simulation, for the first line of a view."""
+    """State how many silos signed, and which did not, or that this is a simulation, for the top of a view."""
     return (
         _SIMULATION_NOTE
         if certificate.is_simulation
@@ -404,7 +404,7 @@ def format_page(certificate: VerifiedCertificate) -> str:
 
 
 def format_board_page(certificate: VerifiedCertificate) -> str:
-    """Format half a page for a board as self-contained HTML, without figures of μ and zCDP."""
+    """Format the short page for a board as self-contained HTML, without figures of μ and zCDP."""
     parts = [
         part
         for heading, sentences in _board_sections(certificate, _make_statement(certificate)).items()
@@ -437,8 +437,8 @@ def _format_html(certificate: VerifiedCertificate, kind: str, files: str, parts:
 def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> dict[str, list[str]]:
     """Return the sentences of the page for a board, by heading.
 
-    A sentence that does not apply is an empty text here, which the page leaves out.  `statement` is the privacy
-    statement on the certified cell.
+    The page leaves out empty texts, which stand here for some sentences that do not apply.  `statement` is the
+    privacy statement on the certified cell.
     """
     body, record = certificate.body, certificate.body["record"]
     open_questions = [
@@ -500,7 +500,7 @@ _DECISIONS = {
 def _describe_guesses(certificate: VerifiedCertificate) -> list[str]:
     """Describe in sentences how often an attacker's guess is right at most.
 
-    The guesses are about one protected unit and, as far as the certificate has figures for them, about several
+    The guesses are about one protected unit and, as far as the certificate has a μ for them, about several
     records of a person and about a test record.  A run without noise has a single sentence.
     """
     claim, record = certificate.claim, certificate.body["record"]
@@ -531,7 +531,8 @@ def _share_of_cases(probability: float) -> str:
 def _describe_all_runs(silo: Mapping[str, Any]) -> str:
     """Describe the best guess from all runs of a silo together, or return "" for fewer than two runs.
 
-    The silo's statement has the runs' composed charge: they are μ-GDP, but for a probability, the slack.
+    The silo's statement has the composed charge of all runs on its training records: together they are μ-GDP,
+    except with a probability, the slack, for which the guess is taken to be right.  μ is None above every budget.
     """
     total_budget = silo["training"]["spent"]
     if total_budget["runs"] < 2:
@@ -549,9 +550,9 @@ def _describe_all_runs(silo: Mapping[str, Any]) -> str:
 def format_model_card(certificate: VerifiedCertificate) -> str:
     """Format the model card as Markdown, with the metadata block that model hubs read.
 
-    The first line says who signed, or that this is a simulation.  Then come the title, the claim with its unit
-    (none for a run without noise), and the questions and answers of the page.  Titles and answers are escaped,
-    because other parties may have written them.
+    The text says first how many silos signed, or that this is a simulation.  Then come the title, the claim with
+    its unit (none for a run without noise), the questions and answers of the page, and two notes.  Titles and
+    answers are escaped, because other parties may have written them.
     """
     run, record = certificate.body["run"], certificate.body["record"]
     lines = [
@@ -613,7 +614,8 @@ def certify(
     """Write a run's certificate into its folder, with its views unless it is an unsigned draft.
 
     A draft is a deployment's certificate without any silo's signature.  The signatures are also written as DSSE
-    envelopes, a form for other programs.  The views are the half page for a board, the page and the model card.
+    envelopes, a form for other programs.  The views are the page for a board, the page of all questions and the
+    model card.
     With the views, the run's RO-Crate, which describes the files of the folder, is written anew.  The printed
     outcome begins with the coordinator's public key.
 

@@ -25,11 +25,12 @@ One group needs a variance of α² A E/μ², and several with the best shares of
 Algorithm 2 has four groups, and each is charged for its own worst record.
 
 `count_first` and `count_second` count nodes for the worst record.  `estimate_first` and `estimate_second` take the
-mean record for the worst, for any N.
+mean record for the worst, for large N.
 
-`bound_over_orders` bounds the sensitivity over all public orders, for plans before a seed is known.  A run with
-fresh permutations is certified for its own order (`visited_squared_norms` of fedpriv/noise/tree.py).  The fixed
-order is not the worst one: a record can be last in one epoch and first in the next.
+`bound_over_orders` bounds the squared sensitivity over the permutations of all epochs, for plans before a seed is
+known.  A run with fresh permutations is certified for its own order (`visited_squared_norms` of
+fedpriv/noise/tree.py).  The fixed order is not the worst one: a record can be last in one epoch and first in the
+next.
 """
 
 import math
@@ -272,10 +273,10 @@ def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], ND
 
 
 def _prefix_amplification(rounds: int, alpha: float) -> float:
-    """Return the mean over t = 1 … T of the sum of squared coefficients of the nodes of the prefix 1 … t.
+    """Return the mean, over prefixes 1 … t, of the sum of squared coefficients of a prefix's nodes.
 
-    At most the first 2^22 rounds count.  With 2^k the lowest binary one of t, round t has the nodes of round
-    t - 2^k, decayed by 2^k rounds, and one more of 2^k rounds.
+    The mean is over t = 1 … min(T, 2^22).  With 2^k the lowest binary one of t, round t has the nodes of round
+    t - 2^k, decayed by 2^k rounds, and one more of 2^k rounds, with the coefficient 1.
 
     Args:
         rounds: T.
@@ -312,7 +313,8 @@ def _window_square(first: int, last: int, alpha: float) -> float:
 def _window_amplifications(records: int, rounds: int) -> tuple[float, float, float]:
     """Return the amplifications of early gradients, later gradients and differences.
 
-    They are means over 60 rounds, which seed 0 draws.  Early gradients are those of the first two epochs.
+    They are means over 60 rounds, which seed 0 draws from 2N … T.  Early gradients are those of the first two
+    epochs.
 
     Round t is r rounds after the end of epoch q.  Its momentum has the gradients of the first r rounds, decayed,
     and windows of N rounds that are i = 1 … q epochs old, of which the latest ends at t.  A window that ends in
@@ -415,7 +417,7 @@ def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
     """Return the figure of the noise and the bounds of Algorithms 1 and 2, for 10³ to 10¹² records.
 
     Lines have values at the powers of ten N for which Theorem 6 has at least N rounds, and Theorem 9 at least 4 N.
-    A line of gradient descent, and exact counts at up to two small N, stand beside them.
+    A line of gradient descent, and counts for the worst record at up to two small N, stand beside them.
 
     Args:
         dimension: d.
@@ -514,9 +516,9 @@ _NOTES = (
 def max_node_weights(rounds: int, rounds_per_epoch: int, decay: float, level: int) -> Floats:
     """Compute the largest weight of a record in every node of a level, over all permutations, (nodes,).
 
-    The weight of a record is Σ decay^(z-i) over its rounds i in the node, which ends at z.  It is largest for the
-    record that is last in each epoch of the node, and in round z: 1 in the last epoch, decay^r in the one that
-    ended r rounds before z, and a factor decay^N for each epoch before.
+    The weight of a record is Σ decay^(z-i) over its rounds i in the node, which ends at z.  It is largest for a
+    record that is read in round z and last in each earlier epoch of the node: 1 for round z, decay^r in the epoch
+    that ended r rounds before z, and a further factor decay^N for each epoch before.
 
     Args:
         rounds: T.
@@ -535,7 +537,7 @@ def max_node_weights(rounds: int, rounds_per_epoch: int, decay: float, level: in
 
 
 def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_nodes: bool = False) -> float:
-    """Bound the squared norm of a record in all nodes at clip 1, over all permutations of all epochs.
+    """Bound the squared norm of a record in a tree at clip 1, over all permutations of all epochs.
 
     A record's weight in a node that ends at round z is Σ decay^(z-i) over its rounds i in the node, and its
     squared norm is the sum of its squared weights.  A node of at most N rounds meets two epochs at most.  So the

@@ -1,11 +1,11 @@
-"""Rates of three of the papers by formulas, and the command that prints them.
+"""Rates of three of the papers by formulas, and the command that prints all papers' figures.
 
-The papers are those of Reshef & Levy, of Kornowski, Liu & Talwar, and of Choquette-Choo, Ganesh & Thakurta.
-Functions whose names end with `_figure` return a `RateFigure`: lines on logarithmic axes with their exponents,
-tables, notes, and possibly triangles that show exponents of the theory.  Numbers of Reshef & Levy are for their
-experiment on MNIST: β = 392.5 (smoothness), L = √1570 (Lipschitz constant), D = 0.1 (diameter of the models),
-d = 7,850 (parameters) and δ = 1e-5, with |S| records at M silos.  Those of Choquette-Choo et al. are for
-scenarios/complexity-table.toml.
+The three papers are those of Reshef & Levy, of Kornowski, Liu & Talwar, and of Choquette-Choo, Ganesh & Thakurta.
+The command also prints `momentum_figure`, on Tran & Cutkosky.  Functions whose names end with `_figure` return a
+`RateFigure`: lines on logarithmic axes with their exponents, notes, and possibly tables and triangles that show
+exponents of the theory.  Numbers of Reshef & Levy are for their experiment on MNIST: β = 392.5 (smoothness),
+L = √1570 (Lipschitz constant), D = 0.1 (diameter of the models), d = 7,850 (parameters) and δ = 1e-5, with |S|
+records at M silos.  Those of Choquette-Choo et al. are for scenarios/complexity-table.toml.
 """
 
 import json
@@ -62,7 +62,7 @@ def gradient_figure() -> RateFigure:
 
     M is 10.  DP-μ²-FL reads 2|S| - M gradients, whatever ε is.  The paper's ρ is the μ of Gaussian DP.  Lines of
     Appendix F are fitted from 10^5 records on, since the exponent 3/2 holds for many records only.  A table has
-    multiples at other M.
+    multiples of DP-μ²-FL's gradients at |S| = 60,000 and M = 1, 10 and 100.
     """
     sizes = log_space(1e3, 1e7)
     epsilons = {"1": 1.0, "8": 8.0, "24.4 (ρ = 4)": epsilon_of(4.0, _DELTA)}
@@ -104,11 +104,11 @@ def gradient_figure() -> RateFigure:
 
 
 def samples_figure(epsilon: float = 1.0) -> RateFigure:
-    """Return the records of Table 1 of Kornowski et al. against d, at α = 0.5, β = 0.3, L = Φ = 1.
+    """Return the figure of Table 1 of Kornowski et al., records against d, at α = 0.5, β = 0.3, L = Φ = 1.
 
-    A result is the number of records for a Goldstein measure of at most β: the smallest norm of a weighted mean of
-    gradients within the radius 2α.  L is the Lipschitz constant, and Φ bounds the decrease of the loss.  Triangles
-    stand near the dimension 2^15, the entry 12 of a row.
+    A line is one result of the table: the number of records for a Goldstein measure of at most β, the smallest
+    norm of a weighted mean of gradients within the radius 2α.  L is the Lipschitz constant, and Φ bounds the
+    decrease of the loss.  Triangles stand near the dimension 2^15, the entry 12 of a row.
 
     Args:
         epsilon: ε.

@@ -183,7 +183,7 @@ def _estimate(scaling: Growth, size: Size, seeds: Sequence[int]) -> Value:
 
     With `smallest` it is a number of rounds (`_interpolate`).  Without, it is the mean metric over `seeds` of the
     best or worst point, which is chosen by its mean over the seeds of `chosen_on`, if there are any, or else over
-    `seeds`.  The value is None without finished cells.
+    `seeds`.  The value is None without finished cells, and infinite if that point has none of `seeds`.
 
     Args:
         scaling: Section [scaling].
@@ -334,11 +334,11 @@ def _fitted_line(line: ScalingLine, look: Look) -> list[Series]:
     """Return the fitted line, and a triangle with the theory's exponent near its last value.
 
     The result is empty without a fit, and has no triangle without an exponent of the theory.  The triangle begins
-    a fifth below the line, at a third of the last n, and ends at the last n.
+    a fifth below the line, at a third of the last fitted n, and ends at that n.
 
     Args:
         line: Values and fit.
-        look: Colour of the line, where a triangle is grey.
+        look: Colour of the fitted line.  A triangle is grey.
     """
     pairs = line.fitted_pairs
     if line.fit is None:

@@ -1,6 +1,7 @@
 """Command `fedpriv privacy theorem`: numbers that theorems prescribe.
 
-In tables, ε and δ are rounded up.  Noise is rounded down if a run has it, and up if a theorem prescribes it.
+In tables of numbers, ε and δ are rounded up.  Noise is rounded down if a run has it, and up if a theorem
+prescribes it.  The two sides of a condition are rounded to nearest.
 
 A sweep point has one value of each key that the scenario sweeps.  The problem is the public numbers from which
 theorems start, such as records and dimension.  A prescription is a theorem's numbers for a run, with the
@@ -178,7 +179,8 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
         run: Results folder with the measured excess risk, or None.
 
     Raises:
-        InputError: The data or the results cannot be read, or `gap` is not positive.
+        InputError: The data or the results cannot be read, the data do not fit the scenario, or `gap` is not
+            positive.
     """
     from fedpriv.accounting.gaussian import check_positive
     from fedpriv.plan.plan import excess_risk_bound, make_plan, make_problem

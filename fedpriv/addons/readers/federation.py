@@ -47,7 +47,7 @@ def complete_federation(
             f"federation.silos = {silos}: the records are of {len(counts)} sites, each of which is a silo; give "
             "that number, or leave it out"
         )
-    # All records are read once an epoch: each silo reads its own in equal batches.
+    # If an epoch is to read all records, each silo reads its own in equal batches, without a rest.
     if federation.get("samples") == sum(counts) and "batch" not in federation:
         rounds_per_epoch = max(1, int(federation.get("rounds", 1)) // int(federation.get("epochs", 1)))
         del federation["samples"]
@@ -59,13 +59,14 @@ def complete_federation(
 def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, Any], units: int) -> dict[str, Any]:
     """Return the section without shipped numbers that the program's numbers contradict.
 
-    Keys that the program sets are kept, and the caller writes their values into the scenario afterwards.
+    Keys that the program sets are kept, since their values are written into the scenario later.
 
     * With `clients`, which come in cohorts, silos, samples and epochs are left out.
     * With one value of `batches` or `batch`, epochs are left out, and rounds are those of one pass, unless the
       program sets them.  Samples are left out as well with `batches`, or if the program's rounds are fewer than
       those of a pass.
-    * Otherwise, if the program sets one number of rounds, or of epochs, every round reads all records.
+    * Otherwise, if the program sets either one number of rounds or one of epochs, every round reads all records.
+      With several numbers of rounds, the number of epochs is their greatest common divisor.
 
     Args:
         federation: Section of the shipped scenario, with the program's number of records.

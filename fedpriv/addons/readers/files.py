@@ -26,9 +26,9 @@ _EXPONENT = "(?:[eE][+-]?[0-9]+)?"
 
 
 def read_text(path: Path, cell_format: CellFormat) -> bytes:
-    """Return the content of a table's file as .csv with commas in UTF-8, with points in its numbers.
+    """Return the content of a table's file as .csv with commas, with points in its numbers.
 
-    Empty lines stay, so that a record has the line that it has in the file.
+    Empty lines stay, so that a record has the line that it has in the file if no cell has an end of line.
 
     Args:
         path: File of a table, but not .parquet.
@@ -46,11 +46,12 @@ def read_text(path: Path, cell_format: CellFormat) -> bytes:
 def _convert(path: Path, cell_format: CellFormat, size: int, changed: int) -> bytes:
     """Convert a file to .csv with commas, and cache the last result until an argument is another.
 
-    `size` and `changed` (in nanoseconds) are those of the file, so that a changed file is read again.
+    `size` (bytes) and `changed` (time in nanoseconds) are those of the file, so that a changed file is read again.
 
     Raises:
         InputError: The file cannot be converted.
         UnicodeDecodeError: The text has another separator or other numbers, and is not in UTF-8.
+        OSError: The file cannot be read.
     """
     content = path.read_bytes()
     if path.suffix.lower() == ".xlsx":
@@ -81,8 +82,8 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
     """Return a function that writes a number of this format with a point, and without marks of thousands.
 
     A number may have the sign of a detection limit before it, and of percent behind it.  Other texts stay as they
-    are.  Only a text that is a number with a point, and none in this format, gets a remark, so that it is not read
-    as a number of another size.
+    are, except that a number with a point, which is none in this format, gets a remark, so that it is not read as
+    a number of another size.
 
     Guarantee: the function depends on the format alone, so that a record's cells depend on the record alone.
     """
@@ -109,6 +110,9 @@ def _decode_utf16(content: bytes, path: Path) -> bytes:
     """Convert a text in UTF-16 to UTF-8, and return any other content unchanged.
 
     UTF-16 is found by a mark of the order of bytes at the start, or by a zero among the first two bytes.
+
+    Raises:
+        InputError: The content begins so and is not UTF-16.  The message names `path`.
     """
     if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" not in content[:2]:
         return content
@@ -169,7 +173,7 @@ def _rows_as_text(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _cell_text(value: Any) -> str:
-    """Return a cell's text: whole numbers below 2^53 without a point, midnights as year-month-day."""
+    """Return a cell's text: whole numbers of size below 2^53 without a point, midnights as year-month-day."""
     if value is None:
         return ""
     if isinstance(value, bool):

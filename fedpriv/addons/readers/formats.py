@@ -24,12 +24,13 @@ _MAX_TEXTS = 10_000
 
 
 def find_format(path: Path, known_format: CellFormat) -> CellFormat:
-    """Return the format of a text file's cells, as far as the owner does not know it.
+    """Find the format of a text file's cells, as far as the owner does not know it.
 
-    The separator is the one that gives the header most names.  The marks of numbers are those by which most
-    different texts are numbers, in columns of up to `_MAX_TEXTS` different texts, nine in ten of which are then
-    numbers.  Marks stay plain if others read no further text, or if the best marks read as many texts with other
-    sums, such as 1,234 as 1.234 or as 1234.
+    The separator is the one that gives the header most names.  The marks of numbers are those of `_MARKS` by which
+    most different texts are numbers, in columns of up to `_MAX_TEXTS` different texts, nine in ten of which are
+    then numbers.  Marks stay plain if others read no further text, or if several best marks give different sums,
+    such as 1,234 as 1.234 and as 1234.  They also stay plain if no text has a digit behind a comma, an apostrophe
+    or a space.
 
     Args:
         path: File of a table.  Of a Parquet file or a spreadsheet, the known format is returned.
@@ -64,9 +65,10 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
 def _find_separator(path: Path) -> str | None:
     """Return the separator that gives the header most names, or None for the usual one of the file's name.
 
-    The usual one is preferred.  The result is also None if the header cannot be read.
+    The usual one is preferred.  The result is also None if the header is not UTF-8.  Other errors
+    of `open_text` pass.
     """
-    usual = find_separator(path)
+    usual = find_separator(path)  # a .tsv file is opened with commas in place of tabs, so that "," stands for both
     try:
         with open_text(path, CellFormat(usual if usual != "," else None)) as file:
             line = file.readline()

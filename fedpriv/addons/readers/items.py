@@ -35,8 +35,8 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).
 
     Raises:
-        InputError: The value is no data set of items, has no items, an item's record or label is not known, or
-            records or labels are no arrays of one shape.
+        InputError: The value is no data set of items, has no items, an item's record or label is not known,
+            records differ in their number of inputs, or records or labels are no arrays of one shape.
     """
     pairs = [_split_item(item, source, fields) for item in _iterate_items(data, source)]
     if not pairs:
@@ -56,7 +56,7 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
 
 
 def _iterate_items(data: Any, source: str) -> Iterable[Any]:
-    """Return an iterable of the items, and refuse other data, such as arrays, dictionaries and DataFrames."""
+    """Return an iterable of the items, or raise InputError for data that are no items, such as an array."""
     if isinstance(data, Mapping) and all(hasattr(part, "__len__") for part in data.values()):
         names = sanitize_line(", ".join(map(repr, data)), 200)
         raise InputError(f"{source}: is a dictionary of {names}; give one data set of it, or (records, labels)")
@@ -116,9 +116,10 @@ def _describe_parts(item: Any) -> str:
 
 
 def _join_arrays(values: Sequence[Any], noun: str, source: str, is_batched: bool) -> NDArray[Any]:
-    """Concatenate batches (n, ...), or stack values (...), which have one shape (apart from n).
+    """Concatenate batches (n, ...) if `is_batched`, or else stack values (...).
 
-    Messages name the values by `noun`, and the program's argument by `source`.
+    All have one shape, for batches apart from n.  Messages name the values by `noun`, and the program's argument
+    by `source`.
 
     Raises:
         InputError: A value is no array, or shapes differ.

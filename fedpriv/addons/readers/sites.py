@@ -81,7 +81,11 @@ def _read_part(part: Any, source: str, fields: Fields | None) -> tuple[_Pair, ND
 
 
 def _is_data_set(value: Any) -> bool:
-    """Whether a value is a data set, and neither an array nor an item (record, label) of one."""
+    """Whether a value reads as a data set, and not as an array or an item (record, label) of one.
+
+    A pair is a data set if its records, or their first input, have two axes at least, and as many rows as its
+    labels.
+    """
     if isinstance(value, tuple):
         if len(value) != 2 or not hasattr(value[1], "__len__") or not np.ndim(value[1]):
             return False

@@ -1,9 +1,9 @@
 """Keys and certificates of services, on one machine and between machines.
 
-This module makes, reads and checks certificates, warns before they end, and renews them with the authority's key.
-An authority is a key and its certificate (ca.key, ca.crt), with which the SuperLink's certificate (server.pem) is
-signed.  A server that only processes of one machine reach has a certificate that signs itself, as ca.crt and
-server.pem.  PEM is the text form of certificates and keys.
+This module makes, reads and checks certificates and keys, warns before certificates end, and renews a SuperLink's
+with the authority's key.  An authority is a key and its certificate (ca.key, ca.crt), with which the SuperLink's
+certificate (server.pem) is signed.  A server that only processes of one machine reach has a certificate that signs
+itself, as ca.crt and server.pem.  PEM is the text form of certificates and keys.
 
 A SuperLink registers the public keys of SuperNodes in the files keys/nodes/silo-N.pub, each until its file is
 removed or has another key.  Revocation removes that file.  A SuperLink notices renewals, revocations and new keys
@@ -286,8 +286,9 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
         authority_folder: Folder of the authority, with ca.key and ca.crt.
 
     Raises:
-        InputError: If the certificate names another authority, or ca.crt in `key_folder` has another one's key, if
-            the authority's own certificate ends within 30 days, or if a file is missing or holds something else.
+        InputError: If the certificate names another authority, or no certificate of ca.crt in `key_folder` has
+            the authority's key, if the authority's own certificate ends within 30 days, or if a file is missing
+            or holds something else.
     """
     old_certificate, authority = (
         read_certificates(key_folder / CERTIFICATE_FILE)[0],

@@ -215,9 +215,9 @@ GUARD_SOCKET = "guard.sock"
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     """Write a policy for each silo, with limits that suffice for this run, and missing shards and ledgers.
 
-    A shard has the silo's training records, and test records if the silo has any.  It is a table (.csv) if the
-    model reads raw cells of a table, and otherwise a file of arrays (.npz).  Shard and ledgers of a silo that has
-    one of them are not changed, because the ledgers record earlier releases.
+    A shard has the silo's training records, and possibly test records.  It is a table (.csv) if the model reads
+    raw cells of a table, and otherwise a file of arrays (.npz).  If a silo has its shard or the ledger of its
+    rounds already, neither is changed, because ledgers record earlier releases.
 
     Args:
         cell: Cell of the run.
@@ -420,7 +420,7 @@ def follow_run(
 def run_deployment(
     cells: Sequence[Cell], observer: RunObserver, *, folder: Path, connection: Connection
 ) -> Iterator[IndexedOutcome]:
-    """Run cells one after another at a SuperLink.
+    """Run cells one after another at a SuperLink, or without an address at a new one for each cell.
 
     Each cell has a folder with its token, which an interrupted run leaves behind.  A second call takes a finished
     outcome from that folder, and submits an unfinished run again under the same token, so that the run continues.
@@ -440,7 +440,7 @@ def run_deployment(
         InputError: A cell has settings that a deployment does not have, no silo's policy can allow the run, the
             root certificates cannot be used, a server refuses its run, or the user is root and processes are to be
             started.
-        RunError: A run failed.
+        RunError: A run failed, or a SuperLink does not start or answer.
     """
     # Refuse all cells that a deployment cannot run before the first one is started.
     is_local = connection.superlink is None
@@ -545,7 +545,7 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOut
     Raises:
         InputError: Ray is not installed, the user is root, a cell has settings of the vectorized engine, or a
             server refuses its run.
-        RunError: A run failed.
+        RunError: A run failed, or the SuperLink does not start or answer.
     """
     refuse({"--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'": find_spec("ray") is None})
     refuse_root("--engine ray")

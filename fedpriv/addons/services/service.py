@@ -1,12 +1,11 @@
 """Life of a service: one process that owns the processes it starts, which are its parts.
 
-A part that ends also ends the service, with an exit code that is not 0 and a line that names the part and the
-cause.  There is one exception: a SuperNode that lost the other side of the network, or was killed, is started
-again, without limit.  On request, by SIGTERM or SIGINT, a SuperLink exits with 0, and a SuperNode with 128 plus
-the number of the signal.
+A part that ends also ends the service, with an exit code that is not 0 and a line that says so.  There is one
+exception: a SuperNode that lost the other side of the network, or was killed, is started again, without limit.  On
+request, by SIGTERM or SIGINT, a SuperLink exits with 0, and a SuperNode with 128 plus the number of the signal.
 
-The executor, and the node of a silo, write heartbeats to a file while they are at work.  The service's
-health depends on them and on its files, and describes this service only.
+The executor, which starts a run's tasks, and the node of a silo write heartbeats to a file while they are at work.
+The service's health depends on them, among other things, and describes this service only.
 """
 
 import json
@@ -193,8 +192,7 @@ def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
 def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
     """Answer requests to the socket with the health of the service, one after another.
 
-    A request is one frame of JSON, of at most 1,000 bytes within 2 s, whose content is not looked at.  The loop
-    ends when the socket is closed.
+    A request is one frame of JSON, of at most 1,000 bytes within 2 s, whose content is not looked at.
     """
     while listener.fileno() >= 0:
         with suppress(OSError, ValueError, RecursionError):  # a stranger may send anything
@@ -295,10 +293,10 @@ _OWN_STEMS = {"ca", "server", "superexec", "refused", "node", EXECUTOR, SUPERNOD
 def fresh_folder(folder: Path) -> Iterator[Path]:
     """Make an empty `folder` of mode 0700, and delete it with its files at the end of the block.
 
-    The folder of a service that was killed is replaced, and one with other files stays as it is.
+    The folder of a service that was killed is replaced, and one with files of other names stays as it is.
 
     Raises:
-        InputError: The folder cannot be made, or has files that are no service's.
+        InputError: The folder cannot be made, or has files whose names are none of a service's.
     """
     strange_paths = (
         [] if not folder.is_dir() else [path for path in folder.iterdir() if path.stem not in _OWN_STEMS]

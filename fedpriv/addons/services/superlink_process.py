@@ -6,11 +6,11 @@
 | Fleet: a SuperNode's messages | SuperNodes whose keys are registered | host:port, TLS |
 | Runtime: a task's messages | tasks of its executor | a port of 127.0.0.1, TLS, tokens on no command line |
 
-With --insecure any SuperNode may connect.  The parts of the service are the servers of these APIs, which are one
-process, and an executor.  /health of each API describes the service: 200, or 503 with the reason of a fault, such
-as a minute in which the executor gets no answer.  A renewed certificate is served from the next connection on, and
-a SuperNode whose key is revoked is refused, both within seconds and without a restart.  A simulation has no Fleet
-API.
+With --insecure any SuperNode may connect, and without --keys its messages have no TLS.  The parts of the service
+are the servers of these APIs, which are one process, and an executor.  /health of each API describes the service:
+200, or 503 with the reason of a fault, such as a minute in which the executor gets no answer.  A renewed
+certificate is served from the next connection on, and a SuperNode whose key is revoked is refused, both within
+seconds and without a restart.  A simulation has no Fleet API.
 
 A task is the server or the simulation of a run, a process that the executor starts.  An app here is an ASGI app, a
 function that answers the requests of a web server.
@@ -140,9 +140,10 @@ def serve_superlink(
         metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
 
     Raises:
-        InputError: Keys or certificates are missing, or they, an address, the file of runs or the installed Flower
-            cannot be used.
+        InputError: Keys or certificates are missing, they, an address, the file of runs or the installed Flower
+            cannot be used, or the machine allows too few open files.
         RunError: A part ends without a signal, or Flower refuses to register a key at the start or to revoke one.
+        httpx.HTTPStatusError: Flower refuses to list its runs.
     """
     # Read keys and certificates, and refuse bad ones, before sockets are made.
     configure_service_logging()
@@ -309,7 +310,7 @@ async def _serve_until_signal(
         poll: Function that is awaited between two checks of whether servers and executor still run.
 
     Raises:
-        RunError: A server or the executor ended before a signal.  Errors of `poll` pass.
+        RunError: A server or the executor ended before a signal.  Errors of `poll` and of servers pass.
     """
     stop_event = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

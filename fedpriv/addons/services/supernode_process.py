@@ -102,7 +102,8 @@ def run_supernode(
         apps: Whether to run the apps that the SuperLink sends.
 
     Raises:
-        InputError: Keys, a socket or an address, or the installed Flower, cannot be used.
+        InputError: Keys, a socket, an address or the installed Flower cannot be used, or the machine allows too
+            few open files.
         RunError: A part ended, and is no SuperNode that was killed or lost its SuperLink.
     """
     configure_service_logging(silo=silo)
@@ -214,7 +215,7 @@ class SupernodeMonitor:
         ]
 
     def poll(self, *, is_lost: bool = False) -> None:
-        """Log the start and the end of an outage of the SuperLink, and certificates that expire soon.
+        """Log an outage of the SuperLink once a minute, its end, and certificates that expire soon.
 
         A silo's node has an outage if it is lost or got no answer for 40 s.  Flower's own SuperNode reports no
         answers, and only its loss is logged.  Certificates are checked at most once a day.

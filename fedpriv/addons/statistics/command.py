@@ -48,7 +48,7 @@ _FIGURES = ("value", "low", "high", "covers")
 
 
 def format_number(value: float) -> str:
-    """Format a figure of 100 or more as a whole number, and a smaller one with three significant digits.
+    """Format a figure of size 100 or more as a whole number, and others to three significant digits.
 
     Infinity, as of a quantile beyond the last edge, is "above".  NaN and minus infinity are "-".
     """
@@ -389,8 +389,9 @@ def run_statistics(
 def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> None:
     """Print the size of each table, its error under each trust setting, and the price of all tables.
 
-    The error is that of one released number, in units of protection: half an interval of 95 % in text, a standard
-    deviation in JSON.  The price is the privacy that a run would cost, as μ and ε.
+    Trust settings are those of `TRUSTS`.  The error is that of one released number, in units of protection: half
+    an interval of 95 % in text, a standard deviation in JSON.  The price is the privacy that a run would cost, as
+    μ and ε.
 
     Args:
         stats: Plan and scenario.
@@ -474,6 +475,7 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
     Raises:
         InputError: The folder has no results, or a cell has no coefficients that `compute_coefficients` can read.
         RunError: A claim differs from the releases, after the coefficients were printed.
+        OSError: A model's file cannot be read.
     """
     from fedpriv.show.summary import format_value
     from fedpriv.study.results import check_claims, read_claims
@@ -524,9 +526,13 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
         record: Record of the cell.
         folder: Folder of the run, which has the model's file.
 
+    Returns:
+        Names of the features, each with its coefficient.
+
     Raises:
         InputError: The cell has neither the model of ridge statistics nor the algorithm noisy-newton, or its
             scenario or data cannot be used.
+        OSError: The model's file cannot be read.
     """
     import numpy as np
     import torch

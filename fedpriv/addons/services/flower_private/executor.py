@@ -1,4 +1,4 @@
-"""Executor of a SuperLink's tasks, which starts a process for each task and reports failures.
+"""Executor of a SuperLink's or SuperNode's tasks, which starts a process for each of them.
 
     python -P -m fedpriv.addons.services.flower_private.executor ADDRESS FOLDER PARENT TYPE...
 

@@ -95,7 +95,7 @@ class Exchange:
         self._app, self._scope, self.body, self.receive = app, scope, body, receive
 
     async def forward(self, body: bytes | None = None, route: Route | None = None) -> Response:
-        """Return Flower's answer to the request, or to one with another body or route and the same headers.
+        """Return Flower's answer to the request, or to one with another body or route.
 
         Args:
             body: Body in place of the request's, or None.
@@ -223,7 +223,7 @@ class Front:
     async def _on_server_push(self, request: Any, exchange: Exchange) -> Response:
         """Forward a server's queries, and remember their nodes, which are woken when all objects have come.
 
-        The nodes of the last 10,000 queries are remembered.
+        The nodes of at most the last 10,000 queries are remembered.
         """
         answer = await exchange.forward()
         if answer.status_code == 200:

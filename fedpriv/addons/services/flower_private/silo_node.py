@@ -132,8 +132,8 @@ class FleetClient:
             **fields: Fields of the request.
 
         Raises:
-            httpx.HTTPStatusError: The SuperLink refused this request (below 502, but 401), or answered with status
-                502 or above until the end of `patience`.
+            httpx.HTTPStatusError: The SuperLink refused this request (a status below 502 other than 401), or
+                answered with status 502 or above until the end of `patience`.
             LostError: No answer that can be read came until the end of `patience`, or the SuperLink does not know
                 the key or refuses this machine's clock (401).
         """
@@ -229,7 +229,7 @@ class SiloNode:
 
         Raises:
             LostError: The SuperLink does not answer, or does not know the node any more.
-            httpx.HTTPStatusError: The SuperLink refuses a request for queries.
+            httpx.HTTPStatusError: The SuperLink refuses a request for queries, or answers with 502 or above.
         """
         wait = 0.05
         while True:
@@ -288,8 +288,8 @@ class SiloNode:
     def _call_app(self, run: int, query: Message) -> Message:
         """Return the reply of fedpriv's app to a query, or an error reply.
 
-        The app is called with the run's configuration, which is fetched once a run.  A run of another app, and an
-        exception of the app, give an error reply.  Errors of `FleetClient.ask` pass.
+        The app is called with the run's configuration, which is fetched and then cached.  A run of another app,
+        and an exception of the app, give an error reply.  Errors of `FleetClient.ask` pass.
         """
         if run not in self._configurations:
             self._configurations[run] = self._fetch_configuration(run)
@@ -369,7 +369,8 @@ def read_configuration(bundle: bytes) -> dict[str, Any] | None:
     """Return the run configuration in a bundle by dotted keys, or None for another app or a broken bundle.
 
     A bundle, the packed files of an app, has the configuration in its pyproject.toml.  A file of more than 1 MiB
-    is not unpacked, and the result is None.
+    is not unpacked, and the result is None.  Errors of data that are compressed with bzip2 or LZMA and damaged
+    pass.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
