@@ -43,7 +43,7 @@ ROOMS = {
     "flower": 495,
     "participation": 495,
     "protocol": 409,
-    "addons/readers": 391,
+    "addons/readers": 393,
     "rounds": 372,
     "api": 254,
     "clients": 229,
@@ -53,7 +53,7 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 32988, 279
+ALL, FILES = 32990, 279
 """Statements and files of fedpriv, server and clients at most."""
 CORE = 24284
 """Statements of all but the add-ons at most."""

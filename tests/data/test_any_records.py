@@ -320,6 +320,9 @@ def test_metrics_of_each_silo_need_test_records_of_each(tmp_path: Path) -> None:
     [
         ({"sites": [0, 1]}, r"sites: of shape \(2,\); expected the site of each of 120 records"),
         ({"sites": [0.0] * 119 + [float("nan")]}, r"sites: a record has no site \(nan\)"),
+        ({"sites": np.array(["a"] * 119 + [None], dtype=object)}, r"sites: a record has no site"),
+        ({"sites": [0] * COUNT, "set": {"federation.epochs": 0}}, "federation.epochs = 0: "),
+        ({"set": {"federation.epochs": "two"}}, "federation.epochs = 'two': "),
         ({"train": by_silo((60, 60)), "sites": [0] * COUNT}, "leave sites out"),
         ({"train": by_silo((60, 60)), "test": by_silo((40, 40, 40))}, "as many as train has data sets"),
         ({"train": [PLAIN, (FEATURES[:, :2], LABELS)]}, r"train\[0\] and train\[1\]: .* must be alike"),

@@ -92,6 +92,13 @@ def test_interpolated_rounds_of_the_best_setting_and_their_exponents(results: Re
     assert untrusted.fit.half_width == pytest.approx(0.0, abs=1e-9)
 
 
+def test_rounds_before_the_target_of_which_no_seed_has_ended_are_not_interpolated() -> None:
+    scaling = pytest.importorskip("fedpriv.addons.rates.scaling")
+    points = [scaling.Point(10.0, {1: 0.9}, 100.0), scaling.Point(20.0, {0: 0.4, 1: 0.4}, 200.0)]
+    value = scaling._interpolate(scaling.Size(100.0, 0.5, points), [0, 0])
+    assert (value.value, value.gradients) == (20.0, 200.0)
+
+
 def test_the_metric_itself_is_fitted_without_a_smallest_key(results: Any) -> None:
     """At 4 rounds alone the risk does not depend on n; a metric of its own n gives its own exponent."""
     plain = growth_of().model_copy(update={"smallest": None, "factor": None})

@@ -227,7 +227,9 @@ def _interpolate(size: Size, seeds: Sequence[int]) -> Value:
     share = math.log(risk_before / size.target) / math.log(risk_before / risk_after) if is_usable else 1.0
     return Value(
         before * (after / before) ** share,
-        gradients=gradients_before * (gradients_after / gradients_before) ** share,
+        gradients=gradients_before * (gradients_after / gradients_before) ** share
+        if is_usable
+        else gradients_after,
     )
 
 

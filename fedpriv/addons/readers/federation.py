@@ -48,10 +48,11 @@ def complete_federation(
             "that number, or leave it out"
         )
     # If an epoch is to read all records, each silo reads its own in equal batches, without a rest.
-    if federation.get("samples") == sum(counts) and "batch" not in federation:
-        rounds_per_epoch = max(1, int(federation.get("rounds", 1)) // int(federation.get("epochs", 1)))
+    rounds, epochs = federation.get("rounds", 1), federation.get("epochs", 1)
+    are_counts = all(type(count) is int and count > 0 for count in (rounds, epochs))
+    if federation.get("samples") == sum(counts) and "batch" not in federation and are_counts:
         del federation["samples"]
-        federation["batches"] = [max(1, count // rounds_per_epoch) for count in counts]
+        federation["batches"] = [max(1, count // max(1, rounds // epochs)) for count in counts]
     data_section = {**tree.get("data", {}), "partition": "site"}
     return {**tree, "data": data_section, "federation": {**federation, "silos": len(counts)}}
 
@@ -95,6 +96,6 @@ def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, An
         counts = rounds if isinstance(rounds, list | tuple) else [rounds]
         if counts and all(type(count) is int and count > 0 for count in counts):
             federation = {**federation, "rounds": counts[0], "epochs": math.gcd(*counts)}
-    elif "epochs" in program_values and "rounds" not in program_values:
-        federation = {**federation, "rounds": program_values["epochs"]}
+    elif type(epochs := program_values.get("epochs")) is int and epochs > 0 and "rounds" not in program_values:
+        federation = {**federation, "rounds": epochs}
     return {key: value for key, value in federation.items() if key not in excluded - program_values.keys()}

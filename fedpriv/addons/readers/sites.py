@@ -44,13 +44,14 @@ def read_parts(
     if sites is not None:
         if train_sites.size:
             raise InputError("sites: train is a list with a data set for each silo; leave sites out, or join them")
-        names, train_sites = np.unique(to_array(sites, "sites"), return_inverse=True)
+        values = to_array(sites, "sites")
+        if any(value is None or value != value for value in values.ravel().tolist()):
+            raise InputError("sites: a record has no site (nan); give each record one, or leave the record out")
+        names, train_sites = np.unique(values, return_inverse=True)
         if train_sites.shape != train_pair[1].shape[:1]:
             raise InputError(
                 f"sites: of shape {train_sites.shape}; expected the site of each of {len(train_pair[1])} records"
             )
-        if any(name != name for name in names.tolist()):
-            raise InputError("sites: a record has no site (nan); give each record one, or leave the record out")
     elif train_sites.size:
         names = np.arange(len(train))
     if (test_sites.size and not isinstance(train, list)) or (test_sites.size and len(test) != len(train)):
