@@ -113,8 +113,8 @@ def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
         std: Standard deviation of the noise in each coordinate, in records.
 
     Returns:
-        S and the ends of its band at the upper edge of each bin, (..., bins), a mask of the bins in which they mean
-        something, and the number at risk at the start, (...), with its standard deviation.
+        S and the ends of its band at the upper edge of each bin, (..., bins), a mask of the bins in which they are
+        valid, and the number at risk at the start, (...), with the standard deviation of its noise.
     """
     bins = released.shape[-1] // 2
     tail_events, tail_censored = np.zeros((bins + 1, 2 * bins + 1)), np.zeros((bins + 1, 2 * bins + 1))
