@@ -153,8 +153,8 @@ class LedgerEntry:
 
         Raises:
             InputError: These names are known, and the scenario cannot be resolved by this version.
-            KeyError, TypeError or AttributeError: The record has no scenario, or one that cannot be resolved and in
-                which a section or a name is missing or has another form.
+            KeyError, TypeError or AttributeError: The record has no scenario, or one that cannot be resolved and
+                in which a section or a name is missing or has another form.
         """
         from fedpriv.loss.models import MODELS
         from fedpriv.noise.registry import MECHANISMS
