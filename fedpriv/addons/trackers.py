@@ -1,7 +1,8 @@
-"""Trackers of experiments: TensorBoard, MLflow, and Weights & Biases, each with a run for every cell.
+"""Trackers of experiments: TensorBoard, MLflow, and Weights & Biases.
 
-A tracker has the three methods of `Tracker`, and `TrackerObserver` drives it by the events of a run.  Each tracker
-needs an extra of the package, which is not installed by default.
+Each stores a run for every cell that is computed.  Cells that a resumed run finds finished get none.  A tracker
+has the three methods of `Tracker`, and `TrackerObserver` drives it by the events of a run.  Each tracker needs an
+extra of the package, which is not installed by default.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

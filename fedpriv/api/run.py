@@ -63,11 +63,12 @@ def insert_own_data(
 
     Records and module are registered in this process under their names, and `tree` is not changed.  Without
     records the scenario keeps its own data and model, and without a module its own model.  The names are digests,
-    by which a resumed run recognises records and module.  That of records is under a key of the user.  That of a
-    module is of its parameters, buffers and printed structure, and of its loss.  If the scenario sets
-    none of `federation.samples`, `batch`, `batches` and `clients`, samples, or batches by site, follow from the
-    number of training records.  In own-data, keys of [federation] follow the records and the overrides.  Each
-    site becomes a silo.
+    by which a resumed run recognises records and module.  That of records is under a key of the user.  In that of
+    a module are its parameters, buffers, modes and printed structure, the shape of its records, and its loss.
+
+    If the scenario sets none of `federation.samples`, `batch`, `batches` and `clients`, samples, or batches by
+    site, follow from the number of training records.  In own-data, keys of [federation] follow the records and the
+    overrides.  Each site becomes a silo.
 
     Args:
         tree: Scenario as nested dictionaries.

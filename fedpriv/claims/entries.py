@@ -93,7 +93,9 @@ class LedgerEntry:
 
     @property
     def recomputed_record(self) -> dict[str, Any]:
-        """Record of the cell in which every figure of privacy is computed from the releases.
+        """Record of the cell in which figures of privacy are computed from the releases.
+
+        An entry on evaluations without releases of its own is kept as it was written.
 
         Guarantee: the figures of `claim_figures`, `rho` and the figures of evaluations are computed from the
         releases, whatever was written beside these.
@@ -151,7 +153,8 @@ class LedgerEntry:
 
         Raises:
             InputError: These names are known, and the scenario cannot be resolved by this version.
-            KeyError or TypeError: The record has no scenario, or the scenario lacks a section or a name.
+            KeyError, TypeError or AttributeError: The record has no scenario, or one that cannot be resolved and
+                in which a section or a name is missing or has another form.
         """
         from fedpriv.loss.models import MODELS
         from fedpriv.noise.registry import MECHANISMS
@@ -217,7 +220,8 @@ class LedgerEntry:
 
         Only streams of the rounds with noise are compared.  A stream of silos has the weight of a record in each
         of these silos, and any other stream the weight of a record in the mean over silos.  Clips are left out if
-        they depend on shapes of records.  A diameter is compared if it is below two clips.
+        `recompute_clips` has none, for example as they depend on shapes of records.  A diameter is compared if it
+        is below two clips.
 
         Args:
             cell: Resolved scenario of the record.

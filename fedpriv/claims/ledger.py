@@ -9,7 +9,7 @@ guarantee of the run is recomputed from the streams alone (`claims.claim`).
 * p_i is the weight of silo i in the mean over silos, and B_i its records (or other units) in a batch.
 * Participation says which records take part in which rounds: in a public order, which everybody may know, or in
   secret rounds, which amplify privacy.
-* An exact release is made of integers with discrete Gaussian noise, and has no rounding errors.
+* An exact release is made of integers with discrete Gaussian noise, so that no floating-point rounding is in it.
 """
 
 import itertools
@@ -215,12 +215,13 @@ def stream_to_data(stream: ReleaseStream) -> dict[str, Any]:
 def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """Convert plain data to a stream, the inverse of `stream_to_data`.
 
-    The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.
+    The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.  Values of
+    decay, clips, weight, period, integers and step are taken as they are.
 
     Raises:
         InputError: If `owner` is no text, the noise is no standard deviation, or a mechanism, participation,
             relation, unit or increment diameter is none that a run can have.
-        KeyError, TypeError or ValueError: If a key is missing, or another value has a wrong form.
+        KeyError, TypeError or ValueError: If a key is missing, or a value has a form that cannot be read.
     """
     if not 0.0 <= data["std"] < math.inf:
         raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")

@@ -1,7 +1,7 @@
 """Outcomes of cells and observers of runs, which engines, servers and results share.
 
-`CellOutcome` is the outcome of a cell, whichever engine ran it.  `RunObserver` is the base class of everything
-that follows a run: result folders, progress, trackers and classes of your own.  Servers and engines call it.
+`CellOutcome` is the outcome of a cell, whichever engine ran it.  `RunObserver` is the base class of observers that
+are called during a run: those of result folders, progress, trackers and your own.
 `evaluate_models` computes the metrics of models on a test set.
 """
 

@@ -104,13 +104,17 @@ class SurvivalBands(NamedTuple):
 def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
     """Compute survival curves and their bands from released sums of events and of censored records.
 
-    R, h, S, Λ, v, u and the band are those of the module's docstring.
+    R, h, S, Λ, v, u and the band are those of the module's docstring, with S cut so that it never rises.
 
     Args:
         released: Noisy vectors in records, (..., 2 bins + 1), of two parts.  The first has Cᵀ times the events of
             each bin.  The second has Cᵀ times the censored records of each bin, with one entry more for all
             records that leave behind the last edge.  Cᵀ times Cᵀ times counts adds up each bin and those behind.
         std: Standard deviation of the noise in each coordinate, in records.
+
+    Returns:
+        S and the ends of its band at the upper edge of each bin, (..., bins), a mask of the bins in which they are
+        valid, and the number at risk at the start, (...), with the standard deviation of its noise.
     """
     bins = released.shape[-1] // 2
     tail_events, tail_censored = np.zeros((bins + 1, 2 * bins + 1)), np.zeros((bins + 1, 2 * bins + 1))
@@ -274,12 +278,12 @@ def make_groupings(
         settings: Columns and the edges of their groups.
         schema: Schema of the table, or None for other data.
         model: Settings of the model whose features are read.
-        is_scaled: Whether columns of numbers are scaled by the result of a first step.
+        is_scaled: Whether columns of numbers are scaled by means and deviations ([data.scale]).
 
     Raises:
-        InputError: The data are no table of two classes, a column is no feature, numbers have no edges or edges
-            outside their range, words have edges, a column has more than 64 groups, or the features that the
-            model sees do not show the groups.
+        InputError: The data are no table of two classes, a column is no feature, numbers have no edges or such as
+            `_make_number_grouping` refuses, words have edges, a column has more than 64 groups, or the features
+            that the model sees do not show the groups.
     """
     if schema is None or schema.class_count != 2:
         raise InputError("evaluation.curves: curves need a table of two classes; leave it out for other data")

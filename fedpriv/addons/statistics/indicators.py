@@ -473,7 +473,7 @@ class Indicators(Deterministic):
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """Return a loss of 0 and no accuracy, since counts predict nothing.
 
-        The loss is NaN if a value of the model is not finite.
+        The loss is NaN if a value of the model, or the sum of its values, is not finite.
         """
         return ModelEvaluation(point.sum(-1) * 0.0, None)
 

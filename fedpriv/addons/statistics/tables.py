@@ -279,7 +279,7 @@ class Curve:
     at: tuple[float, ...]
     """Edges at which the curve has values."""
     values: tuple[float, ...]
-    """Share of the records with a value that are below each edge, or survival at it."""
+    """Share of the records with a value that are in cells below each edge, or survival at it."""
     low: tuple[float, ...]
     """Lower end of the band at each edge."""
     high: tuple[float, ...]
@@ -328,7 +328,7 @@ def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableE
 
     With (s_1, s_2, s_3) released sums of (x, 2x² - 1, 1.7), for numbers x scaled to -1 … 1, the number of values
     is n = s_3/1.7, their mean is s_1/n and their variance (s_2/n + 1)/2 - (s_1/n)², cut to 1/n … 1, in the scale
-    of x.  The estimates are in the unit of the column.
+    of x.  Estimates of mean and deviation are in the unit of the column.
 
     Mean and deviation are left out unless n is more than 4 of its standard errors.  Their intervals for these
     records are by the delta method.  The mean has an interval for the population, too, which adds the variance of
@@ -380,13 +380,14 @@ def _cross_labels(names: list[list[str]]) -> list[tuple[str, ...]]:
 def _estimate_quantiles(
     request: TableRequest, table: Cells, group: tuple[str, ...], released: Floats, std: float
 ) -> tuple[list[TableEstimate], Curve]:
-    """Estimate quantiles of the values that are not missing, and the share of these below each edge.
+    """Estimate quantiles of the values that are not missing, and the share in the cells below each edge.
 
-    N_k is the noisy number of values in cells up to k, and n that of all values.  The quantile q is the first
-    upper edge of a cell with N_k ≥ q n, once N is made monotone and cut to 0 … n.  The upper edge of the last cell
-    is infinite.  Let s_k be the standard deviation of the noise in N_k - q n.  The interval for these records is
-    from the first upper edge with N_k - q n + 1.96 s_k ≥ 0 to the first one with N_k - q n - 1.96 s_k ≥ 0.  The
-    interval for the population adds the variance n q (1 - q) to that of the noise.
+    A value on an edge is in the cell above it, but on the last edge in the cell below.  N_k is the noisy number of
+    values in cells up to k, and n that of all values.  The quantile q is the first upper edge of a cell with
+    N_k ≥ q n, once N is made monotone and cut to 0 … n.  The upper edge of the last cell is infinite.  Let s_k be
+    the standard deviation of the noise in N_k - q n.  The interval for these records is from the first upper edge
+    with N_k - q n + 1.96 s_k ≥ 0 to the first one with N_k - q n - 1.96 s_k ≥ 0.  The interval for the population
+    adds the variance n q (1 - q) to that of the noise.
 
     Args:
         request: The table in the plan, with its quantiles q.

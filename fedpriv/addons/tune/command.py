@@ -335,7 +335,7 @@ def _choose_row_settings(
 
     Raises:
         InputError: No point has a grid, a grid varies a swept key, the scenario has no number for a default grid,
-            or the number of settings to try is not whole or does not fit the grids.
+            or for an open choice the number of settings is not whole or `choose_settings` refuses it or the grids.
     """
     points = pair_grids(scenario, grids.by_value, grids.axis)
     if not points:

@@ -168,7 +168,7 @@ def _is_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
 def choose_settings(
     grids: Sequence[Grid], trials: int | None, generator: np.random.Generator
 ) -> list[list[Setting]]:
-    """Choose the settings to try for each grid: all, or `trials` different ones of each at random.
+    """Choose the settings to try for each grid: all, or `trials` of each at random without replacement.
 
     A setting is a combination of values of the grid's keys.  Random choices have the order of the grid, and grids
     of the same size get settings at the same positions, so that rows with the same grid try the same settings.
@@ -221,7 +221,7 @@ class GridPosition:
 
 
 def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
-    """Return the position of the setting's value for each key that has several values.
+    """Return the position, from 1, of the setting's value for each key that has several values.
 
     If all values of a key are numbers, or booleans as 0 and 1, the position is that in increasing order.  Else it
     is that in the grid.
@@ -423,7 +423,8 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
     """Return keys with fewer rounds or samples, or smaller batches, if the remaining records are too few.
 
     The result is empty if they suffice for one epoch, in which each batch is read once.  Batches of a partition by
-    site, if the scenario gives them, are limited by the remaining records of each site instead.
+    site, if the scenario gives them, are limited by the remaining records of each site instead.  Batches and the
+    rounds of an epoch stay at least 1, even if there are too few records for that.
 
     Args:
         cell: Cell of the scenario, with the keys of a setting in [federation].

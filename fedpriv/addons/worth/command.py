@@ -75,7 +75,7 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
     Raises:
         InputError: The comparison is not possible, as for `compute_references`, `compare_run` and `study_joining`,
             or options do not fit together, such as overrides for a run's folder.
-        RunError: The claims of a run's folder differ from its releases, after its gains were printed.
+        RunError: The claims of a run's folder differ from its releases, after the figures were printed.
     """
     is_run = (path_or_run / "results.json").exists()
     _check_options(overrides, request, is_run=is_run)
@@ -144,7 +144,7 @@ def _check_options(overrides: Sequence[str], request: WorthRequest, *, is_run: b
 
 
 def _print_run_folder(folder: Path, request: WorthRequest) -> None:
-    """Print the gains of a run's models, or fill the cache with the run's local models.
+    """Print the gains of a run's models, or with `only_local` the scores of its local models.
 
     Raises:
         InputError: The run cannot be compared.

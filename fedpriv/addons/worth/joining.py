@@ -533,7 +533,7 @@ def _personal_gains(
         report_progress: Receives lines of text.
 
     Raises:
-        InputError: A run fails.
+        InputError: A cell cannot be run without a fifth of the records, or a run fails.
     """
     can_spare = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
     gains, judged = {}, ""

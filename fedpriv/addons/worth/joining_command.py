@@ -260,6 +260,7 @@ def _joining_data(result: JoiningResult) -> dict[str, Any]:
 
     By trust setting it has the gain at each ε of the grid, the gain on the published split, the fitted line, the
     break-even and the ends of its interval as texts, and the conclusion.  Without an interval its ends are None.
+    Gains of personal models follow if they were requested.
     """
     grid, trusts = np.array(result.request.epsilons), {}
     for trust in result.trusts:

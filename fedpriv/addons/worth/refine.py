@@ -263,7 +263,7 @@ def print_refined(
 ) -> None:
     """Print a silo's scores of its local, released, recalibrated and personal models, and of a constant.
 
-    With `only_curve` scores of local models on parts of the records are printed instead.
+    With `only_curve` scores of local models that are fitted to parts of the records are printed instead.
 
     Args:
         policy: Policy of the silo, which names the records.

@@ -13,10 +13,10 @@ References are the scores m(local_i, T_i), for at most 16 silos.  A model of lin
 function of products of its parameters x with a record's features.  Spared records are training records that a run
 does not read (`data.spared`).  A cell is one run, with every key of its scenario resolved.
 
-local_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over the n_i records of D_i, with κ chosen on folds, and
-intercepts have no penalty as a rule (`local_models`).  A partition by labels gives a silo test
-records with its own label shares (`partition_alike`).  On a common test set, a local model would be judged on
-classes that are missing from its training records.
+local_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over the n_i records of D_i.  κ is chosen on folds if there
+are enough records, and intercepts have no penalty as a rule (`local_models`).  A partition by labels gives a silo
+test records with about its own label shares (`partition_alike`).  On a common test set, a local model would be
+judged on classes that are missing from its training records.
 
 Not private: every number here is a function of the records.  In a deployment none of them leaves a silo.
 """
@@ -464,7 +464,7 @@ def fit_pooled_model(cell: Cell) -> Floats:
     is the smallest candidate, and the fit ends at a relative gradient of 1e-4, to save time.
 
     Raises:
-        InputError: Units are clients, the model is not one of linear scores, or no records can be loaded.
+        InputError: The model is not one of linear scores, or `load_silo_records` refuses the cell.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
@@ -540,10 +540,10 @@ def compare_run(
     with_any_learner: bool = False,
     with_personal: bool = False,
 ) -> list[PointGains]:
-    """Compute the gains at every point of a run.
+    """Compute the gains at each point of a run that has a finished cell.
 
-    A point is one combination of swept values.  Each of its cells, one for a seed, is compared with local models
-    of the records that the silos have under this seed.
+    A point is one combination of swept values.  Each of its finished cells, one for a seed, is compared with local
+    models of the records that the silos have under this seed.
 
     Args:
         folder: Folder of the run, with its models.
