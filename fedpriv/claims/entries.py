@@ -95,8 +95,6 @@ class LedgerEntry:
     def recomputed_record(self) -> dict[str, Any]:
         """Record of the cell in which figures of privacy are computed from the releases.
 
-        An entry on evaluations without releases of its own is kept as it was written.
-
         Guarantee: the figures of `claim_figures`, `rho` and the figures of evaluations are computed from the
         releases, whatever was written beside these.
         """
@@ -104,11 +102,9 @@ class LedgerEntry:
         # "rho" has μ once more, for an algorithm whose paper calls it ρ.
         if record.get("rho") is not None:
             record["rho"] = record["mu"]
-        if self.test_streams:
-            record["evaluation"] = {
-                **self.record["evaluation"],
-                **(evaluation_to_data(self.test_streams, self.trust, record["mu"]) or {}),
-            }
+        if "evaluation" in record:
+            figures = evaluation_to_data(self.test_streams, self.trust, record["mu"])
+            record["evaluation"] = None if figures is None else {**record["evaluation"], **figures}
         return record
 
     @property
@@ -307,7 +303,7 @@ class LedgerEntry:
         accepted for evaluations of curves only.  The record's μ of the evaluations is compared, too.
         """
         tests, section = self.test_streams, self.record["scenario"].get("evaluation")
-        if bool(section) != bool(tests):
+        if not bool(section) == bool(tests) == bool(self.record.get("evaluation")):
             yield (
                 f"evaluation by silos is in the {'scenario' if section else 'record'}, and not in the "
                 f"{'record' if section else 'scenario'}"

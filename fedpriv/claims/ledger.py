@@ -24,7 +24,7 @@ import numpy as np
 
 from fedpriv.accounting.gaussian import APART, Relation, relation_named
 from fedpriv.accounting.guarantees import Guarantee
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.random import SERVER
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.plan import claim_for_noise
@@ -215,29 +215,37 @@ def stream_to_data(stream: ReleaseStream) -> dict[str, Any]:
 def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """Convert plain data to a stream, the inverse of `stream_to_data`.
 
-    The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.  Values of
-    decay, clips, weight, period, integers and step are taken as they are.
+    The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.
 
     Raises:
-        InputError: If `owner` is no text, the noise is no standard deviation, or a mechanism, participation,
-            relation, unit or increment diameter is none that a run can have.
+        InputError: If noise, owner, weight, decay, period, mechanism, participation, relation, unit or increment
+            diameter is none that a run can have.
         KeyError, TypeError or ValueError: If a key is missing, or a value has a form that cannot be read.
     """
-    if not 0.0 <= data["std"] < math.inf:
-        raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")
-    if not isinstance(data["owner"], str):
-        raise InputError(f'ledger: owner = {data["owner"]!r}: expected the name of a party, such as "silo 0"')
+    owner, std, weight, decay, period = (data[key] for key in ("owner", "std", "per_record", "decay", "period"))
+    refuse(
+        {
+            f"ledger: noise of standard deviation {std} is none that a run can have": not 0.0 <= std < math.inf,
+            f'ledger: owner = {owner!r}: expected the name of a party, such as "silo 0"': not isinstance(
+                owner, str
+            ),
+            f"ledger: per_record = {weight!r}: expected a weight above 0": not 0.0 < weight < math.inf,
+            f"ledger: decay = {decay!r}: expected a number from 0 to 1": not 0.0 <= decay <= 1.0,
+            f"ledger: period = {period!r}: expected a number of rounds, or none": period is not None
+            and not (type(period) is int and period > 0),
+        }
+    )
     schedule = participation_from_data(data["participation"])
     return ReleaseStream(
-        party_name=data["owner"],
+        party_name=owner,
         mechanism=mechanism_from_data(data["mechanism"]),
         schedule=schedule,
-        decay=data["decay"],
+        decay=decay,
         clips=tuple(clip for clip, rounds in data["clips"] for _ in range(rounds)),
-        record_weight=data["per_record"],
+        record_weight=weight,
         relation=relation_named(data["relation"]),
-        std=data["std"],
-        period=data["period"],
+        std=std,
+        period=period,
         unit=unit_from_data(data["unit"]),
         integer_release=IntegerRelease(**data["integers"]) if data.get("integers") else None,
         step=data.get("step", ROUNDS),

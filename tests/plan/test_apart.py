@@ -1,6 +1,7 @@
 """The distance of two increments below 2 clips: where it holds, and that no ledger invents one."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,32 @@ def test_a_record_of_more_silos_than_its_scenario_is_described(tmp_path: Path) -
     cell = json.loads((folder / "results.json").read_text())["cells"][0]
     cell["releases"][0]["owner"] = "silos 0-99"
     assert make_entry(cell).disagreement is not None
+
+
+def test_no_figure_of_evaluations_is_believed_without_their_releases(tmp_path: Path) -> None:
+    """Guarantee: figures of evaluations are computed from their releases."""
+    folder = fedpriv.run(tree_of_one_round(), out=tmp_path / "run").folder
+    cell = json.loads((folder / "results.json").read_text())["cells"][0]
+    cell["evaluation"] = {"by": "silos", "published": "with noise", "mu": 0.001, "releases": []}
+    assert make_entry(cell).recomputed_record["evaluation"] is None
+    assert "evaluation by silos is in the record, and not in the scenario" in (make_entry(cell).disagreement or "")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("per_record", -1.0),
+        ("per_record", 0.0),
+        ("decay", 1.5),
+        ("decay", math.nan),
+        ("period", 0),
+        ("period", "x"),
+    ],
+)
+def test_a_ledger_with_a_stream_that_no_run_has_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    data = stream_to_data(make_release_streams(plan(tmp_path).make_plan(), 1)[0])
+    with pytest.raises(InputError, match=f"ledger: {key} = "):
+        stream_from_data({**data, key: value})
 
 
 @pytest.mark.parametrize(("section", "name"), [("model", "a-net"), ("algorithm", "an-algorithm")])

@@ -157,7 +157,7 @@ def complete_request_of_values(
             *fixed,
         ],
         held_out=file_keys.get("data.validation") if request.held_out is None else request.held_out,
-        seeds=request.seeds or tree.get("seeds", [_DEFAULT_SEED]),
+        seeds=request.seeds or tree.get("seeds") or [_DEFAULT_SEED],
         metric=tree.get("metric", request.metric),
     )
     return completed, Grids(tree["grid"], axis=tree.get("axis", Grids.axis))

@@ -24,6 +24,7 @@ Not private: every number here is a function of the records.  In a deployment no
 import hashlib
 import json
 import math
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -570,7 +571,7 @@ def compare_run(
         for index in indices:
             try:
                 released = np.load(folder / results.cells[index]["model"], allow_pickle=False).astype(np.float64)
-            except (OSError, ValueError, EOFError) as error:
+            except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
                 raise InputError(
                     f"{folder / results.cells[index]['model']}: the model of a cell cannot be read: {error}"
                 ) from None
