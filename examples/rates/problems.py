@@ -21,7 +21,7 @@ has the two keys `smoothed` and `oracle` to go back:
   around it, one for each record, as in Algorithm 5.
 * The step is `step_factor` times the theorem's D/((L + G0) √W) with the error G0 of an exact oracle.  With
   `oracle = "first"` it is that of Algorithm 5 with one direction, whose bound has 4 L² for each difference of a
-  period, however near the queries are: the step is 8 to 29 times shorter.
+  period, however near the queries are: the step is 8 to 29 times shorter at the best settings.
 * The output is not one random window's mean, but those of 40 windows, evenly spaced, one behind the other.  The
   metric is its mean over them: what the theorem bounds is the expectation over the random window.
 """
