@@ -190,7 +190,7 @@ class DistanceLoss(RecordLoss):
 
         Both are means over the points, if several are given one behind the other, (..., points · d).
         """
-        points = point.unflatten(-1, (-1, self.dimension))
+        points = point.reshape(*point.shape[:-1], -1, self.dimension)
         distance = points.clone()
         distance[..., 0] -= 1.0
         norms = population_gradient_norm(torch.linalg.vector_norm(distance, dim=-1), self.dimension)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -120,17 +120,17 @@ def test_the_output_has_the_windows_of_the_papers_algorithm(
 
 def test_the_step_is_twice_the_theorems_for_exact_gradients() -> None:
     """By hand, with d = 8, T = 1,024, D = 6.5/T, α = 1/2, Σ = 64: 7 levels of a tree, and 6 of differences."""
-    cell = one_cell()
-    plan = make_plan(cell, load_task(cell).objective)
+    optimizer, printed = (
+        cast(Any, make_plan(cell, load_task(cell).objective).optimizer)
+        for cell in (one_cell(), one_cell('algorithm.oracle="first"', "algorithm.step_factor=1.0"))
+    )
     radius, window = 6.5 / 1024, 19
     std = max(2.0 / 64 * 7**0.5, 2.0 * 8**0.5 * 2.0 * radius * 6**0.5)
     kappa = 2.0 * math.gamma(5.0) / math.gamma(4.5) / math.pi**0.5
     exact = 1 / 64 + 63 * (4.0 * kappa * radius) ** 2 + 8 * 6 * std**2
-    assert plan.optimizer.windows == (window,)
-    assert plan.optimizer.step == pytest.approx(2.0 * radius / ((1.0 + exact**0.5) * window**0.5), rel=1e-9)
-    printed = one_cell('algorithm.oracle="first"', "algorithm.step_factor=1.0")
-    step = make_plan(printed, load_task(printed).objective).optimizer.step
-    assert step == pytest.approx(radius / ((1.0 + (exact + 4 * 63) ** 0.5) * window**0.5), rel=1e-9)
+    assert optimizer.windows == (window,)
+    assert optimizer.step == pytest.approx(2.0 * radius / ((1.0 + exact**0.5) * window**0.5), rel=1e-9)
+    assert printed.step == pytest.approx(radius / ((1.0 + (exact + 4 * 63) ** 0.5) * window**0.5), rel=1e-9)
 
 
 def test_gradients_are_at_random_points_only_if_asked_for() -> None:
