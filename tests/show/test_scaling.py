@@ -150,6 +150,20 @@ def test_the_chart_has_marks_fitted_lines_and_a_triangle(results: Results) -> No
     assert "nan" not in render_tables(results, "markdown")
 
 
+def test_a_falling_triangle_is_below_its_line(results: Any) -> None:
+    for cell in results.cells:
+        cell["excess_risk"] = cell["point"]["federation.samples"] ** -0.5
+    name = next(iter(results.axes["algorithm.trust"]))
+    growth = growth_of(smallest=None, factor=None, theory={name: -0.5})
+    chart = scaling_chart(dataclasses.replace(results, growth=growth))
+    assert chart is not None
+    (triangle,) = [series for series in chart.series if series.name == "theory: -0.5"]
+    assert all(corner.y < corner.x**-0.5 for corner in triangle.marks)
+    left, bottom, right, _ = triangle.marks
+    assert (bottom.x, bottom.y) == (left.x, right.y)
+    assert math.log(right.y / left.y) / math.log(right.x / left.x) == pytest.approx(-0.5)
+
+
 def test_the_table_has_sizes_across_and_theory_beside(results: Results) -> None:
     text = render_tables(results, "markdown")
     assert "n = 4096" in text

@@ -336,7 +336,7 @@ def _fitted_line(line: ScalingLine, look: Look) -> list[Series]:
     """Return the fitted line, and a triangle with the theory's exponent near its last value.
 
     The result is empty without a fit, and has no triangle without an exponent of the theory.  The triangle begins
-    a fifth below the line, at a third of the last fitted n, and ends at that n.
+    a fifth below the line, and is a factor 3 wide.  Its right angle is on the side that is farther from the line.
 
     Args:
         line: Values and fit.
@@ -350,9 +350,9 @@ def _fitted_line(line: ScalingLine, look: Look) -> list[Series]:
     fitted = [Mark(x, float(centre_y * (x / centre_x) ** line.fit.exponent)) for x in ends]
     series = [Series(f"{line.name}: exponent {line.fit.text(3)}", look, fitted, dots=False)]
     if line.theory is not None:
-        low_x, high_x = ends[1] / 3.0, ends[1]
-        low = 0.8 * fitted[1].y * (low_x / high_x) ** line.fit.exponent
-        corners = [(low_x, low), (high_x, low), (high_x, low * 3.0**line.theory), (low_x, low)]
+        low_x, high_x, low = ends[1] / 3.0, ends[1], 0.8 * fitted[1].y * 3.0**-line.fit.exponent
+        end = low * 3.0**line.theory
+        corners = [(low_x, low), (high_x, low) if end > low else (low_x, end), (high_x, end), (low_x, low)]
         series.append(
             Series(f"theory: {line.theory:g}", _GREY, [Mark(x, float(y)) for x, y in corners], dots=False)
         )
