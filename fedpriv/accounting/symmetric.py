@@ -188,7 +188,8 @@ class SymmetricPairEpoch:
         puts = points * ndtr(thresholds) - ndtr(thresholds - 1.0 / z) + gamma * ndtr(thresholds + 1.0 / z)
         spacing = points[1] - points[0]
         masses = np.empty(len(points) - 1)
-        masses[0] = puts[1] - puts[0]
+        # E D = E (D - x)+ - E (x - D)+ + x at every x.  Calls are small where D is seldom above the lowest point.
+        masses[0] = puts[1] - puts[0] if thresholds[0] <= 0.0 else spacing + calls[1] - calls[0]
         masses[1:] = np.where(
             thresholds[1:-1] <= 0.0,
             puts[:-2] - 2.0 * puts[1:-1] + puts[2:],

@@ -72,7 +72,8 @@ def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
             [pixel_features(np.ascontiguousarray(column), dtype) for column in split_inputs(images).values()],
             dim=1,
         )
-    flat = images.reshape(len(images), math.prod(images.shape[1:]))
+    # By way of one axis, since torch refuses strides that a field of one structured record keeps otherwise.
+    flat = images.reshape(-1).reshape(len(images), math.prod(images.shape[1:]))
     if flat.dtype != np.uint8:
         # torch has little arithmetic of unsigned types of more than 8 bits.
         return torch.from_numpy(flat.astype(np.int64) if flat.dtype.kind == "u" else flat).to(dtype)

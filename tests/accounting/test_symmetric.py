@@ -274,3 +274,22 @@ def test_a_large_epsilon_is_resolved(z: float, epsilon: float) -> None:
     truth = replaced_in_two_rounds(z, epsilon)
     run = AllocatedGaussian(z, 2, 1, "replace-one")
     assert truth <= run.delta_of(epsilon) < 1.5 * truth + 1e-11
+
+
+@pytest.mark.parametrize(
+    ("z", "bins", "epsilon"), [(0.25, 5, 59.0), (0.27, 5, 50.0), (0.3, 2, 52.0), (0.2, 30, 60.0)]
+)
+def test_masses_of_far_spread_points_add_up_to_one(z: float, bins: int, epsilon: float) -> None:
+    """Before, cancellation made them .93 to 1.07: loose by 1.8 in ε, and a lower bound that could be too large."""
+    pair = SymmetricPairEpoch(z, bins, 8192)
+    gamma = math.exp(epsilon)
+    for tail in (1e-3, 1e-5, 1e-6, 1e-8, 1e-12):
+        zero_index, spacing = pair._grid(gamma, tail)
+        masses, _ = pair._ratio_distribution(gamma, spacing * (np.arange(pair.size + 1) - zero_index))
+        assert 1.0 - 2.0 * tail - 1e-7 < masses.sum() < 1.0 + 1e-12
+
+
+def test_epsilon_falls_with_the_noise_where_points_are_spread_far() -> None:
+    multipliers = (0.24, 0.2475, 0.25, 0.2582, 0.2583, 0.26, 0.27, 0.3)
+    found = [AllocatedGaussian(z, 5, 1, "replace-one").epsilon_of(1e-8) for z in multipliers]
+    assert found == sorted(found, reverse=True)
