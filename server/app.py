@@ -1,7 +1,7 @@
 """Flower ServerApp that runs one cell of a scenario, from the run configuration to a published model.
 
-Each trust setting has other messages and releases.  Sums are integers in a deployment, and in a simulation if its
-scenario says so:
+Each trust setting has other messages and releases.  With noise, sums are integers in a deployment, and in a
+simulation if its scenario says so:
 
 | trust | messages of silos | releases for which privacy is claimed |
 |---|---|---|

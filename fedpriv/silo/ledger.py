@@ -107,8 +107,8 @@ class SiloLedger:
             is_backup: Whether the file is a backup, without keys, states and replies.
 
         Raises:
-            InputError: If there is no ledger or no mark, if other users may read or write the file (it holds
-                keys), if the file is of another version, damaged or an older copy, or if it cannot be opened.
+            InputError: If there is no ledger or no mark, if others have permissions on the file (it holds keys),
+                if the file is of another version, damaged or an older copy, or if it cannot be opened.
         """
         # The last commit is unknown until the mark is checked.
         self._path, self._mark = path, RollbackMark(mark or path.with_name(path.name + ".mark"))

@@ -112,7 +112,8 @@ def _values_per_record(plan: Plan) -> int:
 def limit_memory(max_bytes: int) -> None:
     """Limit the data memory of this process to its present size plus `max_bytes` and `_REQUEST_BYTES`.
 
-    An allocation above this limit fails.  Nothing is limited on systems other than Linux.
+    `_REQUEST_BYTES` are for waiting requests.  An allocation above this limit fails.  Nothing is limited on
+    systems other than Linux.
 
     Raises:
         InputError: If a limit of the process or of its container allows less.

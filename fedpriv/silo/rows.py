@@ -160,8 +160,8 @@ def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
         keyless: Whether keys, states and replies are missing, as in a backup.
 
     Raises:
-        ValueError: If SQLite's check fails, a table is another one, or a digest or a head does not follow from the
-            rows.  Rows that are damaged or missing can cause other exceptions.
+        ValueError: If SQLite's check fails, the tables are not those of a ledger, or a digest or a head does not
+            follow from the rows.  Rows that are damaged or missing can cause other exceptions.
     """
     require(database.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
     statements = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
