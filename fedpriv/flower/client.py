@@ -7,7 +7,7 @@
 * A cell is the scenario as an object, and a plan has what is known of the run before round 1.
 * A guard is a process at the site with records, policy and budget, which answers in place of this class.
 * A mask is a key stream that hides a message and cancels in the sum over silos.
-* The query is the parameters that the server sends for a round, the point at which gradients are computed.
+* The query is the vector of parameters that the server sends for a round.
 * The release is the silo's answer to a query before a mask.
 * The state is what a silo keeps between rounds.
 

@@ -164,8 +164,8 @@ class PrivateStrategy(FedAvg):
                 Their metrics are releases of records, and no claim counts them.
             min_evaluate_nodes: Smallest number of nodes that evaluate, if any do, or all silos if there are fewer.
             weighted_by_key: Name of the metric that is a node's weight in the mean of the metrics.
-            evaluate_metrics_aggr_fn: Function that merges the metrics of all nodes into one record, or None for
-                Flower's weighted mean.
+            evaluate_metrics_aggr_fn: Function that merges the metrics of the nodes that evaluated into one
+                record, or None for Flower's weighted mean.
             keywords: `trust`, `silos`, `rounds`, `batch`, `epochs`, `sampling`, `relation`, one of `mu`, `zcdp`
                 and `epsilon` (or `rho` of DP-μ²-FL, or `mode="none"`), `delta` and the row's own keys (`clip`,
                 `step`, `diameter`, …), as in the sections of a scenario.  `model` names the network for guards, or
