@@ -330,8 +330,8 @@ def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, .
     """Return a chain above each of these, in their order, with few distinct ones.
 
     The losses of epochs with equal chains are computed once, so that few distinct chains save time.  Chains form
-    groups, and each chain is replaced by a chain above all of its group.  A chain joins the first group for which
-    this raises the sum of the group's covariances by at most 0.5 %.
+    groups, and each chain is replaced by a chain above all of its group.  A chain joins the first group whose
+    members, replaced in this way, have a sum of covariances at most 0.5 % above that of the members themselves.
     """
     groups: list[tuple[CovarianceChain, float, list[int]]] = []
     for index, chain in enumerate(chains):
