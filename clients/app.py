@@ -10,8 +10,8 @@ A query is the vector that the server sends in a round, and a release is the sil
 run of a scenario, with a value for each key.  Masks hide a release in the sum over silos.  A checkpoint is a
 position in a silo's ledger, its account of charges and replies.
 
-A request to a guard is two frames, a JSON header and the query's bytes, which may be empty.  A reply is one frame,
-or two if bytes follow its header.
+A request to a guard is a frame with a JSON header, and a second one with the query's bytes, which may be empty.
+A request for the guard's health is a header alone.  A reply is one frame, or two if bytes follow its header.
 
 | header | reply |
 |---|---|
@@ -19,7 +19,7 @@ or two if bytes follow its header.
 | the same with t = 0, without a query | {"dtype": "uint8"}, then the silo's public key |
 | {"shapes_of": cell} | {"shapes": shapes of the arrays of a query} |
 | {"agree": true, run, cell, protocol, fedpriv} | {"agree": true} if the run would not be refused |
-| {"health": true}, one frame only | {"healthy": whether the guard is at work or ready for it} |
+| {"health": true} | {"healthy": whether the guard is at work or ready for it} |
 
 * A guard that refuses a request replies {"refused": reason, "final": whether the server should give up}.
 * A guard that is not healthy adds "why", the reason.

@@ -4,7 +4,7 @@ A silo's state is stored in Flower's Context.  `make_client_app` makes a ClientA
 answer like guards, without SuperNodes and sockets.
 
 A query is the vector that the server sends in round t, and a release is the silo's answer.  The state is what a
-silo keeps from one round to the next.  In integer arithmetic it has a digest of all queries so far, `query_chain`.
+silo keeps from one round to the next.  In integer arithmetic it has a digest of the queries so far, `query_chain`.
 """
 
 from collections.abc import Callable, Sequence

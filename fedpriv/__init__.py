@@ -16,7 +16,7 @@
 | `Drawing` | figure of results, which a notebook shows inline |
 | `add_algorithm`, `add_mechanism`, `add_participation` | register one of your own under a name for scenarios |
 | `add_model`, `add_data` | the same for models and data |
-| `freeze` | copy a module, so that only some of its layers are trained |
+| `freeze` | copy a module, so that only the layers that you name are trained |
 | `lora`, `merged` | add small trainable matrices to Linear layers, and merge them into plain Linear layers |
 | `RunObserver` | receives the events of a run |
 | `InputError`, `RunError`, `FedprivError` | errors that fedpriv raises on purpose |

@@ -1,7 +1,7 @@
 """Flower ServerApp that runs one cell of a scenario, from the run configuration to a published model.
 
-Each trust setting has other messages and releases.  Sums are integers in a deployment, and in a simulation if its
-scenario says so:
+Each trust setting has other messages and releases.  With noise, sums are integers in a deployment, and in a
+simulation if its scenario says so:
 
 | trust | messages of silos | releases for which privacy is claimed |
 |---|---|---|
@@ -181,8 +181,8 @@ class SiloEvaluation:
             timeout: Longest wait for replies, in seconds.
 
         Raises:
-            RunError: A silo does not reply, refuses, or sends a message that is malformed or out of its bounds, or
-                the journal cannot be written.
+            RunError: A silo does not reply, fails, refuses, or sends a message that is malformed or out of its
+                bounds, or the journal cannot be written.
         """
         content = query_content(to_array_record(model), number, ConfigRecord())
         checkpoints = self._checkpoints
@@ -295,8 +295,8 @@ def deploy_cell(
 ) -> None:
     """Run all rounds of one cell with deployed silos, once all of them agree.
 
-    With `deployment.missing = "continue"` silos that do not reply need not agree.  A run that was interrupted
-    continues after the last round in the journal.  The observer gets the outcome.
+    With `deployment.missing = "continue"` silos that do not reply, or refuse only for now, need not agree.  A run
+    that was interrupted continues after the last round in the journal.  The observer gets the outcome.
 
     Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
     while the run lasts and wiped before its outcome is published.

@@ -218,7 +218,8 @@ class PatientGrid(Grid):
         """Return the replies that arrive within `timeout` seconds, each as the reply to the original message.
 
         A message is sent again, to the current node of its silo: after 30 s without a reply, and twice as long
-        each further time; 2 s after an error or a refusal that may pass; and at once if the silo has another node.
+        each further time; 2 s after an error or a refusal that may pass, or if the SuperLink does not know the
+        node; and at once if the silo has another node.
 
         Pauses of more than 5 seconds, in which this process was stopped or the SuperLink did not answer, do not
         count, up to 15 minutes together.

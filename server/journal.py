@@ -183,10 +183,11 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def missed_rounds(self) -> MissedRounds:
         """Return the rounds that silos missed, up to the last round in the journal, by silo.
 
-        The file is written before a round's entry, so that it can name a round that the journal does not have.
+        The file missed.json is written before a round's entry, so that it can name a round without an entry, which
+        is left out.
 
         Raises:
-            RunError: If the file is damaged.
+            RunError: If the file is damaged or cannot be read.
         """
         path = self._folder / "missed.json"
         if not path.exists():

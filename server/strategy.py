@@ -19,16 +19,15 @@ A query chain is a digest of the queries so far.  The optimizer is the algorithm
 query and to the model that is published; its state follows from the releases.  The journal is the server's store
 of releases, from which a run continues after a crash.  A node is a SuperNode of Flower.
 
-`ReleaseStrategy` hands q~_t to the optimizer, which returns x_{t+1}.  The weights p_i of the mean are fixed.  A
-missing, failed, malformed or non-finite reply ends the run with the silo's number and the round; the mean is never
-formed over fewer silos.  A scenario may let a silo that does not reply count with an increment of 0 instead, as
-long as enough other silos reply.  The silo's weight then stays, and the absence is recorded.
+`ReleaseStrategy` hands q~_t to the optimizer, which returns x_{t+1}.  The weights p_i of the mean are fixed, and
+the mean is never formed over fewer silos.  A failed, malformed or non-finite reply ends the run with the silo's
+number and the round.  A missing reply does so, too, unless the scenario lets the silo count with an increment of 0
+instead, as long as enough other silos reply.  The silo's weight then stays, and the absence is recorded.
 
 `CheckpointStore` remembers the latest checkpoint (a position in a ledger) of each of a silo's ledgers, up to eight
-of them, from the silo's replies.  It sends these checkpoints with the next query, in this run and in later ones
-that use its folder.  A checkpoint
-reveals a rollback to a silo whose ledger and rollback mark were restored together.  The files, one for each silo,
-hold public values.  Removing one only loses a check.
+of them, from the silo's replies.  It adds these checkpoints to the next query, in this run and in later ones that
+use its folder.  A checkpoint reveals a rollback to a silo whose ledger and rollback mark were restored together.
+The files, one for each silo, hold public values.  Removing one only loses a check.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -481,8 +480,8 @@ class ReleaseStrategy:
                 those of the query.  The model is the one that the run would publish if it stopped then.
 
         Raises:
-            RunError: A silo is not connected, does not reply although the run needs it, refuses, or sends a
-                malformed message, or the journal cannot be read or written.
+            RunError: A silo is not connected, does not reply although the run needs it, fails, refuses for good,
+                or sends a malformed message, or the journal cannot be read or written.
         """
         log(INFO, "fedpriv: %d silos, %d rounds", len(self.plan.weights), self.plan.schedule.rounds)
         config = ConfigRecord()
@@ -516,7 +515,7 @@ class ReleaseStrategy:
         config: ConfigRecord,
         grid: Grid,
     ) -> Iterable[Message]:
-        """Make one query message for each silo that is not absent, in the order of silos.
+        """Make one query message for each silo that is not absent in the simulation, in the order of silos.
 
         All messages have the same query and round number.  `aggregate_train` takes the replies to them.
 

@@ -28,12 +28,12 @@ are dominated by
 
     P = (1/T) Σ N(e_i, z² I)   and   Q = N(0, z² I),   dP/dQ = (Y_1 + … + Y_T)/T,   Y_i = exp(Z_i/z - 1/(2z²)),
 
-with Z_i independent standard normal under Q.  The smallest δ at ε is the larger of the hockey sticks H_ε(P‖Q), the
-largest P(A) - e^ε Q(A) of any event A, and H_ε(Q‖P).  Both are expectations of convex functions of the ratio
-dP/dQ.  So **moving each Y to its two neighbours on a grid, with its mean kept, only raises δ**: the result is an
-upper bound on every grid, and the smallest over several grids is one, too.  If the round were known, this would be
-the Gaussian mechanism, which gives another bound.  Proof, for increments that depend on earlier releases
-too: docs/proofs/allocation.md.
+with Z_i independent standard normal under Q.  The hockey stick H_ε(P‖Q) is the largest P(A) - e^ε Q(A) of any
+event A, and the smallest δ at ε is the larger of H_ε(P‖Q) and H_ε(Q‖P).  Both are expectations of convex functions
+of the ratio dP/dQ.  So **moving each Y to its two neighbours on a grid, with its mean kept, only raises δ**: the
+result is an upper bound on every grid, and the smallest over several grids is one, too.  If the round were known,
+this would be the Gaussian mechanism, which gives another bound.  Proof, for increments that depend on earlier
+releases too: docs/proofs/allocation.md.
 
 Under replace-one both increments are in one pair (`symmetric`).  The chain of both directions through the run
 without the unit is a bound, too.
@@ -346,8 +346,8 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
     * that of fading overlaps, if they are given and have a bound,
     * that of the symmetric pair, unless an epoch has one round only or the noise is below the pair's range.
 
-    The overlap that all rounds share counts as one more Gaussian release of known rounds, with μ = `common_mu`.
-    The symmetric pair is computed for the independent noise that remains.
+    Except in the bounds of known rounds and of fading overlaps, losses are computed for independent noise, and the
+    overlap that all rounds share counts as one more Gaussian release of known rounds.
 
     Args:
         mechanism: Mechanism of the run.
@@ -376,7 +376,7 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
     pair = SymmetricPairEpoch(independent.noise_multiplier, independent.bins, resolution.replacement_size)
     if mechanism.epochs == 1 and mechanism.common_share == 0.0:
         return lowest_curve([loose_curve, pair.curve(resolution.knot_count, loose_curve)])
-    # Of one epoch, beyond which δ is too small to matter.
+    # ε beyond which the δ of one epoch is too small to matter.
     max_epsilon = gaussian_epsilon_of(dataclasses.replace(independent, epochs=1).known_mu, MIN_DELTA)
     distribution = pair.loss_distribution(resolution.knot_count, max_epsilon)
     if mechanism.epochs > 1:

@@ -27,7 +27,7 @@ the one with the smallest sum of all covariances is taken.
 
 **Common overlap.**  A part κ² of every overlap can count as known, as in `fading`: with G_t = κ ξ + G'_t for all
 rounds, S is e^(kκξ - k²κ²/2) times the S of G', for k epochs.  The chain then lies above (X - κ²)+ only.  Of
-several κ², the one with the smallest mean overlap is taken, but κ² = 0 if none is clearly better.
+several κ², the one with the smallest mean overlap is taken, but κ² = 0 if none is better by more than 0.1 %.
 
 **Independent epochs.**  A run of k epochs becomes k independent chains, which compose
 (`CovarianceChain.split_at`).  At a cut multiples of one independent Gaussian are added to the exponents of the
@@ -270,8 +270,8 @@ def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
 
     An overlap is X_st = `clips`_s `clips`_t `products`_st.  A chain is put above X and split into epochs.  For
     some common overlaps κ² the same is done with (X - κ²)+, as the part κ² of all overlaps can count as known.
-    The bound with the smallest mean overlap is returned, where a κ² > 0 has to be clearly better than 0.  None is
-    tried if no two rounds overlap, nor if the chain for κ² = 0 is nearly exact.
+    The bound with the smallest mean overlap is returned.  A κ² > 0 has to be better than 0 by more than 0.1 %.
+    None is tried if no two rounds overlap, nor if the chain for κ² = 0 is larger than X by 0.1 % or less, in sum.
 
     Guarantee: before it is split into epochs, the chain is above (X - κ²)+, rounded up.  The split lowers no
     expectation of a convex function of the ratios (`CovarianceChain.split_at`).
@@ -330,8 +330,8 @@ def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, .
     """Return a chain above each of these, in their order, with few distinct ones.
 
     The losses of epochs with equal chains are computed once, so that few distinct chains save time.  Chains form
-    groups, and each chain is replaced by a chain above all of its group.  A chain joins the first group for which
-    this raises the sum of the group's covariances by at most 0.5 %.
+    groups, and each chain is replaced by a chain above all of its group.  A chain joins the first group whose
+    members, replaced in this way, have a sum of covariances at most 0.5 % above that of the members themselves.
     """
     groups: list[tuple[CovarianceChain, float, list[int]]] = []
     for index, chain in enumerate(chains):

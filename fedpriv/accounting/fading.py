@@ -313,8 +313,8 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the distribution of -ln S under Q, or None without a grid of exponents.
 
     Values of S are divided by 1 + η, for the relative error η of the walk.  Mass at S = 0, and mass of walks that
-    leave the grid of exponents, count as infinite loss.  A walk starts outside of this grid with probability 1 -
-    Σ `prior`, and leaves it later with probability `LOST_MEAN` at most.
+    leave the grid of exponents, count as infinite loss.  A walk starts at a point of this grid with probability
+    `prior`, so outside of it with 1 - Σ `prior`, and leaves it later with probability `LOST_MEAN` at most.
 
     S - 1 is a sum over T rounds, and the sum over the last k = 0, 1, …, T of them has a grid that begins at its
     least value -k/T, or below 0 for k = 0.  So no sum is moved up to the bottom, which would lower E (1 - γS)+.
@@ -395,7 +395,7 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
 
     S - γS' is a sum over the rounds, whose terms e^(G_t - a_t/2)/T - γ e^(-G_t - a_t/2)/T depend on one exponent
     each.  The term of S is raised and that of S' lowered by the relative error of the walk.  The mean of the
-    difference is taken out of the terms, so that the sums on the grid have mean 0, and is added at the end.
+    difference is taken out of the terms, so that the sums on the grid have a mean near 0, and is added at the end.
 
     Args:
         epoch: Rounds of the epoch, with the noise in their chain.

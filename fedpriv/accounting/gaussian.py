@@ -91,7 +91,7 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
 def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: float, tolerance: float) -> float:
     """Return about the smallest float > 0 for which `safe` holds, with few calls of `safe`.
 
-    Steps by `factor` away from `start` find an interval in which the condition changes, and a bisection ends it.
+    Steps by `factor` away from `start` find an interval in which the condition changes.  A bisection narrows it.
 
     Args:
         safe: Condition that fails for all far smaller values > 0, and holds for all far larger ones.  Without such

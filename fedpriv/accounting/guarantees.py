@@ -409,7 +409,7 @@ def target_mu(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> float:
-    """Return the Gaussian-DP parameter of a privacy target, by exact conversion.
+    """Return the Gaussian-DP parameter of a privacy target, by exact formulas.
 
     Exactly one of μ, ρ and ε is given.
 

@@ -400,9 +400,9 @@ class SampledGroupRound:
         """Return the x at which the loss is ε, (n,), clipped to a range, for each of `epsilons`, (n,).
 
         The range leaves out less than 1e-25 of P.  A table of losses gives an interval for each x, in which
-        Newton's steps start.  A step that would leave the interval halves it instead, and so does a long step
-        whose number is a multiple of four.  An error e in x changes δ by about e² only, as the derivative of δ in
-        the threshold is 0 there.
+        Newton's steps start.  A step that would leave the interval halves it instead, and so does every fourth
+        step, unless it is tiny.  An error e in x changes δ by about e² only, as the derivative of δ in the
+        threshold is 0 there.
         """
         start, end = self._output_range.tolist()
         grid = np.linspace(start, end, _TABLE_SIZE)

@@ -33,7 +33,7 @@ def main() -> None:
 
     * 2: bad input, a path that cannot be used, a number that is too large, an import that Flower (`flwr`) lacks,
       or a module of Unix that this system lacks.
-    * 1: a run that failed, another error of the operating system such as a full disk, or a lack of memory.
+    * 1: a run that failed, another error of the operating system such as a full disk, or a MemoryError.
     * 130: an interrupt (Ctrl-C).
     """
     from fedpriv.cli.app import app  # imported late: add-ons' options, which it imports, import this package
@@ -91,7 +91,8 @@ _OPTION_KEYS = {
 def _refuse_key_options(arguments: Sequence[str]) -> None:
     """Refuse an option of `fedpriv run` that stands for a key of a scenario, such as --epsilon.
 
-    The message has the option --set that is meant, with the user's value or, if none follows, VALUE.
+    The message has the option --set that is meant.  Its value is what follows an equals sign, or else the next
+    word, or VALUE if that is missing or begins with a hyphen.  Options such as --gpu stand for a whole assignment.
 
     Args:
         arguments: Words of the command line behind `fedpriv`.

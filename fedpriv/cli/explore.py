@@ -63,9 +63,9 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table at most as wide as the terminal, or a block for each row if the table does not fit.
 
-    The table fits if every column that may not wrap has room for its full width, each other column for 12
-    characters, and each column for two spaces.  Output that is not a terminal is at least 160 characters wide,
-    unless the environment variable COLUMNS is set.
+    The table counts as fitting if it has room for the full width of each column that may not wrap, 12 characters
+    of each other column, and two spaces for each column.  Output that is not a terminal counts as at least 160
+    characters wide, unless the environment variable COLUMNS is set.
 
     Args:
         caption: Caption above the table, or "" for none.
@@ -151,8 +151,8 @@ def list_kinds(kind_name: str | None, *, as_json: bool = False) -> None:
 def show_run(folder: Path, *, as_json: bool = False) -> None:
     """Print a run's tables, warnings, measurement, guarantees and folder.
 
-    Privacy figures are computed anew from the stored releases.  JSON is one object, with facts and sentences on
-    the run, and its finished cells.
+    Privacy figures of cells are computed anew from the stored releases.  JSON is one object, with facts and
+    sentences on the run, and its finished cells.
 
     Raises:
         InputError: The folder has no results, or they cannot be read or accounted for.

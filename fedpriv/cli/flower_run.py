@@ -22,19 +22,20 @@ from fedpriv.study.sweep import find_free_folder
 def open_run_folder(run_config: Mapping[str, Any]) -> RunObserver:
     """Make a results folder for the one cell that a user's run configuration names.
 
-    The folder is `out`, or for an empty `out` the first of runs/NAME, runs/NAME-2, … without results.
+    The folder is `out`, or for an empty `out` the first of runs/NAME, runs/NAME-2, … that has no results.json.
 
     Args:
         run_config: Flower's run configuration.  The keys `scenario` (file or name), `set` (overrides) and `cell`
-            (number of the sweep point, from 0) name the cell, and `out` names the folder.  A `run-token` that is
-            not empty marks a deployment.
+            (its number over all sweep points and seeds, from 0) name the cell, and `out` names the folder.  A
+            `run-token` that is not empty marks a deployment.
 
     Returns:
         Observer of the run, which writes its results into the folder.
 
     Raises:
-        InputError: The configuration names no cell, no noise can be fitted to it, or the folder holds results or
-            cannot be used.
+        InputError: The configuration names no cell, no noise can be fitted to it, or the folder holds results,
+            even damaged ones.
+        OSError: The folder cannot be written.
     """
     scenario, fits = fit_scenario_noise(scenario_from_run_config(run_config), {})
     path = Path(str(run_config["out"])) if run_config["out"] else find_free_folder(scenario.name)

@@ -108,7 +108,7 @@ class _RoundsPerSecond(rich_progress.ProgressColumn):
 class Progress(RunObserver):
     """Progress on a console: a live panel on a terminal, otherwise lines, such as one a finished cell.
 
-    With `quiet`, nothing is shown but absent silos, lost workers and other warnings, on stderr.
+    With `quiet`, nothing is shown but absent silos, lost workers and other notices, on stderr.
     """
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:

@@ -64,9 +64,9 @@ class LivePage(RunObserver):
 
         The page is rendered again if there were events since the last time, and more than a second has passed.
         Results that cannot be read leave the last page.  The version is a digest of the number of events before
-        the page was rendered, and a browser reloads the page when it changes.  Before there is a page, a sentence
-        says so, and the version is "".  The lock keeps requests in several threads from rendering at the same
-        time.
+        the page was rendered, and a browser reloads the page when it changes.  Before the first page, a sentence
+        takes its place, and the version is "".  The lock keeps requests in several threads from rendering at the
+        same time.
         """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
@@ -172,13 +172,13 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
 def run_scenario(path: Path, options: RunOptions, display_options: DisplayOptions) -> None:
     """Run a scenario's missing cells, write the table of results, and show the results.
 
-    Missing are the cells that a resumed folder does not have, and all cells in a new folder.  With --quiet stdout
-    has the folder of the results alone, and with --json the run's events as lines of JSON.  With either of them,
-    findings, such as that a model learnt nothing, are printed on stderr.
+    In a new folder all cells are missing.  With --quiet stdout has the folder of the results alone, and with
+    --json the run's events as lines of JSON.  With either of them, findings, such as that a model learnt nothing,
+    are printed on stderr.
 
     An interrupt or SIGTERM during the run ends the process with exit code 130, and finished cells stay stored.
-    The display then shows how to resume the run, unless it is quiet or no cell was begun.  It also does so before
-    a RunError, if the engine can resume a cell that failed.
+    The display then shows how to resume the run, unless it is quiet or the run was not started yet
+    (`RunObserver.started`).  It also does so before a RunError, if the engine can resume a cell that failed.
 
     Args:
         path: Scenario file, or name of a shipped scenario.

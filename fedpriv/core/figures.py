@@ -1,8 +1,8 @@
-"""Format figures of privacy on the safe side: leakage is rounded up, noise is rounded down.
+"""Format figures of privacy on the safe side: leakage is rounded up, added noise is rounded down.
 
-Reports take the digits of an ε, δ, μ, slack, best guess, sensitivity or standard deviation from here.  A float
-counts as the decimal number that it prints as (`repr`), which reads back as the same float, so that the noise of
-μ = 0.1 is not called 0.1001.  The guarantees below are about this decimal number.
+A float counts as the decimal number that it prints as (`repr`), which reads back as the same float, so that the
+noise of μ = 0.1 is not called 0.1001.  The guarantees below are about this decimal number.  The module also has
+the best guess of an attacker, and sentences on figures that protect little.
 """
 
 import math
@@ -122,7 +122,7 @@ def privacy_caveats(
 
     The facts are a δ of 1/n or more, which a release of one of n records in full satisfies, an ε above
     `MAX_USEFUL_EPSILON`, and the slack of an exact release if it adds more than a thousandth of δ to δ.  An exact
-    release is made of integers, and holds up to a total variation of `EXACT_RELEASE_SLACK`.
+    release is made of integers, and its guarantee holds up to a total variation of `EXACT_RELEASE_SLACK`.
 
     Args:
         epsilon: ε of the pair.

@@ -112,8 +112,8 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
         durable: Whether the content has to be on the disk before the rename.
 
     Raises:
-        OSError: The file cannot be written, or is a folder.  If the write or the rename fails, the error names the
-            file, and not the draft.
+        OSError: The file cannot be written, or is a folder.  If the draft cannot be opened, written or renamed,
+            the error does not name it, because users do not know the draft.
     """
     if path.is_dir():  # checked before a draft is written
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -135,10 +135,10 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
 
 
 def acquire_lock(file: int, seconds: float = 10.0) -> None:
-    """Lock an open file against other processes that open it.
+    """Lock an open file against other processes that lock it, too.
 
     The lock is attempted every 10 ms, because a process that was killed may take some seconds to end and to give
-    up its lock.  The lock ends when all copies of the descriptor are closed, as at the end of this process.
+    up its lock.  The lock ends when all copies of the descriptor are closed, those of forked processes included.
 
     Args:
         file: Descriptor of an open file.

@@ -1,7 +1,8 @@
 """Log lines of a service: time (UTC), level, event, silo, run and round, as text or as JSON objects.
 
-The environment variable FEDPRIV_LOG selects `text`, which is the default, or `json`.  A record has its event, run
-and round from `log_fields`, and its silo from `configure_service_logging`.  The message comes last.
+The environment variable FEDPRIV_LOG selects `text`, which is the default, or `json`.  The event, run and round of
+a record come from `log_fields`, and its silo from `configure_service_logging`, as far as they are given there.
+The message comes last.
 
 Guarantee: text of another party in a field or a message begins no log record and ends no field.  In text format
 only the first line of a record begins with a time, and the value of a field with other characters than letters,

@@ -17,7 +17,7 @@ torch's CPU generator is no substitute.  A keyed stream needs a key of at least 
 
 A stream is the vectors of one party and round.  A block is the 16 bytes that AES makes of one counter, of 4
 float32 or 2 float64 numbers.  A vector whose length, rounded up to whole blocks, is 2 h is made of h pairs
-(radius · cos, radius · sin): the h cosines come first, and then as many of the sines as the vector has room for.
+(radius · cos, radius · sin): the cosines come first and then the sines, as many as the vector has room for.
 """
 
 import hashlib
@@ -39,8 +39,8 @@ BLOCK_BYTES = 16
 class Workspace:
     """Reused memory for `pairs` pairs of normals of each of `count` streams.
 
-    The first h numbers of a stream's bits are for the radii of a vector's h pairs, and the next h for the angles.
-    So a draw of some of the pairs reads two ranges of blocks.  The first `skipped` numbers of the second range are
+    The first h numbers of a vector's bits are for the radii of its h pairs, and the next h for the angles.  So a
+    draw of some of the pairs reads two ranges of blocks.  The first `skipped` numbers of the second range are
     left out, because it begins with a whole block.
     """
 
@@ -199,7 +199,7 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """Return values `first` … `last`-1 of `vector(size, party, t, node)`, (last - first,).
 
-        The values are drawn in pieces of limited size, so that the memory does not grow with `size`.  A piece
+        The values are drawn in pieces of limited size, so that no temporary array grows with `size`.  A piece
         draws pairs, of which the cosines or the sines are used.
 
         Args:
@@ -335,8 +335,8 @@ class KeyedNormal:
             size: Number of values of a vector.
 
         Returns:
-            The number of pairs in a vector, half of `size` rounded up to whole blocks, and each piece as (index of
-            its first pair, number of its pairs).
+            The number of pairs in a vector, which is half of `size` after this is rounded up to whole blocks, and
+            each piece as (index of its first pair, number of its pairs).
         """
         per_block = BLOCK_BYTES // self.dtype.itemsize
         half = -(-size // per_block) * per_block // 2

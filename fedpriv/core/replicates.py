@@ -46,8 +46,8 @@ def max_values_at_once(values: int, device: "torch.device") -> int:
     """Return how many values of a long computation to hold at a time on a device.
 
     On a CPU these are `values`.  On another device a small piece takes as long to launch as a large one.  So the
-    result is at least the number of values that the GPU's memory has room for, with CUDA, and elsewhere at least
-    `_MIN_DEVICE_VALUES`.
+    result is at least the number of values that the GPU's memory has room for at 64 bytes each, with CUDA, and
+    elsewhere at least `_MIN_DEVICE_VALUES`.
 
     Args:
         values: Number of values for a CPU, such that they fit into its caches.

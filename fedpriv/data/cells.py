@@ -428,6 +428,7 @@ def open_text(path: Path, cell_format: CellFormat) -> IO[bytes]:
 
     Raises:
         InputError: The file cannot be converted.
+        UnicodeDecodeError: The file has to be converted, and is not in UTF-8.
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:
@@ -491,13 +492,14 @@ def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
 
 
 def _iterate_records(path: Path, cell_format: CellFormat) -> Iterator[tuple[int, list[str]]]:
-    """Read a file with Python's reader, and yield the last line and the cells of each record.
+    """Read a file with Python's reader, and yield each record as (number of its last line, cells).
 
     Lines are counted from 1.  The header is the first record, and empty lines are left out.
 
     Raises:
         InputError: A record is no CSV, or the file cannot be converted to it.
         UnicodeDecodeError: The file is not in UTF-8.
+        OSError: The file cannot be read.
     """
     with io.TextIOWrapper(open_text(path, cell_format), encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
@@ -550,6 +552,7 @@ def _read_parquet(path: Path) -> RawTable:
     Raises:
         InputError: The file is no .parquet file, or has no records or no column that can be read, or its names of
             columns are refused (`_check_header`).
+        OSError: The file cannot be read.
     """
     pa, _ = _import_arrow()
     from pyarrow import parquet

@@ -191,8 +191,9 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
 
     Raises:
         InputError: A value is missing for which the schema has no remedy, a row has no site, split or person, a
-            column of numbers holds a text, or a word is in no vocabulary.  Then the message names line or row, and
-            column.  The error is also raised if a column is missing or cannot be read, or if no row is complete.
+            column of numbers holds a text, or a word is not in its vocabulary.  Then the message names line or
+            row, and column.  The error is also raised if a column is missing or cannot be read, or if no row is
+            complete.
     """
     is_incomplete = np.zeros(len(table), np.bool_)
     for name, column in schema.sorted_columns:
@@ -362,7 +363,7 @@ def _read_codes(
 
     Raises:
         InputError: The vocabulary has no `OTHER_WORD`, and lacks a word, which may be a missing value that is not
-            allowed.  Or the table has no such column.
+            allowed.  Or the table has no such column, or it cannot be read.
     """
     cells = table.column(name)
     codes = cells.vocabulary_indices(vocabulary)

@@ -79,7 +79,8 @@ def to_record_arrays(
             Hugging Face data set.  Without `fields`, the last of two or more tensors of a TensorDataset is the
             labels, and the others are inputs.
         source: Name of the argument in messages.
-        fields: Names or positions of an item's record and label, or None for pairs.
+        fields: Names or positions of an item's record and label, or None for pairs and for dictionaries of two
+            entries.
 
     Returns:
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).

@@ -127,7 +127,7 @@ def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int 
             both parts if the labels of both are integers or booleans, else 0.
 
     Raises:
-        InputError: An array cannot be used, or the parts differ in shape or type.
+        InputError: An array cannot be used, or the parts differ in shape or kind (`check_same_shapes`).
     """
     (records, labels), (test_records, test_labels) = (
         (_as_records(split[0]), np.asarray(split[1])) for split in (train, test)

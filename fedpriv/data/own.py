@@ -3,12 +3,13 @@
 | array | shape and type |
 |---|---|
 | `train_images`, `test_images` | (n, ...): bytes, floats (finite) for numbers, or other integers for tokens |
-| `train_labels`, `test_labels` | (n, ...): integers 0 … classes - 1 or booleans, any numbers for a regression |
+| `train_labels`, `test_labels` | (n, ...): integers 0 … classes - 1 or booleans, finite numbers for a regression |
 | `train_features`, `test_features` | other names of the images |
 | `train_features.NAME`, `test_features.NAME` | inputs of a record with several ones, in the order of the file |
 | `classes` | one integer, 0 for a regression |
 
-The server of a deployment needs the test arrays and `classes` only.
+Among several labels of a record, -100 stands for one that is not counted.  The server of a deployment needs the
+test arrays and `classes` only.
 """
 
 import zipfile

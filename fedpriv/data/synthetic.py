@@ -1,6 +1,6 @@
-"""Synthetic data without a network: Gaussian blobs, sentences, and problems with a known optimum.
+"""Synthetic data without a network: blobs, sentences, phase retrieval and linear regressions.
 
-The optimum is that of the population: the minimizer of the expected loss over the distribution of records.
+The optimum of a regression is known: the minimizer of the expected loss over the distribution of records.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def make_phase_retrieval(
         test: Number of test records.
         dimension: Length of x*.
         outliers: Probability that a size is replaced.
-        seed: Public seed, which determines all records.
+        seed: Public seed, which determines all records together with the other arguments.
 
     Returns:
         Training measurements (train, dimension), training sizes (train,), test measurements and test sizes.

@@ -3,8 +3,8 @@
 An engine gives its children the environment variable FLWR_HOME, a path in the engine's temporary folder HOME.  The
 variable is inherited, so that it marks their children too, even those in other sessions.
 
-`python -P -m fedpriv.engines.children HOME` waits until its standard input is closed, then ends the processes that
-were started in HOME, and removes HOME.
+`python -P -m fedpriv.engines.children HOME` waits until its standard input is closed, then ends the processes
+whose FLWR_HOME is in HOME, and removes HOME.
 """
 
 import os

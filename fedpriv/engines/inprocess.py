@@ -128,7 +128,7 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Inde
 
     Raises:
         InputError: A cell has a setting that only the vectorized engine supports, or cannot be planned.
-        RunError: A round failed.
+        RunError: A round or an evaluation failed.
     """
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "inprocess")

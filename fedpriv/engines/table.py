@@ -6,9 +6,9 @@ over rounds, which is released with the noise of a mechanism.
 
 `make_engine` imports the function of an engine when it is called, because engines may have heavy dependencies.
 
-`check_memory` refuses a run that needs more memory than the machine has, or than a limit allows, before the run
-starts.  The need is the memory that this process has already (the program and the records), plus an estimate for
-vectors of the model's size and for the records of a round.
+`check_memory` refuses a run that needs more memory than the machine is known to have, or than a limit allows,
+before the run starts.  The need is the memory that this process has already (the program and the records), plus an
+estimate for vectors of the model's size and for the records of a round.
 
 `retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round of a large model allocates
 the same vectors as the round before, and getting and clearing their pages can take longer than computing with
@@ -424,7 +424,7 @@ def retain_freed_pages() -> Iterator[None]:
     By default glibc adapts its thresholds to the blocks that a process frees, and stops once they are set.  The
     last context therefore leaves the largest thresholds that glibc would have reached by itself.
 
-    The context does nothing if malloc is not glibc's, or if an environment variable sets its thresholds.
+    The context has no effect if malloc is not glibc's, or if an environment variable configures it.
     """
     libc = _load_glibc()
     if libc is None:

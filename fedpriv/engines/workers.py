@@ -9,8 +9,8 @@ result of this run.  Checkpoints are stored states from which an unfinished grou
 Ray schedules the tasks.  A group is never split, because arithmetic on several replicates at once may round
 otherwise than on one.  A worker runs an engine and forwards the engine's events.
 
-A process pool cannot replace Ray: in joblib's loky, as in `concurrent.futures`, a task has one result and no
-stream of events, and a worker that dies breaks the pool with all its tasks.
+Ray is used, and no process pool of `concurrent.futures`, because its tasks yield streams of events, and a worker
+that dies ends no other worker's task.
 """
 
 import importlib

@@ -7,7 +7,8 @@
 * A cell is the scenario as an object, and a plan has what is known of the run before round 1.
 * A guard is a process at the site with records, policy and budget, which answers in place of this class.
 * A mask is a key stream that hides a message and cancels in the sum over silos.
-* The query is the model that the server sends for a round, and the release is the silo's answer before a mask.
+* The query is the vector of parameters that the server sends for a round.
+* The release is the silo's answer to a query before a mask.
 * The state is what a silo keeps between rounds.
 
 A message of the server has the run's terms (`Terms`), among them the round t.  In round 0 a silo answers with its
@@ -167,7 +168,7 @@ class PrivateClient:
         In rounds from 1 the query, which the message's arrays hold, is sent to the guard, and the guard's release
         is the answer.  Round 0 checks the shapes of the app's arrays against the guard's model, asks whether the
         guard would admit the run, and, if the run masks noisy messages, asks for its public key.  The answer then
-        has the silo's number and this key, or b"" without masks.
+        has the silo's number and this key, or b"" in its place.
 
         Raises:
             RunError: The guard refuses or does not answer, or the strategy has a seed.
@@ -204,8 +205,8 @@ class PrivateClient:
         makes the memory (`_recall_memory`), and the answer has the silo's number and its public key, or b"".
 
         Raises:
-            InputError: The arrays are not the module's trainable parameters, or scenario, module and loss cannot
-                be used together.
+            InputError: The arrays are not floats of one type or not the module's trainable parameters, or
+                scenario, module and loss cannot be used together.
             RunError: The records cannot be used, the message does not continue the remembered run, or its query
                 is refused.
         """
@@ -362,7 +363,7 @@ def _objective_and_records(
 
     Raises:
         RunError: The records cannot be used.  The message discloses nothing else about them.
-        InputError: Module, loss and shape of the records do not fit each other.
+        InputError: The loss is invalid, or module, loss and shape of the records do not fit each other.
     """
     is_regression, record_shape = labels.dtype.kind == "f", features.shape[1:]
     choice = make_loss_choice(loss, real=is_regression)

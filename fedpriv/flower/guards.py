@@ -164,8 +164,8 @@ class ModelLayout:
             module: Module of the client.  Parameters with requires_grad=False are not trainable.
 
         Raises:
-            InputError: An array has another name, shape or place than a parameter, or is missing.  The message
-                names the array at the first place where they differ.
+            InputError: An array has another name, shape or place than a parameter, is missing, or belongs to no
+                trainable parameter.  The message names the array at the first place where they differ.
         """
         own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
         server_arrays = zip(self.names, self.shapes, strict=True)
@@ -586,8 +586,8 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
         local_steps: Number of noisy steps between two averages, a divisor of federation.rounds.
 
     Raises:
-        InputError: The scenario cannot be used, an app cannot take its steps, `local_steps` does not divide its
-            rounds, or a key of the configuration is missing or does not fit the scenario.
+        InputError: The scenario cannot be used, an app cannot take its steps, `local_steps` is below 1 or does not
+            divide its rounds, or a key of the configuration is missing or does not fit the scenario.
     """
     cell = read_app_cell(scenario)
     number, socket = find_guard(context, cell.federation.silos, f" of {scenario}")

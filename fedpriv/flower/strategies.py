@@ -154,8 +154,8 @@ class PrivateStrategy(FedAvg):
         """Fix the terms of the run, from keywords or from a scenario file.
 
         Args:
-            row: Row of the table of algorithms, such as "dp-mu2-fl".  A subclass has a row already.
-            scenario: Scenario file instead of keywords.  Its [data] is ignored.
+            row: Row of the table of algorithms, such as "dp-mu2-fl", or None for a subclass that has its row.
+            scenario: Scenario file instead of keywords.  Records are the app's own, not those of its [data].
             seed: Seed of a simulation, whose noise can be computed again from it and protects no record.  Without
                 a seed, noise comes from the operating system.
             max_epsilon: Limit of ε at the scenario's δ, or None for no limit.  The run ends before a round that
@@ -164,8 +164,8 @@ class PrivateStrategy(FedAvg):
                 Their metrics are releases of records, and no claim counts them.
             min_evaluate_nodes: Smallest number of nodes that evaluate, if any do, or all silos if there are fewer.
             weighted_by_key: Name of the metric that is a node's weight in the mean of the metrics.
-            evaluate_metrics_aggr_fn: Function that merges the metrics of all nodes into one record, or None for
-                Flower's weighted mean.
+            evaluate_metrics_aggr_fn: Function that merges the metrics of the nodes that evaluated into one
+                record, or None for Flower's weighted mean.
             keywords: `trust`, `silos`, `rounds`, `batch`, `epochs`, `sampling`, `relation`, one of `mu`, `zcdp`
                 and `epsilon` (or `rho` of DP-μ²-FL, or `mode="none"`), `delta` and the row's own keys (`clip`,
                 `step`, `diameter`, …), as in the sections of a scenario.  `model` names the network for guards, or
@@ -252,7 +252,8 @@ class PrivateStrategy(FedAvg):
             grid: Flower's connection to the silos' nodes.
             initial_arrays: x_1, the trainable parameters by name.
             num_rounds: Number of planned rounds, or 0 in its place.  Other numbers are refused.
-            timeout: Longest wait for the silos to connect, and again for the replies of each round, in seconds.
+            timeout: Longest wait in seconds, for the silos to connect and again for the replies of each round and
+                of each evaluation.
             train_config: Further keys in the messages of rounds from 1.
             evaluate_config: Further keys in the messages of evaluations.
             evaluate_fn: Function of a round's number and a model, called after each round, and before round 1
@@ -263,8 +264,8 @@ class PrivateStrategy(FedAvg):
 
         Raises:
             InputError: The strategy was started before, or the arrays, the number of rounds or the terms cannot
-                be used, or there is a `max_epsilon` that round 1 alone exceeds, or that a run without noise cannot
-                keep.  Nothing was sent yet.
+                be used, or there is a `max_epsilon` that is NaN, that round 1 alone exceeds, or that a run without
+                noise cannot keep.  Nothing was sent yet.
             RunError: The nodes are not one for each silo, or a silo fails, refuses for good, does not answer
                 although the run needs it, or sends what cannot be used, as a ClientApp without `PrivateClient`.
         """
@@ -302,7 +303,7 @@ class PrivateStrategy(FedAvg):
             planned_rounds: Number of rounds of the plan.
 
         Raises:
-            InputError: There is a limit, and round 1 alone exceeds it or the run adds no noise.
+            InputError: There is a limit, and it is NaN, round 1 alone exceeds it, or the run adds no noise.
         """
         if (limit := self._max_epsilon) is None:
             return planned_rounds

@@ -1,10 +1,10 @@
 """Features of a record by itself, and augmentation of pictures.
 
 An increment is the vector that a record adds to a clipped sum: its gradient, or a combination of its gradients at
-several points, clipped.  A view is an objective that wraps another one, its `base`.  An axis "..." of points and
-records is that of replicates: runs that are computed side by side.  A batch layout has the round of a batch, and
-for each record its silo (the party that holds it) and its row index there.  Participation is secret if only the
-silo knows which of its records a round reads.
+several points, clipped.  A view is an objective that wraps another one, its `base`.  Leading axes "..." of points
+and records are those of replicates: runs that are computed side by side.  A batch layout has the round of a batch,
+and for each record its silo (the party that holds it) and its row index there.  Participation is secret if only
+the silo knows which of its records a round reads.
 
 A feature map of one record, with public constants, releases nothing: the record's increment is clipped, whatever
 its features are.  Statistics of the training set, such as its mean image, would have to be paid for.  Frozen

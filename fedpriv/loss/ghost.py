@@ -5,8 +5,8 @@ clipped as a whole.  If a parameter goes into functions of functions.py only, it
 records is represented by `LayerTerms`, from which each record's norm and the clipped sum are computed.  For linear
 functions these terms may be factors of the gradients in place of the gradients ("ghost norms").  Gradients of all
 other parameters are materialized record by record, (B, size), in the same backward pass.  A plan (`_GhostPlan`)
-says which parameters those are.  The plan follows from passes of a record of zeros at a point of the first query,
-and from no record.
+says which parameters those are.  The plan follows from passes of a record of zeros at a point of a query, and
+from no record.
 
 The records of a batch pass through the module under vmap, so that code of the module computes with one record's
 values.  `TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is
@@ -193,8 +193,8 @@ class TracingMode(TorchFunctionMode):
           the place of the parameters: leaves of autograd with the same values.
         * A recurrent layer or cell runs as its unrolled form, and multi-head attention as torch's own code, both
           in this mode, so that the functions inside of them are traced.
-        * Attention without mask and dropout, of queries, keys and values with equal leading axes, is one call for
-          all records, by an implementation that goes through them one by one.
+        * Attention without mask and dropout, of queries, keys and values that are passed by position and have
+          equal leading axes, is one call for all records, by an implementation that goes through them one by one.
         * Any other call is passed on unchanged.
 
         Args:
@@ -411,7 +411,7 @@ class GhostObjective(ModuleObjective):
 
         Args:
             point: Any model, (d,).
-            records: Records, of which only shapes, type and device are used.
+            records: Records, of which only shapes, types and device are used.
 
         Returns:
             The plan, or None if a pass of zeros raises a RuntimeError, an IndexError or a ValueError, or if no
@@ -489,8 +489,8 @@ class GhostObjective(ModuleObjective):
         Returns:
             Calls whose terms are not made yet, with their output gradients, in the order of the calls.  Then the
             terms by parameter, the gradients (B, size) of the materialized parameters that the losses depend on,
-            and the names of the traced parameters whose gradients are not all in the calls, or that are a weight
-            in one call and a bias in another.
+            and the names of the traced parameters whose gradients are not all in the calls, or that calls take
+            both as a weight and as a bias.
         """
         with torch.inference_mode(False), torch.enable_grad():
             # Forward pass.  A materialized parameter has a row of its own for every record, so that autograd's
@@ -513,7 +513,7 @@ class GhostObjective(ModuleObjective):
             losses = vmap(loss)(leaves, *records)
             # Number of calls of every parameter as a weight, and as a bias.
             weights, biases = (Counter(call.parameter_names[index] for call in trace.calls) for index in (0, 1))
-            # A parameter that is a weight in one call and a bias in another has no closed form.
+            # A parameter that is both a weight and a bias of calls has no closed form.
             double_use = {name for name in weights if name is not None and name in biases}
             call_gradients: dict[int, _CallGradient] = {}
             terms: dict[str, LayerTerms] = {}

@@ -10,7 +10,7 @@ the ball for gradients; the paper exchanges the two in places.
 
 f is one record's loss, d the dimension of x.  Both estimate ∇f_α without bias.  A query has points x_k and
 coefficients c_k.  A record's increment, its contribution to the query, is Σ_k c_k times the estimate at point x_k,
-and is clipped after the sum over all directions and points.  An axis "..." of points and records is that of
+and is clipped after the sum over all directions and points.  Leading axes "..." of points and records are those of
 replicates: runs that are computed side by side.  A batch layout has the round of a batch, and for each record its
 silo (the party that holds it) and its row index there.  Participation is secret if only the silo knows which of
 its records a round reads.

@@ -108,10 +108,11 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """Replace BatchNorm layers by GroupNorm with as many parameters, which depends on one record only.
+    """Replace BatchNorm layers by GroupNorm, whose output for a record depends on this record only.
 
     The number of groups is the largest divisor of the number of channels up to 32.  Submodules are replaced in
-    place.  A layer that one module has under two names is replaced under the first of them only.
+    place.  A lazy BatchNorm, whose number of channels is not known yet, stays, and a layer that one module has
+    under two names is replaced under the first of them only.
 
     Args:
         module: Module, whose submodules are replaced.

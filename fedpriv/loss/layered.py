@@ -193,8 +193,8 @@ class LayeredObjective(BaseModuleObjective):
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         """Sum weighted gradients without clipping, (..., d), for a few models at a time.
 
-        Each model takes all of its records at once.  If there are several models, the last leading axis is cut
-        into chunks of models, which bounds the memory.
+        Each model takes all of its records at once.  The last leading axis, if there is one, is cut into chunks of
+        models, which bounds the memory.
 
         Args:
             point: Models, (..., d).

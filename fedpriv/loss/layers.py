@@ -103,8 +103,8 @@ class MaxPool:
 def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> StatelessLayer | None:
     """Return the counterpart of torch's layer, or None for a subclass or a layer without counterpart.
 
-    Counterparts exist for nn.Tanh, nn.ReLU, nn.Flatten, nn.Unflatten, and nn.MaxPool2d without `ceil_mode` and
-    without indices as outputs.
+    Counterparts exist for nn.Tanh, nn.ReLU, nn.Flatten, nn.Unflatten, and nn.MaxPool2d of inputs (channels,
+    height, width) without `ceil_mode` and without indices as outputs.
 
     Args:
         layer: Layer of torch.

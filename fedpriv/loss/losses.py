@@ -589,7 +589,7 @@ class LossChoice:
 
         Returns:
             The loss, and the shape of one record's outputs.  For a function, which takes any outputs, the shape is
-            None, and `FunctionLoss.output_axes` is 1, which has to be replaced if outputs have more axes.
+            None, and `FunctionLoss.output_axes` is 1, to be replaced if outputs have another number of axes.
 
         Raises:
             InputError: The choice is invalid, the loss is for other labels, or the class weights are not one for

@@ -106,7 +106,7 @@ class SoftmaxSettings(ModelSettings):
         goes with pixels, and orientations and scaling up need `feature_norm`.
 
         Raises:
-            ValueError: A key is missing, is for other features, or is no import path or digest.
+            ValueError: A key is missing, does not go with another one, or is no import path or digest.
         """
         if self.backbone is not None:
             if not is_import_path(self.backbone):
@@ -512,7 +512,7 @@ def find_model(name: str) -> Model:
         name: Name of the model in scenarios, or "package.module:Name".
 
     Raises:
-        InputError: There is no such row, or code that makes the row cannot be loaded.
+        InputError: There is no such row, or the add-on or an extension cannot be loaded.
     """
     if is_import_path(name):
         return make_imported_model(name)

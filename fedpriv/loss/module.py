@@ -311,9 +311,9 @@ class ModuleObjective(BaseModuleObjective):
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         """Compute the outputs of every record, (..., B, …), a block of records at a time.
 
-        A block has at most `_EVALUATION_VALUES` values of features (more on a GPU), or one record, and is computed
-        under vmap.  If this raises a RuntimeError, an IndexError or a ValueError, the module is called on one
-        record after another.
+        A block has at most `_EVALUATION_VALUES` values of features (more on a GPU), or one record.  Blocks of
+        several records are computed under vmap.  If a block raises a RuntimeError, an IndexError or a ValueError,
+        the module is called on one record after another.
 
         Args:
             point: Models, (..., d).

@@ -12,9 +12,9 @@
       (loss_b / bound - 1/2)                     for another model, such as a regression
 
   where loss_b is clamped to [0, bound], and right_b is 1 for a right prediction and else 0, or the share of right
-  predictions for several labels.  For a classification with one label loss_b is the cross-entropy, whichever loss
-  the model is trained with.  Every coordinate lies in ±1/2, so that one record has a norm of at most √2/2, or 1/2,
-  for any model.
+  predictions for several labels.  For a classification whose labels are no arrays, loss_b is the cross-entropy,
+  whichever loss the model is trained with.  Every coordinate lies in ±1/2, so that one record has a norm of at
+  most √2/2, or 1/2, for any model.
 """
 
 import math
@@ -381,8 +381,8 @@ class SummedScores(View):
         """Compute the contribution of each record in float64, (..., B, `dimension`).
 
         The columns are, for a classification only, the share of right predictions minus 1/2, and then the loss
-        divided by `loss_bound`, clamped to [0, 1], minus 1/2.  For a classification with one label the loss is the
-        cross-entropy.  A loss of NaN or inf counts as `loss_bound`, and -inf as 0.
+        divided by `loss_bound`, clamped to [0, 1], minus 1/2.  For a classification whose labels are no
+        arrays, the loss is the cross-entropy.  A loss of NaN or inf counts as `loss_bound`, and -inf as 0.
 
         Args:
             model: Models, (..., d).

@@ -220,9 +220,10 @@ class RequestQueue:
         *,
         collects_metrics: bool = False,
     ) -> None:
-        """Start with an empty queue, and set the limits on the length and number of requests.
+        """Start with an empty queue, and set the limits on headers and queries.
 
-        The limits follow from the policy, and from the number of silos whose public keys a request may carry.
+        The most bytes of each follow from the policy, and from the number of silos whose public keys a request may
+        carry.  They decide how many queries are read at a time.
 
         Args:
             policy: Policy of the silo.
@@ -371,8 +372,8 @@ class RequestQueue:
     def _answer_or_refuse(self, request: PendingRequest) -> Reply:
         """Answer a request, where an error becomes a refusal.
 
-        A `FedprivError` says why, and is counted and perhaps logged (`GuardEvents`).  Any other error is one in
-        code.  Only the log has its reason, because the reason may depend on the records.
+        A `FedprivError` says why, and is counted and perhaps logged (`GuardEvents`).  Of any other exception only
+        the log has the reason, because the reason may depend on the records.
         """
         try:
             return self._answer(request.header, request.query)

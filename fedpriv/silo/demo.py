@@ -58,11 +58,12 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
     """Write the records and the policy of every silo.
 
     The files are folder/silo-N/guard/shard.npz, or shard.csv, and beside it the key of the records, policy.toml,
-    and folders for ledger, mark and socket.  A silo has the training records that it has in a simulation, and test
-    records if silos evaluate.  The budget of a policy suffices for `run_count` runs of the whole scenario.
+    and folders for ledger, mark and socket.  A silo has the training records that it has in a simulation, and in
+    an .npz file also test records if silos evaluate.  The budget of a policy suffices for `run_count` runs of the
+    whole scenario.
 
     A table that says which records are for testing, or whose raw cells the model reads, stays a table: each silo
-    gets its own rows as a CSV file.
+    gets its own rows as a CSV file (`write_table_shard`).
 
     Args:
         scenario: Scenario whose cells have one data set, federation, seed, trust setting, relation and number of
@@ -75,7 +76,8 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 
     Raises:
         InputError: If the scenario is not one federation throughout, if a run of it has no allowance (see
-            `run_allowance`), or if a shard exists, since its ledger would not fit other records.
+            `run_allowance` and `evaluation_allowance`), or if a shard exists, since its ledger would not fit other
+            records.
     """
     cells = [point.cell for point in scenario.points]
     first = cells[0]

@@ -4,9 +4,9 @@ A guard answers a server's queries within the silo's policy, and charges each ru
 opened.  The charge is a μ of Gaussian differential privacy, and a slack: a probability with which μ may fail.
 
 A silo has test records here if its policy allows evaluations.  The evaluations of a run are one run of the guard
-of test records, which has its own ledger and budget, and both guards are of the same class.  The functions for
-administrators read the ledgers here: they format the budget and the runs (`format_status`, `format_price_check`)
-and end a run (`end_run`).
+of test records, which has its own ledger and budget, and both guards are of the same class.  Functions for
+administrators begin the ledgers (`begin_ledgers`), format the budget and the runs (`format_status`,
+`format_price_check`), and end a run (`end_run`).
 """
 
 import json

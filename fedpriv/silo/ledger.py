@@ -99,7 +99,7 @@ class SiloLedger:
     """Ledger of one silo in one file, with any number of runs."""
 
     def __init__(self, path: Path, mark: Path | None = None, *, is_backup: bool = False) -> None:
-        """Open a ledger, check all its rows, and remove leftovers of a killed process.
+        """Open a ledger, check all its rows, and remove leftovers of a killed process (`_tidy_if_idle`).
 
         Args:
             path: File of the ledger, which has to exist.
@@ -107,8 +107,8 @@ class SiloLedger:
             is_backup: Whether the file is a backup, without keys, states and replies.
 
         Raises:
-            InputError: If there is no ledger or no mark, if other users may read or write the file (it holds
-                keys), if the file is of another version, damaged or an older copy, or if it cannot be opened.
+            InputError: If there is no ledger or no mark, if others have permissions on the file (it holds keys),
+                if the file is of another version, damaged or an older copy, or if it cannot be opened.
         """
         # The last commit is unknown until the mark is checked.
         self._path, self._mark = path, RollbackMark(mark or path.with_name(path.name + ".mark"))
@@ -168,7 +168,7 @@ class SiloLedger:
             LedgerError: If the disk or SQLite refuses.  If only a write after the commit failed, that of the mark
                 or the wiping of the journal, the changes are in the ledger all the same, and the mark agrees with
                 them.
-            InputError: If the ledger is damaged, or the mark contradicts it.
+            InputError: If the ledger is damaged, or the mark cannot be read or contradicts it.
         """
         try:
             self._check_file_digest()
@@ -422,7 +422,7 @@ class SiloLedger:
 
         Raises:
             RunError: If a checkpoint of this ledger names a commit that stored no reply of the ledger, or has
-                another head.
+                another head and is not from before a conversion.
             ValueError: If the bytes are no checkpoints, or too many.
         """
         for claim in unpack_checkpoints(checkpoints):
@@ -491,8 +491,8 @@ class SiloLedger:
         such interruptions, each followed by a wait of 0.05 s, the check gives up.
 
         Raises:
-            InputError: If the file is damaged or an older copy, the mark cannot be read, or other processes write
-                all the time.
+            InputError: If the file is damaged, an older copy or not readable by SQLite, the mark cannot be read,
+                or other processes write all the time.
         """
         for _ in range(20):
             content = self._mark.read()
@@ -528,7 +528,8 @@ class SiloLedger:
     def _convert_damage(self, part: str) -> Iterator[None]:
         """Turn errors of the block, such as damaged rows cause, into an InputError of one line.
 
-        An InputError passes unchanged, and so does an SQLite error that no damage causes, such as a full disk.
+        An InputError passes unchanged, and so do the SQLite errors of `_TRANSIENT_CODES`, such as that of a full
+        disk.
 
         Args:
             part: Part of the ledger that the block reads, for the message.
@@ -575,7 +576,7 @@ class SiloLedger:
         call.
 
         Raises:
-            InputError: If the mark cannot be read, or contradicts the ledger.
+            InputError: If the mark cannot be read or contradicts the ledger, or the ledger's header is damaged.
         """
         with suppress(OSError, sqlite3.Error):
             while drop_replies(self._database):
@@ -602,10 +603,10 @@ class SiloLedger:
 
         Raises:
             InputError: If the mark cannot be read, has other commits or belongs to another ledger, or the
-                ledger's file is gone.
+                ledger's file is gone or has a damaged header.
         """
         mark, header = self._mark.read(), self._read_header()
-        self._ledger_name = header.ledger_name  # Another process may have bound it.
+        self._ledger_name = header.ledger_name  # A conversion by another process changes it.
         # A crash in a conversion can leave the new name in the mark and the former one in the file.
         if (
             mark.ledger_name not in (header.ledger_name, chain.converted_name(header.ledger_name))

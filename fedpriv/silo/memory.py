@@ -112,8 +112,8 @@ def _values_per_record(plan: Plan) -> int:
 def limit_memory(max_bytes: int) -> None:
     """Limit the data memory of this process to its present size plus `max_bytes` and `_REQUEST_BYTES`.
 
-    An allocation above this limit fails.  A hard limit that is lower stays.  Nothing is limited on systems other
-    than Linux.
+    `_REQUEST_BYTES` are for waiting requests.  An allocation above this limit fails.  Nothing is limited on
+    systems other than Linux.
 
     Raises:
         InputError: If a limit of the process or of its container allows less.
@@ -128,7 +128,7 @@ def limit_memory(max_bytes: int) -> None:
                 f"{name}, and this process may take {format_mebibytes(limit)} for all; "
                 f"lower allow.memory, or raise the limit ({LIMIT_REMEDIES[name]})"
             )
-    import resource  # Linux alone has it, and advice on settings imports this module anywhere
+    import resource  # missing on Windows, where advice on settings imports this module, too
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft_limit = usage["data"] + max_bytes + _REQUEST_BYTES

@@ -1,7 +1,7 @@
 """SQLite file of a ledger: its tables, the check of all rows, and the wiping of values.
 
-* `about` has one row: the names of the ledger, now and at first; the fingerprint of the records under a key that
-  lies beside the records; the number of commits and the head of their chain.
+* `about` has one row: the names of the ledger, now and at first; the fingerprint of the records, under a key that
+  lies beside the records (without a key in a ledger of fedpriv 0.3.0); the number of commits and the last head.
 * `runs` has one row a run: its scenario; its price, μ and the probability with which it may fail; the commits that
   opened and ended the run; its key and its state, both wiped when the run is over.
 * `answers` has a row for each round of which a query was stored: a digest of the query, the bytes of the reply,
@@ -160,8 +160,8 @@ def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
         keyless: Whether keys, states and replies are missing, as in a backup.
 
     Raises:
-        ValueError: If a digest or a head does not follow from the rows.  Rows that are damaged or missing can
-            cause other exceptions.
+        ValueError: If SQLite's check fails, the tables are not those of a ledger, or a digest or a head does not
+            follow from the rows.  Rows that are damaged or missing can cause other exceptions.
     """
     require(database.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
     statements = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
@@ -224,7 +224,7 @@ def bind_rows(
 def _collect_entries(
     database: sqlite3.Connection, *, keyless: bool
 ) -> tuple[dict[int, list[chain.ChainEntry]], dict[int, tuple[chain.ChainEntry, bytes]]]:
-    """Collect the entries of every commit from the rows, and check each row by itself.
+    """Collect the entries of every commit from the rows, and check the digests in the rows.
 
     Args:
         database: Database of a ledger or of a backup.

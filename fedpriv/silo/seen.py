@@ -100,8 +100,8 @@ def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
 class GuardEvents:
     """Counter and logger of a guard's events.
 
-    The first hundred refusals are logged, and then every thousandth.  A round is logged once by a process, however
-    often it is repeated, so that repeated requests fill no disk.
+    The first hundred refusals are logged, and then every thousandth.  A round is logged at most once by a process,
+    however often it is repeated, so that repeated requests fill no disk.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 | file | content |
 |---|---|
-| results.json | finished cells; rewritten whole, about once a second at most; `complete` once no cell is missing |
+| results.json | finished cells, rewritten whole and not after every cell; `complete` once no cell is missing |
 | cells.jsonl | cells that were finished after results.json was rewritten |
 | history.jsonl | one line for each evaluated round of a cell |
 | checkpoints/ | checkpoints of unfinished cells |
@@ -190,8 +190,8 @@ class RunFolder(RunObserver):
     def finished(self, place: int, finished: CellOutcome) -> None:
         """Store the outcome of a cell, so that a run which is killed afterwards keeps it.
 
-        The model gets a separate file, and the record becomes a line of cells.jsonl.  results.json, which has all
-        records, is rewritten only if the last time is more than a second ago, or if no cell is missing.
+        The model gets a separate file, and the record becomes a line of cells.jsonl.  results.json is rewritten
+        with all records only if the last time is more than a second ago, or if no cell is missing.
 
         Args:
             place: Number of the cell in the folder.
@@ -389,7 +389,7 @@ def read_fits(folder: Path) -> dict[str, FittedNoise]:
     The key of a fit is `FittedNoise.asked`, the text of everything that the fit depends on.
 
     Raises:
-        InputError: The file is not a results file.
+        InputError: results.json is no JSON object, or its fits are malformed.
     """
     path = folder / "results.json"
     if not path.exists():

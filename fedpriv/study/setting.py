@@ -6,9 +6,10 @@ noise of released running sums over rounds.  Trust says whether silos or the ser
 records a round reads; it is secret if only a record's silo knows that.
 
 `AccountingSetting` is the question of `fedpriv privacy`: rounds, decay, silos, trust, neighbours and
-participation.  `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of a
-release.  `MechanismTable` lists mechanisms at one guarantee, with the noise in the running sums, and in the
-queries and the output that are computed from them.  `measure_seconds_per_round` measures time on this machine.
+participation.  `MechanismCost` is the cost of one mechanism for a workload: its noise in the units of a release,
+its sensitivity and its memory.  `MechanismTable` lists mechanisms at one guarantee, with the noise in the running
+sums, and in the queries and the output that are computed from them.  `measure_seconds_per_round` measures time on
+this machine.
 """
 
 import math
@@ -440,8 +441,8 @@ _MAX_TIMED_VECTORS = 128
 def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
     """Measure the seconds in which a mechanism correlates one round of float32 noise, in one thread.
 
-    The measurement is the mean over up to 16 rounds.  Before them come as many rounds as the state has vectors, at
-    least one, or as many as the run allows, so that the state is full.  The fresh vector is drawn before the
+    The measurement is the mean over up to 16 rounds.  Before them come as many rounds as the state has vectors,
+    which fill the state, or fewer if the run is short, but at least one.  The fresh vector is drawn before the
     measurement, once for all rounds.
 
     Args:

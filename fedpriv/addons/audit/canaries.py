@@ -287,7 +287,7 @@ class CanaryLayout:
     """Round and row index of each of n canaries in silo 0."""
 
     rounds: NDArray[np.int64]
-    """(n,), the canary's round in the first pass, from 1, or 0 for a canary in secret rounds."""
+    """(n,), the round for which the canary is planted, from 1, or 0 for a canary in secret rounds."""
     row_indices: NDArray[np.int64]
     """(n,), indices in the silo's order."""
     row_count: int

@@ -13,8 +13,8 @@ turn scores into lower bounds on μ, with confidence:
 
 Tests of canaries are fixed before a trial: the scores that each test reads, and its share of the probability that
 the audit may be wrong (`failure`).  A matched filter on the whole transcript is the best test of correct code.
-Repeated, missing or badly stored noise would lower its score.  Such noise shows in single releases, in differences
-of releases, of silos and of runs, and in the sum of all releases.
+Other tests look for noise that is repeated, missing or badly stored: in single releases, in differences of
+releases, of silos and of runs, and in a sum of releases.
 
 A claim may be a curve of (ε, δ) in place of a μ, which holds for both orders of two neighbours.  Under it every
 test with the rate α of false alarms has a rate β of misses with

@@ -230,7 +230,7 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
 
     Returns:
         Trials with the releases of all rounds.  An untrusted server sees single silos.  So without `queries` it
-        has differences, too: of silos 0 and 1, if there are two, and of two runs of silo 0, the second with other
+        has differences, too: of silos 0 and 1, if silo 1 exists, and of two runs of silo 0, the second with other
         queries.
     """
     count = len(layout.rounds)

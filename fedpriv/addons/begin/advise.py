@@ -124,8 +124,8 @@ class Facts:
 
     Raises:
         InputError: If the number of silos or another number is out of its range, the unit is unknown, or a unit
-            other than "record" lacks `records_of_person`.  The message names the fact.  `trust` and `relation` are
-            checked when a run is planned.
+            other than "record" lacks `records_of_person`.  `trust` and `relation` are checked when a run is
+            planned.
     """
 
     sizes: tuple[int, ...]

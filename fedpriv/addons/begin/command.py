@@ -308,9 +308,9 @@ def _make_files(
         schema: Description of the table.
         sizes: Number of units among each silo's training rows, which is that of its batch.
         unit: Keys of [privacy] for persons with several records, empty for records.
-        out: Folder of the files, from which the scenario names the table.
-        shards: Description of each site's own file by its path, or empty for one file.  A file whose name up to
-            the first dot is a site's is named in this silo's policy.
+        out: Folder of the files.  The scenario names a table of relative path as seen from this folder.
+        shards: Description of each joined file by its path, or empty for one file.  A silo's policy names the
+            file whose name up to the first dot is the silo's site, if there is one.
     """
     from fedpriv.plan.task import make_schema_task
     from fedpriv.scenario.load import resolve_cell

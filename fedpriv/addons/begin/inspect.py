@@ -172,8 +172,8 @@ def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSu
     """Summarize a column as numbers, as numbers with some odd cells, or as words.
 
     A column of numbers has no other cells but missing ones, and is not made of "true" and "false".  A column of
-    numbers with odd cells has at least 10 distinct numbers, and less than a tenth of its cells that are not
-    missing are no numbers.  All other columns are words.  A summary of odd cells has no span, so that its column
+    numbers with odd cells has at least 10 distinct numbers, and, of the cells that are not missing, less than a
+    tenth are no numbers.  All other columns are words.  A summary of odd cells has no span, so that its column
     does not become features.
 
     Args:
@@ -227,7 +227,7 @@ def describe_table(
 
     Raises:
         InputError: If a column is missing or has two roles, the target cannot be predicted, the column of sites is
-            empty, or no column can become a feature.
+            empty or has more than 10,000 sites, or no column can become a feature.
     """
     columns_by_name = {column.name: column for column in columns}
     _check_roles(table, {"target": target, "site": site, "person": person, "split": split})

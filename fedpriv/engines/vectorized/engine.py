@@ -1,19 +1,19 @@
 """Vectorized engine: all seeds and noise levels of a sweep as replicates of one program.
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its plan has the
-public numbers of the run.  Cells that differ only in seeds and numbers form a group, whose cells are the
-replicates.  In a round, silos form the clipped contributions of their records at a query (increments) and keep
-their running sum, which is released with the noise of a mechanism.  A silo that does not reply in a round is
-absent.  The outcome of a cell is its model, metrics and releases.
+public numbers of the run.  The replicates are the cells of a group, which differ in seeds and some numbers only.
+In a round, silos form the clipped contributions of their records at a query (increments) and keep their running
+sum, which is released with the noise of a mechanism.  A silo that does not reply in a round is absent.  The
+outcome of a cell is its model, metrics and releases.
 
 The engine runs the same round steps as a silo and a server, for all silos at once and with the replicate as the
 leading axis.  The running sum and every mechanism are linear.  So the engine keeps only the weighted mean over
 silos of both: it forms the increments of all silos' records in one batched call, and draws the mean of the
 silos' noise vectors (`NoiseFeed`).  Silos that take local steps are computed one after another.
 
-At most every two seconds a group of replicates stores its state (`GroupCheckpoints`).  A run that was killed
-resumes from it with the same bits on the same machine, because noise and secret participation are functions of
-seed and round.
+At most every two seconds a group of replicates stores its state (`GroupCheckpoints`).  On the CPU a run that was
+killed resumes from it with the same bits on the same machine, because noise and secret participation are functions
+of seed and round.
 """
 
 import itertools
@@ -156,7 +156,7 @@ def run_vectorized(
 
     Raises:
         InputError: This engine cannot compute a cell, or a cell cannot be planned.
-        RunError: The device cannot be used, or a round failed.
+        RunError: The device cannot be used, or a round or an evaluation failed.
     """
     plans = make_plans(cells)
     with limit_to_one_thread(), retain_freed_pages():  # other cores draw noise meanwhile

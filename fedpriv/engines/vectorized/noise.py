@@ -40,7 +40,7 @@ from fedpriv.participation.orders import Participation, PublicOrder, as_row_indi
 from fedpriv.rounds.round import RoundBatch, record_weight
 
 _MAX_GATHERED_VALUES = 2**20
-"""Feature values of a block of gathered records, unless a single round has more."""
+"""Feature values of a block with one batch in each round, unless a single round has more."""
 NO_ROW_INDICES: NDArray[np.int64] = np.empty(0, np.int64)
 """Row indices for objectives that do not need them."""
 
@@ -106,10 +106,10 @@ class OrderedBatches:
 
         The records of a round, (replicates, B, ...), are sorted by silo.  A round without batches has no records.
 
-        Consecutive rounds with the same number of batches are gathered in blocks.  A block has at most as many
-        rounds as would read 2^20 feature values with one batch each, over all orders, or one round if it reads
-        more.  If blocks have one round, a block is used again while rounds read the same batches.  The blocks do
-        not depend on `first_round`, so that records have the same memory layout as in a run from round 1.
+        Consecutive rounds with the same number of batches are gathered in blocks.  A block has one round, or so
+        many that one batch of each of them has at most 2^20 feature values, over all orders.  If blocks have one
+        round, a block is used again while rounds read the same batches.  The blocks do not depend on
+        `first_round`, so that records have the same memory layout as in a run from round 1.
         """
         # Sizes: rounds of a block, the batches of every round, and weights and order for each number of batches.
         features, labels = self._train
@@ -509,8 +509,8 @@ def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumS
 class DeviceSums:
     """Noise of a stream, Σ_j w_j z_j with its relative weights w_j, drawn by the generator of a device.
 
-    On one kind of device a sum is a function of the stream, d, the type of the vectors, the round and the node, so
-    that a run can be resumed.  The generator is torch's and not cryptographic, which is enough for simulations.
+    A sum does not depend on the sums drawn before, so that a run can be resumed.  The generator is torch's and not
+    cryptographic, which is enough for simulations.
     """
 
     def __init__(self, noise_sum: NoiseSum, size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -523,7 +523,8 @@ class DeviceSums:
     def __call__(self, rounds: Sequence[int], node: int) -> Tensor:
         """Draw the weighted sum of the parties' vectors of one node for each round, (rounds, d).
 
-        The generator starts anew in each round, from a seed that is derived from seed, parties, round and node.
+        The generator starts anew in each round, from a seed that is derived from the stream's seed and parties,
+        the round and the node.
         """
         sums = self._make_zeros(len(rounds), self._dimension)
         for row, t in zip(sums, rounds, strict=True):

@@ -6,7 +6,7 @@ In each round the server sends a vector, the query.  A silo sums the clipped con
 If silos take gradients at the query, the map from their increments and noise to releases is linear, and only means
 over silos are kept (`AveragedSilos`).  If silos take local steps, each has its own point (`LocalSilos`), and
 releases the sum of one round.  Records of absent silos have the weight 0.  If silos add noise, an absent silo
-counts with that of its last release, decayed (`absence_corrections`).
+counts with the noise of its last release, decayed (`absence_corrections`).
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells with the same
 data, model, rounds and batches, which differ in seeds and some other numbers, form groups (`group_cells`).  The
@@ -371,8 +371,8 @@ def make_plans(cells: Sequence[Cell]) -> list[Plan]:
     """Make the plan of each cell, and check that this engine can compute it.
 
     Raises:
-        InputError: This engine cannot compute a cell, such as one with integer arithmetic, or a cell cannot be
-            planned.
+        InputError: This engine cannot compute a cell, such as one with integer arithmetic, a cell cannot be
+            planned, or its data cannot be loaded.
     """
     if any(cell.run.arithmetic == "integers" for cell in cells):
         raise InputError(

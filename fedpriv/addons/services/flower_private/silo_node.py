@@ -80,7 +80,7 @@ _OBJECT_SECONDS = 180.0  # seconds after which Flower drops a query whose object
 _UNKNOWN_NODE = "the SuperLink does not know this SuperNode: it was started again, or its key was revoked"
 _MAX_PYPROJECT = 2**20  # bytes
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Those whose errors `read_configuration` knows."""
+"""Compressions whose errors `read_configuration` knows."""
 
 
 class LostError(RunError):
