@@ -220,7 +220,7 @@ def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
             return dict(arrays)
     except FileNotFoundError:
         raise InputError(f"data.name = {name!r}: no such file (looked for {Path(name).resolve()})") from None
-    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"data.name = {name!r}: not a readable .npz file without objects ({error})") from None
 
 

@@ -167,7 +167,7 @@ def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutDa
         InputError: The table cannot be read, does not keep to the schema, or has no test records.
     """
     table = read_raw_table(path, schema.cell_format)
-    rows = read_rows(table, schema, single_site=schema.site is not None and schema.site not in table.columns)
+    rows = read_rows(table, schema, single_site=_lacks_site(table, schema))
     test_part, no_rows = rows.split.test, np.zeros(0, np.int64)
     if not (test_rows := test_part.row_indices[test_part.is_counted]).size:
         raise InputError(f"{path}: has no test records; look at `split` and `test_share`")
@@ -179,6 +179,11 @@ def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutDa
         sites,
         schema.label_scale,
     )
+
+
+def _lacks_site(table: RawTable, schema: TableSchema) -> bool:
+    """Whether a table is of one site only.  A column of sites that cannot be read is there, and is refused."""
+    return schema.site is not None and schema.site not in {*table.columns, *table.unreadable}
 
 
 def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
@@ -197,7 +202,7 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
             column for the site and the schema names no site of this number.
     """
     table = read_table(path, schema.cell_format)
-    if schema.site is not None and schema.site not in table.columns:
+    if _lacks_site(table, schema):
         encoded = encode_table(table, schema, single_site=True)
         encoded.raw_cells[:, -1] = silo  # the last raw cell is the site
         return encoded

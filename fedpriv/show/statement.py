@@ -221,7 +221,11 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
         levels=sorted({_make_level(claim, delta) for claim in stated_claims}, key=lambda level: level.sort_key),
         caveats=list_caveats(cells),
         evaluations=sorted(
-            {describe_evaluation(evaluation, delta) for cell in cells if (evaluation := cell.get("evaluation"))}
+            {
+                describe_evaluation(evaluation, delta)
+                for cell in cells
+                if (evaluation := cell.get("evaluation")) and evaluation["releases"]
+            }
         ),
         loss_assumptions=sorted(set(map(loss_assumption, streams))),
         assumptions=[

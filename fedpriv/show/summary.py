@@ -399,7 +399,7 @@ def privacy_lines(results: Results) -> list[str]:
     evaluation_lines = {
         describe_evaluation(evaluation, cell["delta"])
         for cell in results.cells
-        if (evaluation := cell.get("evaluation"))
+        if (evaluation := cell.get("evaluation")) and evaluation["releases"]
     }
     external_notes = (
         [EXTERNAL_STEP_NOTE] if any(has_external_first_step(cell["releases"]) for cell in results.cells) else []

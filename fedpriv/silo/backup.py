@@ -29,7 +29,7 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from fedpriv.core.errors import InputError
@@ -147,6 +147,9 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
                         )
                     ledger.tidy()
             mark_content = draft_mark.read()
+            journal = policy.ledger.with_name(policy.ledger.name + "-journal")
+            with suppress(FileNotFoundError):  # that of the lost ledger would be played into the restored one
+                journal.replace(journal.with_name(journal.name + ".lost"))
             draft.replace(policy.ledger)
             sync_folder(policy.ledger.parent)
             mark.write(mark_content)

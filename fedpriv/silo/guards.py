@@ -96,7 +96,9 @@ def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> 
                 f"--spent {mu:g}, --spent-slack {slack:g}: expected a mu above 0, a slack of 0 to 1": (
                     not mu > 0.0 <= slack < 1.0
                 ),
-                "--spent: give --said-by, the person who says so, and how it is known": not said_by.strip(),
+                "--spent: give --said-by, the person who says so, and how it is known, in one line of text": (
+                    not said_by.strip() or not said_by.isprintable()
+                ),
                 f"--spent: {policy.ledger} has been begun, and nothing is entered in it": policy.ledger.exists()
                 or policy.mark_path.exists(),
             }

@@ -539,7 +539,10 @@ def read_policy(path: Path) -> Policy:
     ]
     if (test_policy := resolved_policy.test_policy) is not None:
         trusted_files += [test_policy.ledger, test_policy.mark_path]
-    check_writers(file for file in trusted_files if file is not None)
+    files_in_use = [file for file in trusted_files if file is not None]
+    if len({file.resolve() for file in files_in_use}) < len(files_in_use):
+        raise InputError(f"{path}: two of shard, ledger, mark, identity and peers are one file; give each its own")
+    check_writers(files_in_use)
     check_readers(resolved_policy.shard)
     return resolved_policy
 

@@ -269,7 +269,7 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
             arrays = dict(file)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; it is to hold the silo's records") from None
-    except (OSError, ValueError, EOFError, TypeError, zlib.error, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, TypeError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: expected an .npz file of arrays, without objects ({error})") from None
     held_out = _parse_split(arrays, test, classes, path) if f"{test}labels" in arrays else None
     return _parse_split(arrays, "", classes, path, held_out)

@@ -112,6 +112,18 @@ def test_runs_without_a_common_point_are_refused() -> None:
         fedpriv("compare", "one", "two")
 
 
+@pytest.mark.parametrize("width", range(88, 122))
+def test_no_digit_of_many_columns_is_cut_at_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, an ε of 12.34 could be shown as 12.3: the library keeps three spaces between columns, not two."""
+    narrow = Console(width=width, force_terminal=True, color_system=None, highlight=False)
+    monkeypatch.setattr(tables, "_make_console", lambda: narrow)
+    columns = [Column(f"column {n}", is_numeric=True) for n in range(8)]
+    print_rich("", columns, [["1234567890"] * 8])
+    assert capsys.readouterr().out.count("1234567890") == 8
+
+
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_number_is_cut_at_any_width(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -350,6 +350,15 @@ def test_a_silos_own_table_has_no_column_for_its_site_or_only_its_own(tmp_path: 
         load_silo_table(tmp_path / "south.csv", schema(), 0)
 
 
+def test_two_columns_of_sites_are_no_table_of_one_site(tmp_path: Path) -> None:
+    """Before, records of other sites were taken for this silo's."""
+    lines = [",".join([*record.values(), record["hospital"]]) for record in rows()]
+    names = ",".join([*rows()[0], "hospital"])
+    (tmp_path / "two.csv").write_text("\n".join([names, *lines]) + "\n")
+    with pytest.raises(InputError, match="column 'hospital': "):
+        load_silo_table(tmp_path / "two.csv", schema(), 1)
+
+
 WRITTEN = st.characters(codec="utf-8", exclude_characters="\0")
 SPELLED = st.one_of(
     st.floats().map(repr),

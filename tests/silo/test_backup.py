@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,26 @@ def test_a_ledger_whose_mark_is_lost_begins_again_from_itself_at_the_whole_budge
     (line,) = restore_ledgers(policy, tmp_path / "kept")
     assert "the whole budget of the policy is charged" in line
     refuse(guard_of(policy), "the budget is 7", "c", 1)
+
+
+def test_a_journal_of_the_lost_ledger_is_not_played_into_the_restored_one(policy: Path, tmp_path: Path) -> None:
+    guard = guard_of(policy)
+    back_up_ledgers(policy, tmp_path / "kept")
+    guard._ledger.close()
+    ledger = policy.with_name(LEDGER)
+    with closing(sqlite3.connect(ledger, isolation_level=None)) as writer:
+        writer.execute("PRAGMA cache_size = 1")
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("CREATE TABLE filling (text)")
+        writer.executemany("INSERT INTO filling VALUES (?)", [("x" * 4000,)] * 100)
+        journal = policy.with_name(LEDGER + "-journal").read_bytes()  # as a killed process leaves it
+        assert journal.startswith(bytes.fromhex("d9d505f920a163d7"))
+        writer.execute("ROLLBACK")
+    ledger.rename(tmp_path / "moved away")
+    policy.with_name(LEDGER + "-journal").write_bytes(journal)
+    command("restore", policy, tmp_path / "kept")
+    assert format_status(policy)
+    assert policy.with_name(LEDGER + "-journal.lost").read_bytes() == journal
 
 
 def test_a_restore_is_refused_over_a_ledger_and_from_what_is_damaged(policy: Path, tmp_path: Path) -> None:

@@ -453,6 +453,7 @@ def test_what_was_spent_elsewhere_is_charged_and_the_ledger_keeps_who_said_so(tm
     [
         (["--spent", "1"], "give --said-by"),
         (["--spent", "1", "--said-by", " "], "give --said-by"),
+        (["--spent", "1", "--said-by", "J. M\udcfcller"], "in one line of text"),
         (["--spent", "nan", "--said-by", "me"], "expected a mu above 0"),
         (["--spent", "0", "--said-by", "me"], "expected a mu above 0"),
         (["--spent", "1", "--spent-slack", "1", "--said-by", "me"], "expected a mu above 0"),

@@ -235,6 +235,15 @@ def test_a_ledger_that_is_one_commit_older_is_refused(tmp_path: Path) -> None:
         SiloLedger(path)
 
 
+@pytest.mark.parametrize("key", ["mark", "peers"])
+def test_one_file_with_two_meanings_is_refused(tmp_path: Path, key: str) -> None:
+    """Before, a mark that was the ledger overwrote it."""
+    path = write_silo(tmp_path)
+    path.write_text(f'{key} = "ledger-0.sqlite"\n{path.read_text()}')
+    with pytest.raises(InputError, match="two of shard, ledger, mark, identity and peers are one file"):
+        read_policy(path)
+
+
 def test_a_shard_of_damaged_compressed_bytes_is_refused_in_one_line(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (50, 20, 20), np.uint8)
     np.savez_compressed(tmp_path / "shard.npz", images=images, labels=np.zeros(50, np.int64))
@@ -246,3 +255,9 @@ def test_a_shard_of_damaged_compressed_bytes_is_refused_in_one_line(tmp_path: Pa
             load_shard(tmp_path / "shard.npz", 10)
         with pytest.raises(InputError, match=r"shard\.npz"):
             load_npz(str(tmp_path / "shard.npz"))
+    np.savez(tmp_path / "shard.npz", images=images, labels=np.zeros(50, np.int64))
+    content = bytearray((tmp_path / "shard.npz").read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 8] |= 1  # says that it is encrypted
+    (tmp_path / "shard.npz").write_bytes(bytes(content))
+    with pytest.raises(InputError, match=r"shard\.npz"):
+        load_shard(tmp_path / "shard.npz", 10)
