@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MOST_OF_A_FILE = 280
 ROOMS = {
-    "loss": 3662,
+    "loss": 3663,
     "noise": 2992,
     "silo": 2465,
     "addons/services": 1780,
@@ -53,9 +53,9 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 32998, 279
+ALL, FILES = 32999, 279
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 24291
+CORE = 24292
 """Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 15, 19
 """Files that a simulated round goes through, and a guard's, at most."""

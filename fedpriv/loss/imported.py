@@ -555,7 +555,7 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
                 'model.weights = "sha256:…", of the file with the state_dict'
             )
         return frozenset(trainable_parameters(module))
-    device = next(module.parameters()).device  # the meta device if only sizes are computed
+    device = next(module.parameters(), torch.zeros(0)).device  # the meta device if only sizes are computed
     state = {
         name: values.to(device) for name, values in read_state_dict(weights, "model.weights", path, module).items()
     }

@@ -514,7 +514,8 @@ def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
         loss = loss.base
     if isinstance(loss, CrossEntropy | LabelSmoothing):
         return outputs.argmax(-1)
-    values = outputs if has_label_axes or outputs.shape[-1] != 1 else outputs.squeeze(-1)
+    is_kept = has_label_axes or outputs.dim() < 2 or outputs.shape[-1] != 1
+    values = outputs if is_kept else outputs.squeeze(-1)
     return (values > 0).long() if isinstance(loss, LogisticLoss | SigmoidLoss) else values
 
 

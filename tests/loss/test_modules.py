@@ -17,7 +17,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.loss import layered, module
 from fedpriv.loss.layered import LayeredObjective, make_module_objective
-from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
+from fedpriv.loss.losses import AbsoluteError, CrossEntropy, FunctionLoss, Loss, SquaredError, predict_labels
 from fedpriv.loss.module import ModuleObjective, draw_initial_point, unflatten_parameters
 from fedpriv.loss.objective import Objective, Query, Records
 from fedpriv.loss.unrolled import make_vmap_module
@@ -204,6 +204,12 @@ def test_a_long_initial_point_is_drawn_in_pieces_with_the_same_bits() -> None:
     drawn = public_generator(5, "initial model").uniform(-bound, bound, 300 * 250)
     first = draw_initial_point(module, 5, torch.float32)[: 300 * 250]
     assert torch.equal(first, torch.from_numpy(drawn).to(torch.float32))
+
+
+def test_one_record_without_an_axis_of_outputs_keeps_its_axis() -> None:
+    loss = FunctionLoss(lambda output, label: output, (), 0)
+    assert predict_labels(loss, torch.zeros(1)).shape == (1,)
+    assert predict_labels(loss, torch.zeros(1, 1)).shape == (1,)
 
 
 def test_a_layer_whose_weight_is_none_begins_at_its_values() -> None:
