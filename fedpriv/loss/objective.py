@@ -14,9 +14,10 @@ An increment is a record's clipped contribution to a sum: its gradient, or a com
 points of a query.  Public coins are public random numbers that an increment depends on, such as directions or
 shifts of pictures.
 
-`Bfloat16View` computes gradients at models and from features that are rounded to 8 significant bits.  The model,
-its noise, norms, clips and sums stay in the run's own types, since a guarantee depends on them.  Micikevicius et
-al. 2018, "Mixed precision training", divide the types alike: master weights and sums are wide.
+`Bfloat16View` computes gradients at models and from features that are rounded to 8 significant bits.  Several
+labels of a record lie behind its features, and are rounded with them.  The model, its noise, norms, clips and sums
+stay in the run's own types, since a guarantee depends on them.  Micikevicius et al. 2018, "Mixed precision
+training", divide the types alike: master weights and sums are wide.
 """
 
 import math
@@ -538,7 +539,7 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
             f'run.passes = "bfloat16": feature {column} has whole numbers beyond {_MAX_BFLOAT16_INTEGER}, which '
             "would become others in 8 bits; leave it out, or scale the feature"
         )
-    # A record with label 0 shows whether the operations of the model exist in bfloat16.
+    # One record shows whether the operations of the model exist in bfloat16, with label 0 or its several labels.
     view, point = Bfloat16View(objective), objective.initial()
     probe = Records(features[:1], torch.zeros_like(records.labels.flatten()[:1]))
     try:

@@ -188,10 +188,11 @@ def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) ->
 
 @dataclass(frozen=True)
 class IntegerPrefix(IntegerStrategy):
-    """C = A on integers: q_t = ⌊decay · q_{t-1}⌉ + s_t, restarted every `period` rounds if it is not None.
+    """C = A on integers: q_t = ⌊c · q_{t-1}⌉ + s_t, restarted every `period` rounds if it is not None.
 
-    `decay` counts multiples of 2^-31.  Roundings of neighbours differ by at most 1 a round, and the differences
-    decay like the sums, so that they add up to at most 1 / (1 - decay).  Nothing is rounded for decays of 0 and 1.
+    The decay c is `decay` multiples of 2^-31.  Roundings of neighbours differ by at most 1 a round, and the
+    differences decay like the sums, so that they add up to at most 1 / (1 - c).  Nothing is rounded for c of 0 and
+    1.
     """
 
     decay: int

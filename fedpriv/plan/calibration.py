@@ -258,8 +258,9 @@ def response_and_workload(
     The workload is the decay, the clips, the restarts and the participation of the running sums.  The response has
     the weights of the released sums in the target: in points that the row's optimizer publishes, or, if the row's
     theorems depend on the noise of the released sums themselves, in some of these sums (rows of the identity).
-    Response and workload are computed for clips and steps of scale 1, in one dimension, and for clips that are not
-    divided by the batches of a round.
+    Response and workload are computed for clips and steps of scale 1 in one dimension, since a fit needs their
+    ratios only.  The clips are the estimator's own.  In a run, a round that reads k batches has its clip divided
+    by k, as its sum is.
 
     Args:
         row: Row of the algorithms' table.

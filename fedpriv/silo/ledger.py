@@ -606,8 +606,10 @@ class SiloLedger:
                 ledger's file is gone or has a damaged header.
         """
         mark, header = self._mark.read(), self._read_header()
-        self._ledger_name = header.ledger_name  # A conversion by another process changes it.
-        # A crash in a conversion can leave the new name in the mark and the former one in the file.
+        # A conversion of a ledger of 0.3.0, which puts its fingerprint of the records under a key, gives the
+        # ledger another name.  Another process may have converted it.  The mark is written before the commit, so
+        # that a crash in between leaves the new name in the mark, and the former one in the file.
+        self._ledger_name = header.ledger_name
         if (
             mark.ledger_name not in (header.ledger_name, chain.converted_name(header.ledger_name))
             or not self._path.exists()

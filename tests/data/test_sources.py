@@ -138,6 +138,7 @@ def damaged_package() -> bytes:
         b"",
         b"not a package",
         damaged_package(),
+        package()[:400] + bytes(50) + package()[450:],
         package(name="other.tar"),
         package({}),
         package()[:150],

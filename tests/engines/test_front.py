@@ -17,6 +17,7 @@ from fedpriv.addons.services.flower_private import front, silo_node
 from fedpriv.addons.services.flower_private.control import MEDIA_TYPE
 from fedpriv.addons.services.flower_private.names import (
     FLEET_PREFIX,
+    LIST_RUNS,
     PULL_MESSAGES,
     PUSH_MESSAGES,
     PUSH_OBJECT,
@@ -117,18 +118,27 @@ def test_a_query_that_is_none_is_left_and_the_next_one_answered(
         raise StoppedError(query.metadata.message_type)
 
     inflate = silo_node.inflate_object_from_contents
-    inflations = iter([lambda *_: int("nonsense"), lambda *_: QUERY])
+    inflations = iter(
+        [
+            lambda *_: int("nonsense"),
+            lambda *_: QUERY,
+            lambda *_: inflate("0", {"0": b"Message  0\0"}),
+            lambda *_: LIST_RUNS.answer_type().ParseFromString(b"\xff"),
+        ]
+    )
     monkeypatch.setattr(silo_node, inflate.__name__, lambda *words: next(inflations, inflate)(*words))
     monkeypatch.setattr(silo_node.SiloNode, "_call_app", stop)
     node = connect(link, 0)
-    for _ in range(3):
+    for _ in range(5):
         send(grid, QUERY, link.nodes[0])
     with pytest.raises(StoppedError, match="train"):
         node.serve()
-    assert [text for text in caplog.messages if "left unanswered" in text] == [
+    said = [text for text in caplog.messages if "left unanswered" in text]
+    assert said[:2] == [
         "a message is left unanswered, since it is no query: invalid literal for int() with base 10: 'nonsense'",
         "a message is left unanswered, since it is no query: it is a RecordDict",
     ]
+    assert len(said) == 4
 
 
 @pytest.mark.parametrize("link", ["theirs.app:app"], indirect=True)

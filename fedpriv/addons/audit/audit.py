@@ -1,11 +1,13 @@
 """Audit of a cell: lower bounds on μ from the code of a deployment, compared with the claim.
 
-A *cell* is a run with every key of its scenario resolved.  A *canary* is a planted record, present or absent by a
-fair coin.  A *guard* is the process of a silo that has its records and answers queries.  A *family* is a group of
-tests that share one probability of a false refutation.
+A *cell* is a run with every key of its scenario resolved.  A *canary* is a planted unit, such as a record, with
+two worlds, chosen by a fair coin: present or absent under zero-out, and one increment or its opposite under
+replace-one.  A *guard* is the process of a silo that has its records and answers queries.  A *family* is a group
+of tests that share one probability of a false refutation.
 
-Guards with their ledgers, and a server that adds noise with its journal, run on canaries in the scenario's own
-floating-point type.  In a public order, fixed families of tests try to tell the two worlds of a canary apart:
+Guards with their ledgers (for a pool of clients, the code of the pool), and a server that adds noise with its
+journal, run on canaries in the scenario's own floating-point type.  In a public order, fixed families of tests try
+to tell the two worlds of a canary apart:
 
 * canaries in the worst case of clip and relation, in the rounds, in a first step, in evaluations, and in all of
   these together (`transcripts`, `statistics`),

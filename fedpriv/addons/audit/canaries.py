@@ -1,9 +1,10 @@
 """Worst-case canaries, small cells that hold them, and real guards that answer queries on them.
 
-A *canary* is a planted record, present or absent by a fair coin.  A *cell* is a run with every key of its scenario
-resolved.  A *guard* is the process of a silo that has its records and answers queries within a policy.  It stores
-its replies in a ledger.  A *shard* is the records of a silo.  A *unit* is what the claim protects: a record, all
-records of a person, or those of a client.  An *increment* is a unit's contribution to a round, which is clipped.
+A *canary* is a planted unit with two worlds, chosen by a fair coin: present or absent under zero-out, and one
+increment or its opposite under replace-one.  A *cell* is a run with every key of its scenario resolved.  A *guard*
+is the process of a silo that has its records and answers queries within a policy.  It stores its replies in a
+ledger.  A *shard* is the records of a silo.  A *unit* is what the claim protects: a record, all records of a
+person, or those of a client.  An *increment* is a unit's contribution to a round, which is clipped.
 
 Queries are the vector 0, except for hostile queries, those of a second run, and one after a rollback.  Before it
 is clipped, a canary's increment at 0 is far above any usual clip.  The canary's two worlds are as far apart as the
@@ -15,7 +16,8 @@ independent between coordinates.  So each canary of a run is an independent tria
 "Privacy auditing with one training run").
 
 In a fixed order, the rounds in which a canary takes part follow from the definition in `rows_by_round`, not from
-the code under audit.  Guards have ledgers in a folder, and the audit sends them queries as a server does.
+the code under audit.  Guards have ledgers in a folder, and the audit sends them queries as a server does.  A pool
+of clients has no guard, and its own code answers.
 """
 
 import json

@@ -7,10 +7,12 @@ parts about the same canaries are tested against the composed claim.
 The power of a test is the largest share of the noise that it refutes with probability `POWER`, at the number of
 trials that the audit has.
 
-A *canary* is a planted record, and its two *worlds* are its presence and its absence, chosen by a fair coin.  A
-canary in one run is one *trial*.  The *heaviest round* is the one whose canaries a test separates best.  A *cell*
-is a run with every key of its scenario resolved, and its *small cell* is the same run with few rounds, silos and
-records.  A *family* is a group of tests that share one probability of a false refutation (`failure`).
+A *canary* is a planted unit, such as a record.  Its two *worlds*, chosen by a fair coin, are its presence and its
+absence under zero-out, and one increment and its opposite under replace-one.  A canary in one run is one *trial*.
+The *heaviest round* is the one whose canaries a test separates best.  A *cell* is a run with every key of its
+scenario resolved, and its *small cell* is a run with its algorithm, trust and sampling, on a linear model, with
+few rounds, silos and records.  A *family* is a group of tests that share one probability of a false refutation
+(`failure`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -280,7 +282,7 @@ def audit_canaries(
     """
     plans = {name: part.build_plan() for name, part in parts.items()}
     trials = {name: part.collect_trials(plans[name], part.run_count, None, steps) for name, part in parts.items()}
-    further_count = len(parts)  # number of parts other than the rounds, and one for all parts together
+    further_count = len(parts)  # with rounds among them: the other parts, and one for all parts together
     group_failure = failure if further_count == 1 else failure / 2.0
     results = dict[str, FamilyResult]()
     for name, part in parts.items():

@@ -63,14 +63,15 @@ def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, An
     Keys that the program sets are kept, since their values are written into the scenario later.
 
     * With `clients`, which come in cohorts, silos, samples and epochs are left out.
-    * With one value of `batches` or `batch`, epochs are left out, and rounds are those of one pass, unless the
-      program sets them.  Samples are left out as well with `batches`, or if the program's rounds are fewer than
-      those of a pass.
-    * Otherwise, if the program sets either one number of rounds or one of epochs, every round reads all records.
-      With several numbers of rounds, the number of epochs is their greatest common divisor.
+    * With `batches` (a number for each silo) or `batch`, of one value or of several to sweep, epochs are left out,
+      and rounds are those of one pass, unless the program sets them.  Samples are left out as well with `batches`,
+      or if rounds · batch · silos, each one number, is below `units`.
+    * Otherwise, with `rounds` alone, or one number of `epochs` alone, rounds and epochs are that number, so that
+      every round reads all records.  With several numbers of rounds, the number of epochs is their greatest common
+      divisor.
 
     Args:
-        federation: Section of the shipped scenario, with the program's number of records.
+        federation: Section of the shipped scenario, with `units` as its number of samples.
         program_values: Values that the program sets, by key, such as "rounds".
         units: Number of training records, or of clients that have them.
     """
@@ -91,7 +92,7 @@ def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, An
             and isinstance(silos, int)
             and rounds * batch * silos < units
         ):
-            excluded |= {"samples"}  # fewer rounds than a pass has
+            excluded |= {"samples"}  # the rounds do not read all units
     elif "rounds" in program_values and "epochs" not in program_values:
         counts = rounds if isinstance(rounds, list | tuple) else [rounds]
         if counts and all(type(count) is int and count > 0 for count in counts):

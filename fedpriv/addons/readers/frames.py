@@ -34,11 +34,14 @@ def register_frame(frame: DataFrame) -> str:
 
 
 def _read_columns(frame: Any) -> tuple[dict[str, Any], list[str], dict[str, str]]:
-    """Copy the columns of a DataFrame, together, or one by one if a column cannot be exported.
+    """Copy the columns of a DataFrame as Arrow columns, together or, if that fails, one by one.
+
+    It fails if a column cannot be exported, or in pandas if two columns have one name.  Columns that are copied
+    together include pandas' index, unless it is a plain range.
 
     Returns:
-        Columns of unique names, by name, the names of all columns, and reasons by the name of a column that cannot
-        be exported.
+        Arrow columns by name, without those whose name occurs twice, the names of all columns in their order, and
+        for each column that cannot be exported its name with the reason.
     """
     try:
         table = deepcopy(pyarrow.table(frame))  # Arrow alone would share the memory of NumPy's columns

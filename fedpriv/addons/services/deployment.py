@@ -442,7 +442,7 @@ def run_deployment(
             started.
         RunError: A run failed, or a SuperLink does not start or answer.
     """
-    # Refuse all cells that a deployment cannot run before the first one is started.
+    # Refuse settings that a deployment cannot have before the first cell is started.
     is_local = connection.superlink is None
     if is_local:
         refuse_root("--engine deployment")

@@ -40,6 +40,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from google.protobuf.message import DecodeError
 
 from fedpriv.addons.services.certificates import AUTHORITY_FILE, NODE_KEY_FILE, read_node_key
 from fedpriv.addons.services.flower_private import APP_PATH, VERSION_HEADER
@@ -79,8 +80,6 @@ _MAX_WAIT_SECONDS = 3.0  # seconds between two requests to a SuperLink without l
 _OBJECT_SECONDS = 180.0  # seconds after which Flower drops a query whose objects do not arrive
 _UNKNOWN_NODE = "the SuperLink does not know this SuperNode: it was started again, or its key was revoked"
 _MAX_PYPROJECT = 2**20  # bytes
-_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Compressions whose errors `read_configuration` knows."""
 
 
 class LostError(RunError):
@@ -245,7 +244,7 @@ class SiloNode:
                 self._answer(run, answer.message_object_trees[0])
             except httpx.HTTPStatusError as error:  # for example because the run has ended
                 _log.info("a query is left unanswered: %s", parse_refusal(error.response)[1])
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, DecodeError) as error:
                 _log.warning("a message is left unanswered, since it is no query: %s", sanitize_line(str(error)))
 
     def _answer(self, run: int, tree: Any) -> None:
@@ -256,8 +255,8 @@ class SiloNode:
             tree: Tree of Flower's object ids, whose root is the query.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: The objects do not come, or are no query.  Errors of
-                `FleetClient.ask` pass.
+            ValueError, TypeError, LookupError, AttributeError, DecodeError: The objects do not come, or are no
+                query.  Errors of `FleetClient.ask` pass.
         """
         start_time = time.monotonic()
         contents = {name: self._fetch_object(run, name) for name in dict.fromkeys(_object_ids(tree))}
@@ -375,7 +374,7 @@ def read_configuration(bundle: bytes) -> dict[str, Any] | None:
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
             info = files.getinfo("pyproject.toml")
-            if info.file_size > _MAX_PYPROJECT or info.compress_type not in _COMPRESSIONS:
+            if info.file_size > _MAX_PYPROJECT or info.compress_type not in (0, zipfile.ZIP_DEFLATED):
                 return None
             settings = tomllib.loads(files.read(info).decode("utf-8"))["tool"]["flwr"]["app"]
         return (
