@@ -21,7 +21,7 @@ ROOMS = {
     "noise": 2992,
     "silo": 2465,
     "addons/services": 1780,
-    "data": 1698,
+    "data": 1699,
     "accounting": 1662,
     "papers": 1585,
     "addons/worth": 1365,
@@ -53,9 +53,9 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 32999, 279
+ALL, FILES = 33000, 279
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 24292
+CORE = 24293
 """Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 15, 19
 """Files that a simulated round goes through, and a guard's, at most."""
