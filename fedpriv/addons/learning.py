@@ -109,7 +109,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
         facts["loss"] = constant_loss
     is_counted = labels != IGNORED_CLASS
     if "test_accuracy" in outcome.metrics and is_counted.any():
-        class_counts = torch.stack([(labels == label).sum(0) for label in labels[is_counted].unique()])
+        class_counts = torch.stack([(labels == label).sum(0) for label in torch.unique(labels[is_counted])])
         facts["commonest"] = float(class_counts.max(0).values.sum() / is_counted.sum())
         facts["has_unit_outputs"] = _takes_logits(model.loss) and _are_shares(outputs)
         if labels.dim() == 1:
