@@ -289,6 +289,7 @@ def test_masses_of_far_spread_points_add_up_to_one(z: float, bins: int, epsilon:
         assert 1.0 - 2.0 * tail - 1e-7 < masses.sum() < 1.0 + 1e-12
 
 
+@pytest.mark.slow
 def test_epsilon_falls_with_the_noise_where_points_are_spread_far() -> None:
     multipliers = (0.245, 0.25, 0.27)  # in the middle one it was 68
     found = [AllocatedGaussian(z, 5, 1, "replace-one").epsilon_of(1e-8) for z in multipliers]
