@@ -13,6 +13,7 @@ from fedpriv.accounting.gaussian import APART, factor_of, moved_by
 from fedpriv.addons.statistics.indicators import Indicators
 from fedpriv.claims.entries import make_entry
 from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
+from fedpriv.claims.recomputed import _is_equal
 from fedpriv.core.errors import InputError
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import make_schema_task
@@ -147,6 +148,23 @@ def test_a_record_of_more_silos_than_its_scenario_is_described(tmp_path: Path) -
     cell = json.loads((folder / "results.json").read_text())["cells"][0]
     cell["releases"][0]["owner"] = "silos 0-99"
     assert make_entry(cell).disagreement is not None
+
+
+@pytest.mark.parametrize(
+    ("record_value", "plan_value", "equal"),
+    [
+        (1.0, 1.0, True),
+        (1.0, 1.0 + 1e-12, True),
+        (1, 1.0, False),
+        (True, 1.0, False),
+        (1.0, True, False),
+        ([1.0, 2.0], [1.0, 2.0], True),
+        ([1.0], [1.0, 1.0], False),
+        (None, 1.0, False),
+    ],
+)
+def test_a_value_of_another_type_is_another_value(record_value: Any, plan_value: Any, equal: bool) -> None:
+    assert _is_equal(record_value, plan_value) is equal
 
 
 def test_no_figure_of_evaluations_is_believed_without_their_releases(tmp_path: Path) -> None:
