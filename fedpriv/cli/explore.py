@@ -77,7 +77,7 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
         max(len(text) for text in (heading.name, *(row[n] for row in rows))) for n, heading in enumerate(columns)
     ]
     min_width = sum(12 if column.can_wrap else width for column, width in zip(columns, widths, strict=True))
-    if min_width + 3 * len(columns) > console.width:  # three spaces beside each column, or rich drops digits
+    if min_width + 3 * (len(columns) - 1) > console.width:  # three spaces between columns, or rich drops digits
         print_blocks(caption, columns, rows)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=None, show_edge=False)
