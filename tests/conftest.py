@@ -69,6 +69,12 @@ def only_the_owner_writes() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def output_is_piped() -> None:
+    """Tables have the width of piped output, however wide the developer's terminal is."""
+    os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def commands_can_be_interrupted() -> Iterator[None]:
     """A suite that runs in the background ignores SIGINT, which the commands it starts would inherit."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
