@@ -1,17 +1,16 @@
 """Flower ClientApp that passes messages to a silo's guard, or to a simulated silo.
 
-The protocol of a silo is in fedpriv/silo/silo.py.  In a deployment the app is a thin proxy: the silo's guard
-(fedpriv/silo/daemon.py), a process of the silo's own installation, has the records and decides.  The proxy passes
-bytes to the guard's Unix socket and back.  In a simulation the app is the silo (fedpriv/clients/simulated.py).
-A SuperNode may start a process for each message, so the imports that need torch are inside of the functions that
-use it.
+In a deployment the app is a proxy: the silo's guard (fedpriv/silo/daemon.py) is a process of its own, which has
+the records and decides.  The proxy passes bytes to the guard's Unix socket and back.  In a simulation the app is
+the silo (fedpriv/clients/simulated.py).  A SuperNode may start a process for each message, so the imports that
+need torch are inside of functions.
 
 A query is the vector that the server sends in a round, and a release is the silo's answer to it.  A cell is one
 run of a scenario, with a value for each key.  Masks hide a release in the sum over silos.  A checkpoint is a
 position in a silo's ledger, its account of charges and replies.
 
-A request to a guard is a frame with a JSON header, and a second one with the query's bytes, which may be empty.
-A request for the guard's health is a header alone.  A reply is one frame, or two if bytes follow its header.
+A request to a guard is a frame with a JSON header, and a second frame with the query's bytes, which may be empty.
+A reply is one frame, or two if bytes follow its header.
 
 | header | reply |
 |---|---|
@@ -22,12 +21,10 @@ A request for the guard's health is a header alone.  A reply is one frame, or tw
 | {"health": true} | {"healthy": whether the guard is at work or ready for it} |
 
 * A guard that refuses a request replies {"refused": reason, "final": whether the server should give up}.
-* A guard that is not healthy adds "why", the reason.
 * `keys` are the silos' public keys, if messages are masked.
 * "seen" are the checkpoints of this silo's ledgers that the server remembers.
 * `keys`, "seen" and "commit" are hexadecimal digits.
 * With "tests": true the query is an evaluation of the silo's test records, and t is the number of the evaluation.
-* For {"agree": true} nothing is opened or charged.  The script deploy/health.py sends {"health": true}.
 """
 
 import json
@@ -71,9 +68,8 @@ MAX_FRAME_BYTES = 2**31
 def forward_query(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
     """Pass a query to the guard, and return a message with its release or refusal.
 
-    A coordinator with another protocol is refused first, without asking the guard.  A release is sealed: its bytes
-    are XORed with a random pad, whose seed is in the message, so that their digest does not confirm a guess.
-    The checkpoint of the guard's ledger comes with it.
+    The checkpoint of the guard's ledger comes with the release.  If the coordinator has another protocol, the
+    reply is a refusal, and the guard is not asked.
 
     Args:
         message: Message with the query.
@@ -103,9 +99,6 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
 def forward_key(message: Message, context: Context, socket: Path) -> Message:
     """Return a message with the guard's public key for the masks of this run, or with a refusal.
 
-    A coordinator with another protocol is refused first.  The guard answers round 0, which has no query, with the
-    key.
-
     Args:
         message: Message that asks for the key.
         context: Flower's Context of the run.
@@ -134,8 +127,8 @@ def forward_admission_query(message: Message, context: Context, socket: Path) ->
 def find_protocol_mismatch(context: Context) -> Refusal | None:
     """Return a refusal if the coordinator has another protocol, or None if its protocol is this one.
 
-    The coordinator is the server of the run.  Its protocol, a number, and its version of fedpriv are in the run
-    configuration.  A coordinator whose protocol is missing there is refused, too.
+    The coordinator is the server of the run.  The run configuration has the number of its protocol and its version
+    of fedpriv.
     """
     protocol, version = (context.run_config.get(key) for key in ("protocol", "fedpriv"))
     if protocol == PROTOCOL_VERSION:
@@ -202,8 +195,6 @@ def ask_reply(
 ) -> GuardReply | Refusal:
     """Return the guard's release and checkpoint, or a refusal if the guard refuses or cannot be reached.
 
-    The reply is awaited without a limit of time.
-
     Args:
         socket: Unix socket of the guard.
         run: Name of the run in ledgers.
@@ -253,12 +244,12 @@ def _exchange_frames(
     """Send a request to the guard, and return its reply or refusal.
 
     If the guard cannot be reached, or closes the connection without a reply, the result is a refusal that is not
-    final, so that the server may ask again.  The reply is awaited without a limit of time.
+    final, so that the server may ask again.
 
     Args:
         socket: Unix socket of the guard.
         header: First frame, as a JSON object.
-        content: Second frame.
+        content: Second frame, which may be empty.
         read: Function from the reply's header and the connection, which may have further frames, to the result.
     """
     try:

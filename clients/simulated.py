@@ -1,10 +1,8 @@
 """Silos of a simulation, whose records and seeded noise are in the ClientApp's process.
 
-A silo's state is stored in Flower's Context.  `make_client_app` makes a ClientApp over silos in this process that
-answer like guards, without SuperNodes and sockets.
-
 A query is the vector that the server sends in round t, and a release is the silo's answer.  The state is what a
-silo keeps from one round to the next.  In integer arithmetic it has a digest of the queries so far, `query_chain`.
+silo keeps from one round to the next, such as a digest of the queries so far (`query_chain`).  It is stored in
+Flower's Context.  `make_client_app` makes a ClientApp over silos in this process, without SuperNodes and sockets.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +46,7 @@ _STATE_RECORD, _STATE_KEY = "fedpriv-silo", "state"
 class SimulatedFederation:
     """Records, plan and noise source of all silos of a simulation.
 
-    The noise is keyed by the scenario's seed, and silo and round name the part of it that a silo draws.
+    The noise is computed from the cell's noise seed, the silo and the round.
     """
 
     cell: Cell
@@ -167,7 +165,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
-    """Answer one query with this silo, and store its next state once the silo's message is computed.
+    """Answer one query with this silo, and store its next state.
 
     If the silo refuses the query, the stored state stays as it was.  In an evaluation the query is a model, and t
     the number of the evaluation.
@@ -241,7 +239,7 @@ class SiloEndpoint(Protocol):
 def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[SiloEndpoint] = ()) -> ClientApp:
     """Make a ClientApp that passes queries of one run to `silos`, and its evaluations to `tests`.
 
-    The configuration of a node has its silo's number.  If the server asks for agreement, every silo agrees.
+    The number of a node's silo is its "partition-id".
 
     Args:
         silos: Silos for queries, in the order of their numbers.

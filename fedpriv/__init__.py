@@ -12,7 +12,7 @@
 | `statistics`, `StatisticsResults` | release counts, quantiles and survival curves of a table, with noise |
 | `tune`, `TuningResults` | choose settings on held-out records, openly or in private |
 | `advise` | recommend algorithm, clip, step and rounds from public facts, as a scenario |
-| `RunResults`, `CellResults`, `Evaluation`, `Privacy` | results of `run` and `load`, frozen |
+| `RunResults`, `CellResults`, `Evaluation`, `Privacy` | results of `run` and `load` |
 | `Drawing` | figure of results, which a notebook shows inline |
 | `add_algorithm`, `add_mechanism`, `add_participation` | register one of your own under a name for scenarios |
 | `add_model`, `add_data` | the same for models and data |

@@ -1,9 +1,9 @@
 """DP-SGD with random allocation: in every epoch each unit takes part in one round, drawn in secret.
 
-In each of `epochs` epochs every unit draws one of `bins` rounds uniformly, independently of all other units and of
-other epochs.  The clipped increments of the units that drew a round, each of norm `clip` at most, are added.
-Their sum is released with Gaussian noise of standard deviation `noise_multiplier` · `clip` per coordinate, and
-divided by a public number.
+A unit is what neighbours differ in, such as a record.  Its increment is its clipped contribution to the sum of a
+round.  In each of `epochs` epochs every unit draws one of `bins` rounds uniformly, independently of all other
+units and epochs.  The increments of the units that drew a round, each of norm `clip` at most, are added, and the
+sum is released with Gaussian noise of standard deviation `noise_multiplier` · `clip` per coordinate.
 
 Three schemes are *not* random allocation, and must not be accounted for as such:
 
@@ -11,17 +11,10 @@ Three schemes are *not* random allocation, and must not be accounted for as such
 * one round of each epoch that is kept over all epochs,
 * a round that is known to somebody who sees the releases.
 
-**Terms.**  A unit is what neighbours differ in, such as a record, and its increment is its clipped contribution to
-the sum of a round.  Under zero-out the unit's increments are 0 in one neighbour, and under replace-one another
-unit takes its place.  Removal is the direction P against Q of the pair below, and addition is Q against P.  The
-bound of known rounds is that of the same run if everybody knew which rounds a unit draws.  The overlap of two
-rounds is the largest inner product of the vectors by which one unit moves the releases if it takes part in one or
-the other.  For independent noise it is 0 for different rounds.
-
-With public classes of rounds ("groups"), which take turns, a unit draws among the rounds of its class, and `bins`
-is their number in an epoch.  Correlated noise adds independent noise to C s, for the sums s of all rounds and a
-lower triangular strategy C with columns C_t.  C has b bands if its entries are 0 except on b diagonals, the main
-one and those next below.  Such noise is covered if there are b classes or more, with clip max_t clip_t ‖C_t‖.
+Under zero-out the unit's increments are 0 in one neighbour, and under replace-one another unit takes its place.
+The bound of known rounds is that of the same run if everybody knew which rounds a unit draws.  With correlated
+noise, rounds overlap: the overlap of two rounds is the largest inner product of the vectors by which one unit
+moves the releases if it takes part in one or the other.  For independent noise it is 0 for different rounds.
 
 **Privacy loss of an epoch**, with T = `bins` and z = `noise_multiplier`.  With and without the unit, the releases
 are dominated by
@@ -29,14 +22,9 @@ are dominated by
     P = (1/T) Σ N(e_i, z² I)   and   Q = N(0, z² I),   dP/dQ = (Y_1 + … + Y_T)/T,   Y_i = exp(Z_i/z - 1/(2z²)),
 
 with Z_i independent standard normal under Q.  The hockey stick H_ε(P‖Q) is the largest P(A) - e^ε Q(A) of any
-event A, and the smallest δ at ε is the larger of H_ε(P‖Q) and H_ε(Q‖P).  Both are expectations of convex functions
-of the ratio dP/dQ.  So **moving each Y to its two neighbours on a grid, with its mean kept, only raises δ**: the
-result is an upper bound on every grid, and the smallest over several grids is one, too.  If the round were known,
-this would be the Gaussian mechanism, which gives another bound.  Proof, for increments that depend on earlier
-releases too: docs/proofs/allocation.md.
-
-Under replace-one both increments are in one pair (`symmetric`).  The chain of both directions through the run
-without the unit is a bound, too.
+event A.  It is δ at ε for a unit that is removed, and H_ε(Q‖P) for one that is added.  Both are expectations of
+convex functions of the ratio dP/dQ.  So **moving each Y to its two neighbours on a grid, with its mean kept, only
+raises δ**: every grid gives an upper bound.  Proof: docs/proofs/allocation.md.
 
 Sources: Feldman & Shenfeld 2025 ("Privacy amplification by random allocation"); Chua et al. 2024 (balls and bins).
 The numerics are an own construction, after the convex order of ratios.
@@ -78,14 +66,14 @@ _MAX_LOG = 600.0  # logarithm of a grid's end, far enough below 709 for the prod
 
 
 def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) -> float:
-    """Return an end for a grid of Σ Y, beyond which no more than about `tail` of its mass lies under P.
+    """Choose the end of a grid of Σ Y, so that little mass under P lies beyond.
 
     The bounds hold for every end.
 
     Args:
         multiplier: Noise multiplier z.
         bins: Number T of rounds.
-        tail: Mass beyond the end.
+        tail: Approximate mass beyond the end.
         narrow: Whether the end is for sums that hardly vary, because much noise makes every Y nearly 1.
     """
     single_end = math.exp(min(_MAX_LOG, (0.5 / multiplier - float(ndtri(tail))) / multiplier))
@@ -97,9 +85,9 @@ def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) ->
 def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
     """Return the masses of Y under Q on 0, h, …, (size - 1)h, (size,), without the mass beyond the grid.
 
-    Y is exp(Z/z - 1/(2z²)) with Z standard normal.  A value of Y between two points is moved to both of them, by
-    probabilities that keep its mean.  So the mass at x > 0 is (p(x - h) - 2 p(x) + p(x + h)) / h with p(x) =
-    E (x - Y)+, and that at 0 is p(h) / h.
+    Y is exp(Z/z - 1/(2z²)) with Z standard normal.  A value of Y between two points is split between them, with
+    its mean kept.  So the mass at x > 0 is (p(x - h) - 2 p(x) + p(x + h)) / h with p(x) = E (x - Y)+, and the mass
+    at 0 is p(h) / h.
 
     Guarantee: Y is moved to its two neighbours with its mean kept, so that the distribution on the unbounded grid
     is above Y in convex order.
@@ -129,8 +117,8 @@ def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
 def removal_loss_distribution(multiplier: float, bins: int, size: int, top: float) -> PrivacyLossDistribution:
     """Return the distribution of ln dP/dQ under P, for a unit that is removed.
 
-    Under P the sum Σ Y has its mass under Q times Σ Y / T.  The T terms of this product have the same
-    distribution, so that one Y is weighted by its value, and T - 1 others are added to it.
+    The mass of Σ Y under P is its mass under Q times Σ Y / T.  By symmetry this is the distribution of a sum in
+    which the mass of one Y is multiplied by its value.
 
     Guarantee: it gives an upper bound of H_ε(P‖Q), since mass beyond the grid counts as infinite loss.
 
@@ -172,9 +160,7 @@ def addition_loss_distribution(multiplier: float, bins: int, size: int, cap: flo
 def _rounding_mass(bins: int) -> float:
     """Return the mass that rounding may hide in sums over `bins` rounds, beyond `DELTA_MARGIN`.
 
-    Tests saw at most 3e-17 a round (tests/accounting/test_rounding.py).  1e-16 a round is assumed, less
-    `DELTA_MARGIN`, which `PrivacyLossDistribution.deltas` adds.  So the result is 0 for up to 10,000 rounds.  It
-    counts as infinite loss.
+    Tests saw at most 3e-17 a round (tests/accounting/test_rounding.py), and 1e-16 a round is assumed.
     """
     return max(0.0, 1e-16 * bins - DELTA_MARGIN)
 
@@ -194,8 +180,7 @@ def _convolve(first: Floats, second: Floats) -> Floats:
 def _self_convolve(masses: Floats, times: int) -> Floats:
     """Return the masses of the sum of `times` ≥ 1 independent numbers, (size,), cut to the grid.
 
-    Each number has the distribution `masses`, (size,), on the points 0, h, …, (size - 1)h.  Sums are formed by
-    repeated squaring.
+    Each number has the distribution `masses`, (size,), on the points 0, h, …, (size - 1)h.
     """
     result: Floats | None = None
     while True:
@@ -248,8 +233,7 @@ class AllocatedGaussian(Sampled):
     depend on all earlier releases.  Everybody may see every release, but not which unit draws which round.
 
     Raises:
-        InputError: A number or the relation is out of its range, or `overlaps` are not one chain of `bins` rounds
-            for each epoch.
+        InputError: A field is out of its range.
 
     Example:
         >>> guarantee = AllocatedGaussian(noise_multiplier=2.0, bins=10)
@@ -268,7 +252,7 @@ class AllocatedGaussian(Sampled):
 
     The overlap of rounds i and t is clip_i clip_t ⟨C_i, C_t⟩, for columns C_i and C_t of the noise strategy C: the
     inner product of the vectors by which the unit moves the releases if it takes part in round i or t.  The share
-    is a/v of `fading`, below 1, and 0 for independent noise.
+    is below 1, and 0 for independent noise.
     """
     overlaps: FadingOverlaps | None = None
     """Upper bound of the overlap of any two rounds, by chains, which gives a second bound of δ, or None."""
@@ -277,7 +261,7 @@ class AllocatedGaussian(Sampled):
     title: ClassVar[str] = "random allocation"
 
     def __post_init__(self) -> None:
-        """Check the multiplier, the relation, the numbers of bins and epochs, the share and the overlaps."""
+        """Check the fields."""
         check_positive("noise_multiplier", self.noise_multiplier)
         relation_named(self.relation)
         if not 1 <= self.bins <= _MAX_BINS:
@@ -313,7 +297,7 @@ class AllocatedGaussian(Sampled):
 
     @property
     def common_mu(self) -> float:
-        """μ of the overlap of all rounds, which secrecy does not hide: k √a, or 2k √a, in `fading`."""
+        """μ of the overlap that all rounds share, which secrecy does not hide."""
         factor = RELATION_FACTOR[self.relation] * self.epochs
         return factor * math.sqrt(self.common_share) / self.noise_multiplier * (1.0 + 1e-15)
 
@@ -336,23 +320,20 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
 
 
 def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[float, ...]) -> Curve:
-    """Return the smallest of all bounds of δ for the relation, at each ε.
+    """Return the smallest of several bounds of δ, at each ε.
 
-    Under zero-out there are two bounds: that of known rounds, and the larger of removal and addition.  Under
-    replace-one there are up to four:
+    Under zero-out they are the bound of known rounds, and the larger one of removal and addition.  Under
+    replace-one they are
 
-    * that of known rounds,
+    * the bound of known rounds,
     * the chain of removal and addition through the run without the unit,
-    * that of fading overlaps, if they are given and have a bound,
-    * that of the symmetric pair, unless an epoch has one round only or the noise is below the pair's range.
-
-    Except in the bounds of known rounds and of fading overlaps, losses are computed for independent noise, and the
-    overlap that all rounds share counts as one more Gaussian release of known rounds.
+    * the bound from `mechanism.overlaps`, if there is one,
+    * the bound of the symmetric pair of both units (`symmetric`), for two rounds or more and enough noise.
 
     Args:
         mechanism: Mechanism of the run.
         resolution: Resolution of the computation.
-        tails: Masses beyond the grids of Σ Y under removal, from which `_grid_ends` makes the grids.
+        tails: Masses beyond the grids of Σ Y under removal.
     """
     known_curve, (removal, addition) = (
         gaussian_curve(mechanism.known_mu),
@@ -390,15 +371,14 @@ def removal_and_addition_curves(
     """Return the curves of removal (P against Q) and of addition (Q against P) of a unit, over all epochs.
 
     The losses of one epoch are computed on one or more grids, each of which gives a bound, and are composed over
-    the epochs.  The overlap that all rounds share counts as one more Gaussian release of known rounds.  With
-    `mechanism.overlaps` there is a second bound if `fading` has one, and a curve is the smaller one at each ε.
+    the epochs.  The overlap that all rounds share counts as one more Gaussian release of known rounds.
 
     Guarantee: each curve bounds its direction under zero-out, whatever `mechanism.relation` is.
 
     Args:
         mechanism: Mechanism of the run.
         resolution: Resolution of the computation.
-        tails: Masses beyond the grids of Σ Y under removal, from which `_grid_ends` makes the grids.
+        tails: Masses beyond the grids of Σ Y under removal.
     """
     independent = mechanism.independent_part
     common_mu = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # under zero-out
@@ -443,8 +423,8 @@ def _compose_epochs(
 def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
     """Return ends of grids of Σ Y, ascending, each more than 10 % above the one before it.
 
-    `grid_end` has one formula for sums that vary much, and one for sums that hardly do.  Both give a candidate for
-    each of the masses `tails` beyond the grid.  A candidate that is at most 10 % above the last end is left out.
+    The candidates are those of `grid_end` for each of `tails`, for sums that vary much and for sums that hardly
+    do.
     """
     z, bins = mechanism.noise_multiplier, mechanism.bins
     candidates = sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
@@ -483,8 +463,7 @@ def calibrate(
         relation: Neighbouring relation.
         common: Largest overlap of two different rounds of a unit, as a share in [0, 1)
             (`AllocatedGaussian.common_share`).
-        overlaps: Bound of the overlaps of a unit's rounds, of `epochs` chains of `bins` rounds, which gives a
-            second bound of δ, or None without such a bound.
+        overlaps: Bound of the overlaps of a unit's rounds, or None.
 
     Raises:
         InputError: The search finds no multiplier up to a million, or an argument is out of its range.

@@ -1,20 +1,18 @@
 """Lifetime budgets: the charge of a run, and the decision whether one more run fits.
 
-A unit is what neighbouring data sets differ in, such as a record.  A run's charge is the pair (μ, δ₀) defined
-below, and its price is the charge in the neighbouring relation and unit of the budget, or None if no such pair is
-known.  A curve δ(ε) is an upper bound of the smallest δ for which the run is (ε, δ)-DP.  With secret participation
-the units of a round are drawn at random, and who sees the releases does not learn which.
+A run's charge is a pair (μ, δ₀), defined below.  Its price is the charge in the budget's neighbouring relation and
+unit of protection, or None if no such pair is known.  A curve δ(ε) is an upper bound of the smallest δ for which
+the run is (ε, δ)-DP.
 
-**Rule.**  √Σμ² ≤ budget and Σδ₀ ≤ slack, over all runs on the same data, in exact arithmetic of the decimals that
-these numbers print as (they are within half a unit in the last place of the floats).  The rule holds for runs that
-are chosen adaptively: a person who picks a run after having seen the releases of earlier runs gains nothing (a
-privacy filter; Smith & Thakurta 2022 and Koskela, Tobaben & Honkela 2023 for Gaussian DP).  Composed privacy loss
-distributions give no such rule: "the run together with the runs before is (ε, δ)-DP" may hold for each run that
-could be picked and fail for the choice between them.
+**Rule.**  √Σμ² ≤ budget and Σδ₀ ≤ slack, over all runs on the same data.  The rule holds for runs that are chosen
+adaptively: a person who picks a run after having seen the releases of earlier runs gains nothing (a privacy
+filter; Smith & Thakurta 2022 and Koskela, Tobaben & Honkela 2023 for Gaussian DP).  Sums are exact, over the
+decimal numbers that the floats print as.
 
-**Charge.**  A run in public order is charged its μ.  A run with secret participation is μ-GDP for no μ below that
-of the same run without secrecy: far in the tail its δ(ε) is above the curve of every smaller μ.  It is charged a μ
-with a *slack* δ₀.  The run is (μ, δ₀)-GDP if in both directions, for every ε ≥ 0,
+**Charge.**  A run with public participation is charged its μ.  With secret participation, where the units of a
+round are drawn at random and nobody who sees the releases learns which, no small μ describes the run: far in the
+tail its δ(ε) is too large.  It is charged a μ with a *slack* δ₀.  The run is (μ, δ₀)-GDP if in both directions,
+for every ε ≥ 0,
 
     δ(ε) ≤ (1 - δ₀) δ_μ(ε) + δ₀
 
@@ -22,8 +20,8 @@ where δ_μ is the curve of N(0, 1) against N(μ, 1).  Runs compose, adaptive or
 docs/proofs/slack.md.
 
 **Capacity.**  The number of units that a secret round draws depends on the data, and a silo whose replies take
-longer for larger rounds reveals it.  So a round evaluates a public number of rows, its capacity.  A round that
-draws more rows processes them all, drops none, and the probability of such a round goes into the slack.
+longer for larger rounds reveals it.  So a round evaluates a public number of rows, its capacity.  The probability
+that a round draws more goes into the slack.
 
 Sources: Dong, Roth & Su 2022 for μ-GDP and Blackwell's theorem; the pair with a slack is an own construction.
 Gomez et al. 2025 report a μ with a regret instead, which bounds nothing at a δ far below the regret.
@@ -59,9 +57,6 @@ _MIN_SQUARE = Fraction(1, 2**900)
 @dataclass(frozen=True)
 class ApproximateGDP:
     """(μ, δ₀)-GDP: μ-GDP, except that anything may be revealed with probability δ₀.
-
-    Otherwise telling neighbours apart is at least as hard as N(0, 1) against N(μ, 1).  A run in fixed order has
-    slack 0.
 
     Guarantee: `epsilon_of` and `delta_of` hold for every mechanism with δ(ε) ≤ (1 - δ₀) δ_μ(ε) + δ₀ in both
     directions, for every ε ≥ 0, with δ_μ the curve of μ-GDP.
@@ -108,8 +103,6 @@ class ApproximateGDP:
 
 def min_mu(curve: Curve, slack: float) -> float:
     """Return about the smallest μ for which every mechanism with `curve` is (μ, `slack`)-GDP.
-
-    For a curve that never rises, the result is 0 if the curve is at most the slack at ε = 0.
 
     Guarantee: at points ε_0 = 0 < … < ε_m, curve(ε_i) ≤ (1 - δ₀) δ_μ(ε_{i+1}) + δ₀ for all i < m, and curve(ε_m) ≤
     δ₀, with δ_μ the curve of μ-GDP.  As δ of the mechanism and δ_μ both fall, the inequality δ(ε) ≤ (1 - δ₀)
@@ -228,7 +221,7 @@ class LifetimeBudget:
 
     mu: float
     slack: float = 0.0
-    """Largest Σδ₀ of sampled runs, where 0 admits none of them."""
+    """Largest Σδ₀ of all runs."""
 
     def __post_init__(self) -> None:
         check_positive("budget", self.mu)
@@ -237,8 +230,8 @@ class LifetimeBudget:
     def why_over_budget(self, prices: Iterable[Price], price: Price) -> str | None:
         """Return the reason to refuse a run, or None if it fits.
 
-        A run fits if Σμ² is at most the square of the budget's μ and Σδ₀ at most its slack, with this run
-        included.  A price of None, of this run or of an earlier one, never fits.
+        A run fits if Σμ² over all runs, this one included, is at most the square of the budget's μ, and Σδ₀ at
+        most its slack.  A price of None never fits.
 
         Args:
             prices: Prices of the earlier runs.
@@ -266,9 +259,8 @@ class LifetimeBudget:
     def remaining(self, prices: Iterable[Price]) -> ApproximateGDP | None:
         """Return the largest charge that one more run may have, rounded down, or None.
 
-        Its μ is √(budget² - Σμ²) and its slack the budget's less Σδ₀, over the earlier runs, whose `prices` are
-        given.  Either is 0 if nothing of it is left.  The result is None if the earlier runs exceed the budget, or
-        one of them has no known price.
+        Its μ is √(budget² - Σμ²), and its slack the budget's less Σδ₀.  The result is None if the earlier runs,
+        whose `prices` are given, exceed the budget, or one of their prices is not known.
         """
         earlier_prices = list(prices)
         earlier_charges = [price for price in earlier_prices if price is not None]
@@ -282,10 +274,8 @@ class LifetimeBudget:
 def price_at_distance(charge: ApproximateGDP, distance: int = 1) -> Price:
     """Return the price of a run for a budget with another neighbouring relation or unit.
 
-    At distance 1 the price is the charge itself.
-
-    Guarantee: a run without slack costs at most distance · μ, whichever rounds its units take part in.  For a run
-    with slack and a distance above 1 no (μ, δ₀) is known, and no budget covers it.
+    Guarantee: a run without slack costs distance · μ, rounded up, whichever rounds its units take part in.  For a
+    run with slack and a distance above 1 no (μ, δ₀) is known, and no budget covers it.
 
     Args:
         charge: Charge of the run for its own neighbours.
@@ -341,15 +331,13 @@ class Capacity:
 
 
 def find_capacity(units: int, rate: float) -> Capacity:
-    """Return the smallest capacity that a round exceeds with probability 2^-40 at most.
+    """Return the smallest capacity whose overflow probability, rounded up, is 2^-40 at most.
 
-    A round draws every unit independently, so that the number of units drawn is binomial.  The probability that it
-    exceeds the capacity is rounded up, and the capacity is found by bisection.
+    A round draws every unit independently, so that the number of units drawn is binomial.
 
     Args:
         units: Number of units that could be drawn.
-        rate: Probability with which each of them is drawn, independently.  It is 1/T for an allocation to T
-            rounds.
+        rate: Probability with which each of them is drawn, 1/T for an allocation to T rounds.
 
     Raises:
         InputError: There are no units, or `rate` is no probability above 0.

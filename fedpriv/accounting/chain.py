@@ -1,57 +1,27 @@
 """Gaussian Markov chains that dominate a unit's rounds, and the distribution of their sums.
 
-A unit is what neighbours differ in, such as a record, and it takes part in one secret round of every epoch.  The
-overlap of two rounds is the largest inner product of the vectors by which it moves the releases if it takes part
-in one or the other, and clip_t is the largest norm of its contribution to round t.  An increment is here a term of
-a sum.
+A unit is what neighbours differ in, such as a record, and it takes part in one secret round of every epoch.  Noise
+is added to C s, for the sums s of the rounds and a lower triangular matrix C with columns C_t.  The *overlap* of
+rounds s and t is X_st = clip_s clip_t ⟨C_s, C_t⟩, where clip_t is the largest norm of the unit's contribution to
+round t.
 
-Noise that fades (`noise/buffered.py`) lets a unit's displacements of the releases overlap, less the farther apart
-its two rounds are.  `fading` shows that a run is dominated by Gaussian exponents G with covariances E G_s G_t =
-X_st, the *overlaps*, and that Kahane's inequality allows any larger covariances, on the diagonal, too.
-The ratio of an epoch is S = Σ p_t e^(G_t - a_t/2), with the probability p_t of round t and the variance a_t of
-G_t: the likelihood ratio dP/dQ of a pair that dominates the releases with and without the unit.  A chain lies
-above overlaps if none of its covariances is smaller.  `find_overlaps` puts a `CovarianceChain` above them, and
-`sum_distribution` computes with it.
+With Gaussian exponents G_t of covariances X_st, an epoch has the likelihood ratio S = Σ p_t e^(G_t - a_t/2), for
+the probability p_t of round t and the variance a_t of G_t (`fading`).  Larger covariances give a valid bound, too.
+So the overlaps are replaced by the covariances of a chain, which are at least as large, and for which the
+distribution of S can be computed.
 
 **Chains.**  A chain is a Gaussian Markov vector.  With variances a_t and covariances l_t of neighbours it has
 
     Y_st = l_s l_(s+1) … l_(t-1) / (a_(s+1) … a_(t-1)),   s < t.
 
-With C the noise strategy and C_t its column of round t, λ-CGD is a chain: ⟨C_s, C_t⟩ = λ^(t-s) ‖C_t‖² for s ≤ t.
-For several buffers a chain above the overlaps is, for a decay r,
+A chain above the overlaps is, for a decay r,
 
     Y_st = clip_s clip_t A_t r^(t-s),   A_t = max(max_(s ≤ t) ⟨C_s, C_t⟩ r^(s-t), r² A_(t+1)).
 
-The second argument of the maximum makes sure that a vector with these covariances exists.  Of several decays r,
-the one with the smallest sum of all covariances is taken.
+The second argument of the maximum makes sure that a vector with these covariances exists.  A part κ² of every
+overlap can count as known, and the chain then has to lie above (X - κ²)+ only.
 
-**Common overlap.**  A part κ² of every overlap can count as known, as in `fading`: with G_t = κ ξ + G'_t for all
-rounds, S is e^(kκξ - k²κ²/2) times the S of G', for k epochs.  The chain then lies above (X - κ²)+ only.  Of
-several κ², the one with the smallest mean overlap is taken, but κ² = 0 if none is better by more than 0.1 %.
-
-**Independent epochs.**  A run of k epochs becomes k independent chains, which compose
-(`CovarianceChain.split_at`).  At a cut multiples of one independent Gaussian are added to the exponents of the
-rounds before it and subtracted from those after it, so that the two sides have no covariance.  Expectations of
-convex functions of the ratios only grow.
-
-Proofs: docs/proofs/chains.md.
-
-**Distribution of a sum.**  S = Σ p_t w_t with w_t = e^(G_t - a_t/2) and the probability p_t of round t, for a
-chain G_0 = √a_0 z_0 and G_t = r_t G_(t-1) + τ_t z_t with independent standard normal z_t, where rounds count from
-0.  So (G_t, the sum up to t) is a Markov process of two numbers.  Its distribution is computed from above in
-convex order, on a grid of exponents and a grid of sums:
-
-* A walk on multiples of h replaces G.  The error of each rounding is random, with mean 0 and variance h²/4.
-  Bounds divide S by 1 - η or 1 + η with η = `ExponentGrid.relative_error`.  A τ below h is raised to it, and so is
-  √a_0.
-* A walk that leaves the grid of exponents stops.  The probability of this and the mean that is lost are at most
-  `LOST_MEAN` each.
-* Sums are moved to their two neighbours on the grid of sums with their mean kept.  The mean that sums above the
-  grid lose is returned.  Sums below it are moved up to its bottom, which may lower E (1 - γS)+.  So for that
-  function every number of rounds above 0 has a grid whose bottom is the least sum.
-
-Errors of rounding are less than the relative 1e-9 by which `losses` raises every δ.  Proofs:
-docs/proofs/chain-sums.md.
+Proofs: docs/proofs/chains.md, and docs/proofs/chain-sums.md for the distribution of S.
 """
 
 import math
@@ -157,8 +127,7 @@ class CovarianceChain:
 
         With a standard normal ξ, b ξ is added to the exponents of the first part and c ξ subtracted from those of
         the second.  The vectors b and c (`head_weights` and `tail_weights`) are such that b cᵀ are the covariances
-        between the parts.  So these are 0 afterwards, and the covariances within the parts grow by b bᵀ and c cᵀ.
-        Only b cᵀ is given, so that b and c are scaled to equal sums.
+        between the parts.  So these become 0, and the covariances within the parts grow by b bᵀ and c cᵀ.
 
         Guarantee: expectations of convex functions of the ratios do not fall (docs/proofs/chains.md).
         """
@@ -197,7 +166,7 @@ def dominating_chain(products: Floats, clips: Floats) -> CovarianceChain:
     Guarantee: no covariance is smaller, whatever decay is chosen, where products of 1e-290 or less count as 0.
 
     Args:
-        products: Numbers ≥ 0 in the place of the inner products ⟨C_s, C_t⟩ of columns, (n, n).
+        products: Upper bounds, 0 or more, of the inner products ⟨C_s, C_t⟩, (n, n).
         clips: Clip of each round, (n,).
     """
     # Squared norms and clips that are tiny next to the largest ones are raised, as chains divide by variances.
@@ -221,7 +190,12 @@ def dominating_chain(products: Floats, clips: Floats) -> CovarianceChain:
 
 
 def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
-    """Return A_t of the module's docstring, (n,), from ln(⟨C_s, C_t⟩ r^(s-t)), (n, n), -∞ where s > t."""
+    """Return A_t of the module's docstring, (n,).
+
+    Args:
+        log_overlaps: ln(⟨C_s, C_t⟩ r^(s-t)), or -∞ where s > t, (n, n).
+        decay: Decay r.
+    """
     diagonal = np.exp(np.max(log_overlaps, axis=0))
     for t in range(len(diagonal) - 2, -1, -1):
         diagonal[t] = max(diagonal[t], decay**2 * diagonal[t + 1] * _ROUND_UP)
@@ -229,17 +203,13 @@ def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
 
 
 def _candidate_decays(upper: Floats) -> list[float]:
-    """Return decays r to try, by which the covariances of rounds t - s apart may fall as r^(t-s).
+    """Return decays r to try, ascending, where covariances of rounds t - s apart fall as r^(t-s).
 
-    They are chosen among two kinds of ratios: ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and each entry of the first row over
-    the one before it.  For the columns of λ-CGD the first kind is λ.  A ratio counts if both of its numbers are
-    above 1e-290 (`_MIN_OVERLAP`).
+    They are ratios of neighbouring products: ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and each entry of the first row over the
+    one before it.
 
     Args:
         upper: Products ⟨C_s, C_t⟩ for s ≤ t, and 0 below the diagonal, (n, n).
-
-    Returns:
-        At most 24 ratios, or 8 from 800 rounds on, each at most 1, ascending, or 1e-3 alone if none counts.
     """
     first_row, diagonal = upper[0], upper.diagonal()
     pairs = [*zip(upper.diagonal(1), diagonal[1:], strict=True), *zip(first_row[1:], first_row[:-1], strict=True)]
@@ -268,10 +238,9 @@ class FadingOverlaps:
 def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     """Return a bound of the overlaps of a unit's rounds.
 
-    An overlap is X_st = `clips`_s `clips`_t `products`_st.  A chain is put above X and split into epochs.  For
-    some common overlaps κ² the same is done with (X - κ²)+, as the part κ² of all overlaps can count as known.
-    The bound with the smallest mean overlap is returned.  A κ² > 0 has to be better than 0 by more than 0.1 %.
-    None is tried if no two rounds overlap, nor if the chain for κ² = 0 is larger than X by 0.1 % or less, in sum.
+    An overlap is X_st = `clips`_s `clips`_t `products`_st.  For some common overlaps κ², from 0 up, a chain is put
+    above (X - κ²)+ and split into epochs.  The bound with the smallest mean overlap is returned, where a κ² > 0
+    has to be better than 0 by more than 0.1 %.
 
     Guarantee: before it is split into epochs, the chain is above (X - κ²)+, rounded up.  The split lowers no
     expectation of a convex function of the ratios (`CovarianceChain.split_at`).
@@ -307,8 +276,7 @@ def _dominating_remainder(overlaps: Floats, clips: Floats, common: float) -> Cov
 def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[float, FadingOverlaps]:
     """Return the mean overlap of two draws of a unit, and a bound with independent chains for the epochs.
 
-    A draw is one round of every epoch.  The overlap of two draws is the sum of the overlaps of their rounds, here
-    by the split chains and the common overlap.
+    A draw is one round of every epoch, and the overlap of two draws is the sum of the overlaps of their rounds.
 
     Args:
         chain: Chain above the overlaps of all rounds minus `common`, whose length is a multiple of `bins`.
@@ -329,9 +297,9 @@ def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[flo
 def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, ...]:
     """Return a chain above each of these, in their order, with few distinct ones.
 
-    The losses of epochs with equal chains are computed once, so that few distinct chains save time.  Chains form
-    groups, and each chain is replaced by a chain above all of its group.  A chain joins the first group whose
-    members, replaced in this way, have a sum of covariances at most 0.5 % above that of the members themselves.
+    Chains form groups, and each chain is replaced by one that is above all of its group.  A chain joins the first
+    group for which this raises the sum of covariances by at most 0.5 %.  The losses of equal chains are computed
+    once, so that few distinct chains save time.
     """
     groups: list[tuple[CovarianceChain, float, list[int]]] = []
     for index, chain in enumerate(chains):
@@ -360,16 +328,16 @@ class ExponentGrid:
     """Grid of multiples of h on which a chain's exponents walk."""
 
     def __init__(self, chain: CovarianceChain, spacing: float, max_points: int) -> None:
-        """Choose h and the range of the grid.
+        """Choose the step h and the range of the grid.
 
         A chain with variances a_t and covariances l_t of rounds t and t + 1 starts at G_0 = τ_0 z_0 with τ_0² =
-        a_0.  It takes steps G_t = r_t G_(t-1) + τ_t z_t with r_t = l_(t-1) / a_(t-1) and τ_t² = a_t - r_t l_(t-1).
-        The z_t are independent standard normal.
+        a_0.  It takes steps G_t = r_t G_(t-1) + τ_t z_t with r_t = l_(t-1) / a_(t-1), τ_t² = a_t - r_t l_(t-1),
+        and z_t independent standard normal.
 
         Args:
             chain: Chain of the exponents.
             spacing: h over the smallest positive τ_t.
-            max_points: Number of points above which h is raised.  The grid may have more (`size`).
+            max_points: Number of points above which h is raised, approximately.
         """
         variances, next_covariances = np.array(chain.variances), np.array(chain.next_covariances)
         self.ratios = as_floats(np.append(0.0, next_covariances / variances[:-1]))
@@ -478,8 +446,8 @@ class ExponentGrid:
 
         U is the exponent before, one for each row, z is standard normal, and the columns are the points to which x
         is rounded.  x is rounded to a point p with the probability that the quadratic B-spline at (x - p)/h gives,
-        so that, inside of the grid, the mean of x is kept.  Each entry is the integral of this probability times
-        the density of x, over the three pieces of the spline, by Gauss-Legendre quadrature of ten points each.
+        so that its mean is kept inside of the grid.  Each entry is an integral over x, by Gauss-Legendre
+        quadrature on the three pieces of the spline.
         """
         distances = self.points[None, :] - ratio * self.points[:, None]
         densities = np.zeros_like(distances)
@@ -501,17 +469,16 @@ class SumGrid:
     ) -> None:
         """Choose points from `bottom` < 0 to `top` > 0 or a little above it.
 
-        Near 0 they are about `spacing` · `scale` apart, and far beyond `scale` their distance is about
-        proportional to their size: arcsinh(x / `scale`) is a multiple of `spacing` at all points x but the first
-        one, and those that `fine_at_bottom` adds.
+        Near 0 they are about `spacing` · `scale` apart.  Far beyond `scale` their distance grows in proportion to
+        their size: arcsinh(x / `scale`) has equal steps of `spacing`.
 
         Args:
             bottom: Smallest point.
             top: Number up to which the grid reaches at least, but for rounding.
             scale: Size of a sum beyond which points are farther apart.
             spacing: Distance of points near 0, in multiples of `scale`.
-            fine_at_bottom: Whether no sum is below `bottom`.  Then points are added whose distance from `bottom`
-                falls by a constant factor from each to the next, down to about e^-`_MIN_SUM_LOG` · |`bottom`|.
+            fine_at_bottom: Whether no sum is below `bottom`.  Then more points are added, closer and closer to
+                `bottom`.
         """
         self.scale, self.spacing = scale, spacing
         first = math.floor(math.asinh(bottom / scale) / spacing - 1e-6)
@@ -534,8 +501,7 @@ class SumGrid:
     def _lower_indices(self, values: Floats) -> NDArray[np.int64]:
         """Return the index of the largest point that is not above each value, up to rounding.
 
-        Values below the grid get the index 0.  The last point, and values above it, get the index of the last
-        point but one, so that every index has a point above it.
+        Indices go from 0 to that of the last point but one, so that every index has a point above it.
         """
         last_index = len(self.points) - 2
         if self._steps is None:
@@ -546,6 +512,8 @@ class SumGrid:
 
     def shift_onto(self, distributions: Floats, increments: Floats, target: "SumGrid") -> tuple[Floats, Floats]:
         """Add an increment to the sums of each row, and move them to another grid.
+
+        A sum between two points is split between them, with its mean kept.
 
         Guarantee: means are kept, except for sums above the target grid, whose lost mean is returned, and for sums
         below it, which are moved up to its bottom.  No expectation of a convex function that rises with the sum
@@ -558,8 +526,7 @@ class SumGrid:
             target: Grid of the new sums.
 
         Returns:
-            Masses (rows, points of `target`), and the mean that each row loses, (rows,): the expectation of the
-            part of its sums that lies above the last point of `target`.
+            Masses (rows, points of `target`), and the mean that each row loses, (rows,).
         """
         point_count = len(target.points)
         occupied = np.flatnonzero(np.max(distributions, axis=0) > 0.0)
@@ -598,12 +565,9 @@ def sum_distribution(
 ) -> tuple[Floats, float]:
     """Compute the distribution of the sum of increments along a chain of n exponents.
 
-    An increment is the term that round t adds to the sum, a function of the exponent G_t.
-
-    The recursion goes from the last round to the first.  Row i of `masses` is the distribution of the sum from
-    round t on, given that the exponent of round t is point i of the grid.  Each round shifts row i by the
-    increment at point i, and the transition matrix from round t - 1 to t then mixes the rows.  A walk that leaves
-    the grid of exponents adds nothing more.
+    An increment is the term that round t adds to the sum, a function of the exponent G_t.  The recursion goes from
+    the last round to the first.  Row i of `masses` is the distribution of the sum from round t on, given that the
+    exponent of round t is point i of the grid.  A walk that leaves the grid of exponents adds nothing more.
 
     Args:
         exponent_grid: Grid of the chain's exponents.
@@ -611,8 +575,7 @@ def sum_distribution(
         increments: Function (t, exponents) -> increments of the sum in round t, counted from 0, (exponents,).
 
     Returns:
-        Masses of the sum on the last grid, (points,), and the mean that is lost above the grids
-        (`SumGrid.shift_onto`).  Walks that start outside the grid of exponents have no mass here.
+        Masses of the sum on the last grid, (points,), and the mean that is lost above the grids.
     """
     masses = np.zeros((len(exponent_grid.points), len(sum_grids[0].points)))
     masses[:, sum_grids[0].zero] = 1.0

@@ -1,17 +1,13 @@
 """Privacy curves, upper bounds of δ as a function of ε, and group privacy.
 
 A `Curve` takes ε of any shape, each 0 or more, and returns for each an upper bound of the smallest δ for which (ε,
-δ)-DP holds, but for `lower_gaussian_curve`.  The smallest δ never rises with ε.  A bound of it may: a little where
-its values are computed on different grids, and much for groups (`group_privacy_curve`).  Where a function is about
-one direction, the curve bounds H_ε(P‖Q) = sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of
-releases.  A guarantee needs both orders.  A unit is what neighbouring data sets differ in, such as a record.  φ
-and Φ are the density and the distribution function of the standard normal distribution.
+δ)-DP holds.  The smallest δ never rises with ε, but a bound of it may.  A curve of one direction bounds H_ε(P‖Q) =
+sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of releases.  A guarantee needs both orders.  φ and Φ
+are the density and the distribution function of the standard normal distribution.
 
 **Group privacy** is the guarantee for k units together, such as the records of one person, derived from that for
-one unit.  Fixed orders are exact: k units in one round and one direction move the release k times as far, k·μ.
-**With secret participation there is no such rule in μ.**  Two bounds always hold: the chain through k neighbours,
-δ_k(kε) ≤ Σ_{i<k} e^{iε} δ(ε), and k·μ for the μ of the same run with known rounds.  Poisson sampling has a third
-one, from the joint distribution of the units that take part (`poisson`).
+one unit.  Two bounds hold for every run: the chain through k neighbours, δ_k(kε) ≤ Σ_{i<k} e^{iε} δ(ε), and k·μ
+for the μ of the same run with known rounds.
 
 Sources: Dong, Roth & Su 2022, Theorem 2.14, for k·μ; Vadhan 2017, Lemma 2.2, for the chain.
 """
@@ -73,9 +69,7 @@ def delta_at(curve: Curve, epsilon: float) -> float:
 
 
 def epsilon_at(curve: Curve, delta: float) -> float:
-    """Return the smallest ε at which `curve` is at most `delta`, up to rounding, or infinity.
-
-    If the curve rises somewhere, the result is one of several such edges.
+    """Return the ε at which a falling curve comes down to `delta`, or infinity.
 
     Guarantee: `curve` was evaluated at a finite returned ε.  The smallest δ never rises with ε, so that (ε',
     `delta`)-DP holds for every larger ε', too.
@@ -130,7 +124,7 @@ def triangle_curve(first: Curve, second: Curve) -> Curve:
     """Return the curve of P against Q from those of P against R, and of R against Q.
 
     With δ₁ the curve `first` and δ₂ the curve `second`, the result at ε is the minimum of δ₁(ε₁) + e^ε₁ δ₂(ε₂)
-    over 257 splits ε₁ + ε₂ = ε with ε₁, ε₂ ≥ 0, rounded up.  An ε above `MAX_EPSILON` counts as `MAX_EPSILON`.
+    over 257 splits ε₁ + ε₂ = ε with ε₁, ε₂ ≥ 0, rounded up.
 
     Guarantee: every split is a bound, as for every event S, P(S) ≤ e^ε₁ R(S) + δ₁(ε₁) and R(S) ≤ e^ε₂ Q(S) +
     δ₂(ε₂).
@@ -172,10 +166,9 @@ def lower_gaussian_curve(mu: float) -> Curve:
 
 
 def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
-    """Return δ of μ-GDP at each ε ≥ 0, of any shape, with the largest rounding error added or subtracted.
+    """Return δ of μ-GDP at each ε ≥ 0, of any shape, rounded up or down.
 
-    δ is Φ(-a) - e^ε Φ(-b) with a = ε/μ - μ/2 and b = ε/μ + μ/2, and 0 for μ = 0.  `sign` is 1 for an upper bound
-    and -1 for a lower bound.
+    δ is Φ(-a) - e^ε Φ(-b) with a = ε/μ - μ/2 and b = ε/μ + μ/2.  `sign` is 1 to round up and -1 to round down.
     """
     values = np.asarray(epsilons, np.float64)
     if mu == 0.0:
@@ -189,8 +182,8 @@ def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
 def _tail_ratio(a: Floats, b: Floats) -> Floats:
     """Return e^ε Φ(-b) / Φ(-a) with ε = (b² - a²)/2, for arrays of one shape with b ≥ |a|.
 
-    The result is the Mills ratio (1 - Φ)/φ at b over that at a.  In it e^ε, which may overflow, cancels, since
-    e^ε φ(b) = φ(a).  For a < -5, where the Mills ratio at a gets large, it is computed from logarithms.
+    The result is the Mills ratio (1 - Φ)/φ at b over that at a, since e^ε φ(b) = φ(a).  So e^ε, which may
+    overflow, is not computed.
     """
     half = np.sqrt(0.5)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -243,8 +236,7 @@ def group_mu(mu: float, size: int) -> float:
 def group_privacy_curve(curve: Curve, size: int) -> Curve:
     """Return the bound of a group's δ from the curve of one unit: δ_k(ε) ≤ δ(ε/k) Σ_{i<k} e^{iε/k}.
 
-    For k = 1 the result is `curve` itself.  For larger k the bound is rounded up and at most 1, and an ε above
-    `MAX_EPSILON` counts as `MAX_EPSILON`.  It may rise with ε, where e^{iε/k} grows faster than the curve falls.
+    The bound may rise with ε, where e^{iε/k} grows faster than the curve falls.
 
     Guarantee: neighbours are changed one unit at a time, k times, so that the bound holds for every kind of run.
 
@@ -273,7 +265,7 @@ def group_privacy_curve(curve: Curve, size: int) -> Curve:
 def group_privacy_epsilon(curve: Curve, size: int, delta: float) -> float:
     """Return about the smallest ε at which the bound of a group is at most `delta`.
 
-    The first such point of a grid from 0 to `MAX_EPSILON` is refined by a bisection, down to the point before.
+    The first such point of a grid from 0 to `MAX_EPSILON` is refined by a bisection.
 
     Guarantee: the bound was evaluated at a finite returned ε.  The smallest δ never rises with ε, so that (ε',
     `delta`)-DP holds for every larger ε' as well, whether the bound rises again there or not.

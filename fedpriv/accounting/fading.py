@@ -2,38 +2,27 @@
 
 A unit is what neighbours differ in, such as a record.  In every epoch it takes part in one of T rounds, drawn in
 secret, with a contribution of norm clip_t at most to round t.  The releases are C s plus independent noise of
-standard deviation σ, for the sums s of the rounds and a lower triangular matrix C with columns C_t.  Under
-zero-out one neighbour is without the unit, which is removed in one direction and added in the other.  Under
-replace-one the unit is exchanged for another one.
+standard deviation σ, for the sums s of the rounds and a lower triangular matrix C with columns C_t.
 
 Noise that fades (`noise/buffered.py`: λ-CGD and buffers) adds up over all later rounds, so that columns of C
-overlap however far apart a unit's rounds lie.  Let X_st = clip_s clip_t ⟨C_s, C_t⟩ ≥ 0 in units of σ², v the
-largest X_tt, and a the largest X_st of two different rounds s, t that one unit may take part in.  A run of k
-epochs is dominated by
+overlap however far apart a unit's rounds lie.  The overlap of rounds s and t is X_st = clip_s clip_t ⟨C_s, C_t⟩ ≥
+0 in units of σ².  There are two bounds.
+
+**From the largest overlap.**  Let v be the largest X_tt, and a the largest X_st of two different rounds that one
+unit may take part in.  A run of k epochs is dominated by
 
     k releases of random allocation with independent noise, of variance 1/(v - a), **and** one Gaussian release
     of k √a standard deviations (2k √a under replace-one), for which the unit's participation is known.
 
-For C = I this is random allocation, and where a unit has one round only it is exact.  The bound is sound, and not
-tight.
+**From chains.**  A `CovarianceChain` above the overlaps of one epoch is a Gaussian vector G_t with variances a_t.
+Its ratio S = (1/T) Σ w_t with w_t = e^(G_t - a_t/2) is the ratio dP/dQ of a pair P, Q that dominates the epoch.
+S' is the same ratio with -G, for the other unit under replace-one.  `chain.sum_distribution` gives E F(S) from
+above, with F = (S - γ)+ for a unit that is removed, (1 - γS)+ for one that is added, and (S - γS')+ under
+replace-one.  The G_t walk on a grid, which changes S by a relative error of η at most.  Chains of several epochs
+are independent, so that their privacy loss distributions are composed.
 
-**A second bound from chains.**  A `CovarianceChain` above a unit's rounds of one epoch has E G_s G_t = Y_st, and S
-= (1/T) Σ w_t with w_t = e^(G_t - a_t/2) is the ratio dP/dQ of a dominating pair P, Q of an epoch of T rounds,
-where a_t is the variance of G_t under Q.  S' is the same ratio with -G, for the other unit of replace-one.
-`chain.sum_distribution` gives E F(S) from above, with F = (S - γ)+ for a unit that is removed, (1 - γS)+ for one
-that is added, and (S - γS')+ under replace-one.  Chains of several epochs are independent, so that the run's ratio
-is their product, and their privacy loss distributions are composed.  The common overlap of all rounds is one more
-Gaussian release.
-
-A `ChainEpoch` has the chain of one epoch, with the noise in it.  Its grid of exponents, on which the G_t walk with
-a relative error η of S, is missing if it would be too coarse or too large, or if the noise is too small.
-
-Both bounds hold for increments that depend on earlier releases, at every ε of either sign, so that pairs compose.
-Proof, by Kahane's inequality (1985): docs/proofs/fading.md.
-
-Sets of k rounds drawn at once (`BalancedSubsampling`) are allocation given a partition, as in
-`participation/secret.py`.  With Poisson sampling the number of a unit's rounds varies and with it the common
-overlap, so that no such product dominates, and Poisson sampling under noise that fades is refused.
+Both bounds hold for increments that depend on earlier releases.  Proof, by Kahane's inequality (1985):
+docs/proofs/fading.md.
 """
 
 import math
@@ -72,7 +61,7 @@ def compose_with_gaussian(distribution: PrivacyLossDistribution, mu: float) -> P
         mu: μ ≥ 0 of the Gaussian release.
 
     Returns:
-        Privacy loss distribution of both together, on a grid, or `distribution` itself if μ is 0.
+        Privacy loss distribution of both together, or `distribution` itself if μ is 0.
     """
     if mu == 0.0:
         return distribution
@@ -132,7 +121,7 @@ def removal_and_addition_curves(
 ) -> tuple[Curve, Curve] | None:
     """Return the curves of a unit that is removed and of one that is added, or None.
 
-    The result is None if an epoch has no grid of exponents (`ChainEpoch.exponent_grid`).
+    The result is None if an epoch has no grid of exponents.
 
     Guarantee: each curve bounds its direction under zero-out.
 
@@ -168,11 +157,10 @@ def _compose_epochs(
     multiplier: float,
     resolution: ChainResolution,
 ) -> Curve | None:
-    """Return the curve of δ of all epochs and the shared variance, or None without an epoch's losses.
+    """Return the curve of δ of all epochs, or None if the losses of an epoch are unknown.
 
-    The losses of several epochs add up on a common grid.  The shared variance counts as one Gaussian release with
-    μ = `units` · √(shared variance) / `multiplier`, whose losses are added.  Epochs with equal chains are computed
-    once.  The result is None if `direction` returns None for a chain.
+    The losses of several epochs add up on a common grid, where those of equal chains are computed once.  The
+    variance that all rounds share counts as one more Gaussian release.
 
     Args:
         direction: Function from an epoch to its privacy loss distribution, or to None.
@@ -212,7 +200,7 @@ def _compose_epochs(
 
 @dataclass(frozen=True)
 class ChainEpoch:
-    """Rounds of one epoch along a chain with the noise in it, and the resolution of their grids."""
+    """Rounds of one epoch along a chain, and the resolution of their grids."""
 
     chain: CovarianceChain
     """Covariances of the exponents, with the noise multiplier in them."""
@@ -221,10 +209,7 @@ class ChainEpoch:
 
     @property
     def exponent_grid(self) -> ExponentGrid | None:
-        """Grid of the exponents, or None if it would be too coarse or too large.
-
-        The grid is also None if the noise is so small that the variance of an exponent is above 25.
-        """
+        """Grid of the exponents, or None if it would be too coarse or too large, or the noise is too small."""
         if self.max_variance > _MAX_VARIANCE:
             return None
         grid = ExponentGrid(self.chain, self.resolution.spacing, self.resolution.max_points)
@@ -252,7 +237,7 @@ class ChainEpoch:
             bottom: Smallest point.
             top_factor: Factor of the top that suits sums of w.
             top_offset: Amount added to this top.
-            fine_at_bottom: Whether no sum is below `bottom`, see `SumGrid`.
+            fine_at_bottom: Whether no sum is below `bottom`, so that points may be dense there.
         """
         overlap_share = float(np.max(np.sum(self.chain.covariances, axis=1))) / (self.max_variance * self.bins)
         top = math.expm1(0.5 * self.max_variance + _GRID_STDS * math.sqrt(self.max_variance)) * min(
@@ -266,10 +251,14 @@ class ChainEpoch:
 def _likelihood_ratios(
     epoch: ChainEpoch, exponent_grid: ExponentGrid, sum_grids: Sequence[SumGrid]
 ) -> tuple[Floats, Floats, float]:
-    """Return values of S~, ascending, their masses under Q, and the mean above the grids.
+    """Return values of S on the grid, ascending, their masses under Q, and the mean above the grids.
 
-    S~ is the ratio S of a chain whose exponents walk on the grid, with each w_t divided by its scale so that its
-    mean stays 1.  `sum_grids` are grids of S~ - 1 after 0, 1, …, T rounds.
+    Rounding of the exponents raises the mean of each w_t, which is divided by its scale so that the mean stays 1.
+
+    Args:
+        epoch: Epoch of T rounds.
+        exponent_grid: Grid of its exponents.
+        sum_grids: Grids of S - 1 after 0, 1, …, T rounds.
     """
     half_variances, scales = 0.5 * exponent_grid.variances, exponent_grid.scales
 
@@ -284,11 +273,8 @@ def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the distribution of ln S under P, or None without a grid of exponents.
 
     S is the ratio dP/dQ, so that the mass under P at a value s is s times its mass under Q.  Values are divided by
-    1 - η, for the relative error η of the walk.
-
-    The part of the mean of S above the grid of sums, and `LOST_MEAN` for walks that leave the grid of exponents,
-    count as mass of infinite loss.  If more than 1e-12 of the mean is above the grid of sums, the computation is
-    repeated with a top that is four times as high, up to five times.
+    1 - η, for the relative error η of the walk.  Mean that is lost above the grid of sums counts as infinite loss,
+    and if it is much, the grid is made higher.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -313,12 +299,10 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the distribution of -ln S under Q, or None without a grid of exponents.
 
     Values of S are divided by 1 + η, for the relative error η of the walk.  Mass at S = 0, and mass of walks that
-    leave the grid of exponents, count as infinite loss.  A walk starts at a point of this grid with probability
-    `prior`, so outside of it with 1 - Σ `prior`, and leaves it later with probability `LOST_MEAN` at most.
+    leave the grid of exponents, count as infinite loss.
 
-    S - 1 is a sum over T rounds, and the sum over the last k = 0, 1, …, T of them has a grid that begins at its
-    least value -k/T, or below 0 for k = 0.  So no sum is moved up to the bottom, which would lower E (1 - γS)+.
-    Points are dense at the bottom, where S is near 0 and -ln S large.
+    The grid of the sum over k rounds begins at the least value of this sum, so that no sum is moved up to the
+    bottom, which would lower E (1 - γS)+.  Points are dense at the bottom, where S is near 0 and -ln S large.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -338,9 +322,8 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
     """Return the curve of one epoch under replace-one, or None without a grid of exponents.
 
-    The curve is an upper bound of the hockey stick H_ε = E (S - e^ε S')+ for ε ≥ 0.  It is computed at knots,
-    values of ε a step apart, and is at most 1.  Between two knots it is the chord in e^ε, and beyond the last knot
-    it is that of the last one.
+    The curve is an upper bound of H_ε = E (S - e^ε S')+ for ε ≥ 0.  It is computed at knots, values of ε a step
+    apart, with chords in e^ε between them.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -373,9 +356,8 @@ def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
 def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the loss distribution under replace-one, or None without a grid of exponents.
 
-    The hockey stick E (S - e^ε S')+ is bounded at values of ε ≥ 0 a step apart, and the result is a loss
-    distribution made from the lower hull of these bounds.  The pair is its own mirror image, which decides the
-    hockey stick below 0.
+    E (S - e^ε S')+ is bounded at values of ε ≥ 0 a step apart, and the loss distribution is made from the lower
+    hull of these bounds.  By symmetry of the pair they decide the masses of negative losses, too.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -394,11 +376,10 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
     """Return the function γ -> upper bound of E (S - γS')+, for γ = e^ε ≥ 1.
 
     S - γS' is a sum over the rounds, whose terms e^(G_t - a_t/2)/T - γ e^(-G_t - a_t/2)/T depend on one exponent
-    each.  The term of S is raised and that of S' lowered by the relative error of the walk.  The mean of the
-    difference is taken out of the terms, so that the sums on the grid have a mean near 0, and is added at the end.
+    each.  The mean is taken out of the terms, so that sums on the grid are near 0, and is added at the end.
 
     Args:
-        epoch: Rounds of the epoch, with the noise in their chain.
+        epoch: Rounds of the epoch.
         exponent_grid: Grid on which the exponents G_t of the chain walk.
     """
     half_variances, scales = 0.5 * exponent_grid.variances, exponent_grid.scales

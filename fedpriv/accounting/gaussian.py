@@ -8,13 +8,9 @@ Corollary 2.13, and Balle & Wang 2018, Theorem 8,
 φ and Φ are the density and the distribution function of N(0, 1).  Neighbours differ in one unit, such as a record:
 under `zero-out` its contributions are 0 in one of them, and under `replace-one` it is exchanged for another unit.
 A composition of Gaussian mechanisms, adaptive or not, is exactly √(Σ μ_i²)-GDP (Dong, Roth & Su 2022, Corollary
-3.3), so that nothing is lost between the noise and this formula.
+3.3).
 
-The conversions `delta_of`, `epsilon_of` and `mu_of` are rounded to the safe side: δ and ε are never below the true
-value, μ never above it.  For μ from 1e-6 to 1e3 and δ down to 1e-300 they are within a relative 1e-8 of it, and ε
-within 1e-15 more.  `compose` and `noise_for` are rounded to a nearby float, to either side.  `largest_safe` and
-`smallest_safe` invert a monotone condition on the safe side.  The `check_` functions refuse numbers that are out
-of their range.
+The conversions `delta_of`, `epsilon_of` and `mu_of` are rounded to the safe side: δ and ε up, and μ down.
 """
 
 import math
@@ -31,18 +27,16 @@ _OVERFLOW_MESSAGE = "privacy: what is asked for is too large for floating point"
 
 
 def largest_safe(safe: Callable[[float], bool], low: float) -> float:
-    """Return the largest float > 0 for which `safe` holds, by bisection.
+    """Return about the largest float > 0 for which `safe` holds, by bisection.
 
     `low` is doubled until `safe` fails, and the last interval is bisected.  The returned value satisfies `safe`.
-    Values between the largest finite `low` · 2^k and infinity are not searched.  If rounding makes `safe` change
-    several times, the result is one of its edges.
 
     Args:
         safe: Condition that holds at `low` and fails for all far larger values.
         low: Value > 0 at which `safe` holds.
 
     Raises:
-        InputError: `safe` holds at infinity, and at `low` times every power of 2 before it.
+        InputError: `safe` holds at all values that are tried, up to infinity.
 
     Example:
         >>> round(largest_safe(lambda value: value**2 <= 2.0, low=1.0), 6)
@@ -59,11 +53,9 @@ def largest_safe(safe: Callable[[float], bool], low: float) -> float:
 
 
 def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float = 0.0) -> float:
-    """Return the smallest float ≥ 0 for which `safe` holds, up to `tolerance`, by bisection.
+    """Return about the smallest float ≥ 0 for which `safe` holds, by bisection.
 
     `high` is doubled until `safe` holds, and the last interval is bisected.  The returned value satisfies `safe`.
-    It is 0 if `safe` holds at 0.  The bisection does not go below 1e-300.  The result is infinity if `safe` holds
-    at infinity and fails at all finite values that are tried.
 
     Args:
         safe: Condition that holds for all far larger values.
@@ -72,7 +64,7 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
             allow.
 
     Raises:
-        InputError: `safe` fails at infinity, and at `high` times every power of 2 before it.
+        InputError: `safe` fails at all values that are tried, up to infinity.
 
     Example:
         >>> round(smallest_safe(lambda value: value**2 >= 2.0, high=1.0), 6)
@@ -94,8 +86,7 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
     Steps by `factor` away from `start` find an interval in which the condition changes.  A bisection narrows it.
 
     Args:
-        safe: Condition that fails for all far smaller values > 0, and holds for all far larger ones.  Without such
-            values the search may not end.
+        safe: Condition that fails for all far smaller values > 0, and holds for all far larger ones.
         start: First value > 0 to try.
         factor: Factor > 1 of the steps away from `start`, until the condition changes.
         tolerance: Relative width of the interval at which the bisection ends.
@@ -271,8 +262,6 @@ def mu_of(epsilon: float, delta: float) -> float:
 def compose(mus: ArrayLike) -> float:
     """Return the GDP parameter √(Σ μ_i²) of releases together that are μ_i-GDP each, up to rounding.
 
-    The parameter is exact for Gaussian mechanisms, and a bound for all others.
-
     Source: Dong, Roth & Su 2022, Corollary 3.3.
 
     Args:
@@ -324,11 +313,10 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
     Let a = ε/μ - μ/2, b = ε/μ + μ/2, and m = (1 - Φ)/φ, the Mills ratio.  As e^ε φ(b) = φ(a), the formula of the
     module's docstring is δ(ε) = φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.
-    For a < -1, where m(a) may overflow, it is the logarithm of Φ(-a) - φ(a) m(b).  The result is -infinity if
-    a > 0 and a² overflows, where δ is far below the smallest float.
+    For a < -1, where m(a) may overflow, it is the logarithm of Φ(-a) - φ(a) m(b).
     """
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
-    if a < -1.0:  # then μ > 2 and the two terms do not cancel
+    if a < -1.0:  # then μ > 2, and the two terms hardly cancel
         density = math.exp(-0.5 * a * a - _LOG_SQRT_2PI)
         rounding_error = _ROUNDING * (1.0 + density * b)  # a is known to within one rounding of b
         return min(0.0, math.log(float(ndtr(-a)) - density * _mills(b) + rounding_error))

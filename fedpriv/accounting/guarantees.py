@@ -2,9 +2,6 @@
 
 A kind of guarantee is one class with the members of `Guarantee`: its figures at δ, its group privacy, its charge
 to a lifetime budget, and its descriptions.
-
-To add a kind, write a file with such a class, most easily a subclass of `Curved`, and with the participation that
-gives this guarantee, and add the participation to `participation/registry.py`.
 """
 
 import dataclasses
@@ -124,9 +121,6 @@ Promise = TypeVar("Promise", bound=Guarantee, covariant=True)
 class GaussianDP:
     """μ-GDP: transcripts of neighbours are at least as hard to tell apart as N(0, 1) from N(μ, 1).
 
-    The conversions to (ε, δ) and zCDP are exact for this μ, but for those by a Rényi accountant and by the papers'
-    formula.  Whether μ is exact too, or an upper bound, is known to the claim (`PrivacyClaim.attained`).
-
     Raises:
         InputError: μ is negative or not finite.
 
@@ -187,12 +181,10 @@ class GaussianDP:
     def format_clause(self, texts: Mapping[str, str], attained: bool) -> str:
         """Format μ, zCDP and (ε, δ), and beside them the ε of the papers' formula.
 
-        μ and ε are called exact if `attained`, and bounds otherwise.
-
         Args:
             texts: Numbers as texts, by the names "mu", "epsilon", "delta", "zcdp" and "epsilon_paper", and by
                 "counted_mu" if μ is charged by a paper's constants and exact counting has another one.
-            attained: Whether μ is exact.
+            attained: Whether μ is exact, and not an upper bound.
         """
         mu, epsilon, delta = texts["mu"], texts["epsilon"], texts["delta"]
         clause = f"μ-GDP exactly with μ = {mu}" if attained else f"μ-GDP with μ at most {mu}"
@@ -409,7 +401,7 @@ def target_mu(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> float:
-    """Return the Gaussian-DP parameter of a privacy target, by exact formulas.
+    """Return the Gaussian-DP parameter of a privacy target.
 
     Exactly one of μ, ρ and ε is given.
 

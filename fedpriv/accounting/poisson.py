@@ -1,31 +1,28 @@
 """DP-SGD with Poisson sampling under either relation, zero-out and replace-one.
 
-Every round each unit takes part independently with probability q = `sampling_rate`.  The clipped increments of the
-units that take part, each of norm C at most, are added.  Their sum is released with Gaussian noise of standard
-deviation z · C per coordinate, z = `noise_multiplier`, and divided by a public number, never by the number of
-units drawn.  A unit is what neighbours differ in, such as a record, and its increment is its contribution to a
-round.  With public classes of rounds, which take turns, a unit may be drawn in the rounds of its class only.  One
-round is dominated by these pairs, in both orders for zero-out.  The second pair is its own mirror image.
+A unit is what neighbours differ in, such as a record, and its increment is its contribution to a round, clipped to
+norm C.  Every round each unit takes part independently with probability q = `sampling_rate`.  The sum of the
+increments of the units that take part is released with Gaussian noise of standard deviation z · C per coordinate,
+z = `noise_multiplier`.  It may be divided by a public number, never by the number of units drawn.  With public
+classes of rounds, which take turns, a unit may be drawn in the rounds of its class only.  One round is dominated
+by these pairs, in both orders for zero-out.
 
     zero-out      (1 - q) N(0, z²) + q N(1, z²)   and   N(0, z²)
     replace-one   (1 - q) N(0, z²) + q N(1, z²)   and   (1 - q) N(0, z²) + q N(-1, z²)
 
-The 2C of replace-one is in its pair: z is σ/C under both relations, never σ/(2C).  The pair dominates any two
-increments of norm C at most, since turning one away from the other only raises the hockey stick, up to opposite
-directions.  dp-accounting's Rényi accountant is no check of replace-one: it refuses Poisson sampling there, and
-leaves out the 2C where nothing is sampled (google/differential-privacy, issue 378).
+The second pair is its own mirror image.  The distance 2C of replace-one is in this pair: z is σ/C under both
+relations.
 
 Of k units together each is drawn independently, and one round is dominated by these pairs:
 
     zero-out      N(Bin(k, q), z²)   and   N(0, z²), in both orders
     replace-one   N(Bin(k, q), z²)   and   N(-Bin(k, q), z²)
 
-Units in different classes of rounds are no worse than as many in one.  Proof, for increments that are any
-functions of the past: docs/proofs/poisson.md.  Choquette-Choo et al. 2023, Corollary 4.7, has the case of
-zero-out, and Ganesh 2024 has groups.
+Proof, for increments that are any functions of the past: docs/proofs/poisson.md.
 
 Sources: Abadi et al. 2016, Algorithm 1, for the mechanism; dp-accounting for the hockey stick of one unit in one
-round; Doroshenko et al. 2022 ("connect the dots") for its loss distribution, which is pessimistic.
+round; Doroshenko et al. 2022 ("connect the dots") for its loss distribution; Choquette-Choo et al. 2023, Corollary
+4.7, and Ganesh 2024 for groups.
 """
 
 import math
@@ -188,7 +185,7 @@ def _round_loss(output: float, q: float, z: float, order: str) -> float:
         output: Output of the round.
         q: Sampling rate.
         z: Noise multiplier.
-        order: Order of the pair, as in `_round_deltas`.
+        order: "REMOVE", "ADD" or "REPLACE", for a unit that is removed, added or exchanged.
     """
     with np.errstate(divide="ignore", over="ignore"):
         unsampled = (0.5 + np.array([output, -output])) / -(z**2)
@@ -267,7 +264,12 @@ class _RoundHockeyStick:
 
     @staticmethod
     def from_mechanism(mechanism: PoissonGaussian, order: str) -> "_RoundHockeyStick":
-        """Return the hockey stick of one round, in an order of `_round_deltas`."""
+        """Return the hockey stick of one round, for a unit that is removed, added or exchanged.
+
+        Args:
+            mechanism: Mechanism of the run.
+            order: "REMOVE", "ADD" or "REPLACE".
+        """
         q, z = mechanism.sampling_rate, mechanism.noise_multiplier
         # Outputs beyond these ends have probability e^-50 / 2 each under the first distribution of the pair.
         low_output = z * float(ndtri(0.5 * math.exp(-50.0)))
@@ -298,12 +300,12 @@ _TRIVIAL_DISTRIBUTION = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
 def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) -> PrivacyLossDistribution:
     """Return the privacy loss distribution of all rounds of the run.
 
-    The result is the trivial one, all of whose mass is at infinity, if a coarse grid shows that ε of all rounds is
-    above 600 at δ = 1e-3, which protects nobody.
+    All mass is at infinity if a coarse grid shows that ε of all rounds is above 600 at δ = 1e-3, which protects
+    nobody.
 
     Args:
         mechanism: Mechanism of the run.
-        order: Adjacency type of dp-accounting: "REMOVE" for P against Q, "ADD" for Q against P, "REPLACE".
+        order: "REMOVE", "ADD" or "REPLACE", for a unit that is removed, added or exchanged.
         step: Step of the grid of losses.
 
     Raises:
@@ -325,9 +327,8 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     """Return the curve of δ of `size` units, the highest over the directions of the relation, cached.
 
     Under zero-out the units are removed or added, and under replace-one they are replaced.  For each direction the
-    hockey stick of one round is put on a grid of losses, which is composed with itself over all rounds of
-    `mechanism`.  Losses outside of ±`MAX_EPSILON` are not resolved.  The curve is 1 if a coarse grid shows that ε
-    of all rounds is above 600 at δ = 1e-3 in one of the directions, which protects nobody.
+    losses of one round are put on a grid and composed over all rounds.  The curve is 1 if a coarse grid shows that
+    ε of all rounds is above 600 at δ = 1e-3, which protects nobody.
     """
     orders: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
@@ -397,12 +398,11 @@ class SampledGroupRound:
         return as_floats(np.clip(p_tails - np.exp(epsilons) * q_tails, 0.0, 1.0))
 
     def _thresholds(self, epsilons: Floats) -> Floats:
-        """Return the x at which the loss is ε, (n,), clipped to a range, for each of `epsilons`, (n,).
+        """Return the output x at which the loss is ε, clipped to a range, for each of `epsilons`, (n,).
 
         The range leaves out less than 1e-25 of P.  A table of losses gives an interval for each x, in which
         Newton's steps start.  A step that would leave the interval halves it instead, and so does every fourth
-        step, unless it is tiny.  An error e in x changes δ by about e² only, as the derivative of δ in the
-        threshold is 0 there.
+        step, unless it is tiny.
         """
         start, end = self._output_range.tolist()
         grid = np.linspace(start, end, _TABLE_SIZE)
@@ -429,7 +429,7 @@ class SampledGroupRound:
         return as_floats(outputs)
 
     def _log_ratio(self, outputs: Floats) -> tuple[Floats, Floats]:
-        """Return l and its derivative at each output x, each (n,)."""
+        """Return l of the class docstring and its derivative at each output x, each (n,)."""
         logs = (
             self._log_probabilities
             + (np.multiply.outer(outputs, self._participant_counts) - 0.5 * self._participant_counts**2)
@@ -478,10 +478,10 @@ class SampledGroupRound:
 def connect_dots(step: float, low: int, deltas: Floats) -> GridLossDistribution:
     """Return the loss distribution on multiples of `step` whose hockey stick has the given values there.
 
-    Values outside of [0, 1] are clipped first, and a value is lowered to the smallest one before it.  Between two
-    points the hockey stick is the chord in e^ε, which lies above the true, convex one.  With step h and the falls
-    f_i = δ_(i-1) - δ_i of the values, the mass at an inner point i is (e^h f_i - f_(i+1)) / (e^h - 1), or 0 if
-    that is negative.  The last value is the mass at infinity.
+    Values are clipped to [0, 1], and made to fall.  Between two points the hockey stick is the chord in e^ε, which
+    lies above the true, convex one.  With step h and the falls f_i = δ_(i-1) - δ_i of the values, the mass at an
+    inner point i is (e^h f_i - f_(i+1)) / (e^h - 1), or 0 if that is negative.  The last value is the mass at
+    infinity.
 
     Guarantee: its δ is at least that of any pair with these values, for one release or in a composition.
 

@@ -1,18 +1,15 @@
 """ρ-zCDP and Rényi DP of Gaussian compositions, with their conversions to (ε, δ).
 
 **zCDP and the papers' formula.**  ρ-zCDP gives ε = ρ + 2√(ρ ln(1/δ)).  μ-GDP is exactly (μ²/2)-zCDP for Gaussian
-compositions, so that the formula reads ε = μ²/2 + μ√(2 ln(1/δ)), as in Reshef & Levy 2024, whose ρ is μ here.  It
-is a valid bound and, but for rounding, never below `gaussian.epsilon_of`.  Source: Bun & Steinke 2016,
-Propositions 1.3 and 1.6.
+compositions, so that the formula reads ε = μ²/2 + μ√(2 ln(1/δ)), as in Reshef & Levy 2024, whose ρ is μ here.
+Source: Bun & Steinke 2016, Propositions 1.3 and 1.6.
 
 **Rényi DP**, with a closer conversion to (ε, δ):
 
     ε = min over α > 1 of  αρ + ln((α - 1)/α) - (ln δ + ln α)/(α - 1),   ρ = μ²/2
 
-But for rounding, it is never above the papers' formula and never below the exact conversion in `gaussian`.  Orders
-are continuous, and every order gives a valid bound, so that a search that misses the minimum by a little stays on
-the safe side.  Sources: Mironov 2017 for the curve; Canonne, Kamath & Steinke 2020, Proposition 12, for the
-conversion.
+Every order α gives a valid bound, so that a search that misses the minimum by a little stays on the safe side.
+Sources: Mironov 2017 for the curve; Canonne, Kamath & Steinke 2020, Proposition 12, for the conversion.
 """
 
 import math
@@ -111,8 +108,7 @@ MIN_ORDER_EXCESS, MAX_ORDER_EXCESS = 1e-6, 1e9
 def epsilon_of(mu: float, delta: float) -> float:
     """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ, by the formula of the module's docstring.
 
-    The minimum over α is searched on three grids of log10(α - 1), of which the second and the third are finer and
-    around the minimum of the one before.  The result is 0 if μ²/2 is 0 as a float.
+    The minimum over α is searched on three grids of log10(α - 1), each around the minimum of the one before.
 
     Source: Canonne, Kamath & Steinke 2020, Proposition 12.
 
@@ -121,7 +117,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         delta: δ, strictly between 0 and 1.
 
     Returns:
-        ε, a bound between the exact conversion and the papers' formula, but for rounding.
+        ε, an upper bound, but for rounding.
 
     Raises:
         InputError: μ or δ is out of its range.
@@ -143,8 +139,6 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest μ whose Rényi curve gives (ε, δ).
-
-    This μ is at least the papers' μ (`paper_mu`) and at most the exact one (`gaussian.mu_of`).
 
     Args:
         epsilon: ε, finite and above 0.

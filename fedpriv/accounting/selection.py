@@ -125,7 +125,7 @@ class NegativeBinomialRunCount:
         return np.full_like(excess, (1.0 + self.eta) * minimum)
 
     def epsilon_shift(self, mu: float) -> float:
-        """Return ε₂.
+        """Return ε₂ of the bound from a μ-GDP run's curve, rounded up.
 
         Let r(z) be the logarithm in ε₂ at a = Φ(z).  It has one maximum, at the root z* of r(z) + μ z + μ²/2,
         where it is -μ z* - μ²/2 (docs/proofs/selection.md).  A z below the root gives an upper bound.
@@ -143,10 +143,7 @@ class NegativeBinomialRunCount:
         return (1.0 + self.eta) * max_log_ratio * (1.0 + _ROUNDING) + _ROUNDING
 
     def draw(self, generator: np.random.Generator) -> int:
-        """Draw K by inverting the distribution function, one k after another.
-
-        The function is inverted at one uniform number u of `generator`: K is the smallest k with P[K ≤ k] ≥ u, up
-        to rounding.  K is 1 if the mean is 1.  The search also ends at a k whose probability underflows.
+        """Draw K by inverting the distribution function at a uniform number.
 
         Raises:
             OverflowError: γ^-η is no float, as for a mean of a million and η = 100.
@@ -240,8 +237,8 @@ class PrivateSelection:
     def epsilon_by_orders(self, delta: float) -> float:
         """Return about the smallest bound of ε at δ over Rényi orders λ, at least 0.
 
-        The bound at λ is ε'(λ) + ln((λ - 1)/λ) - (ln δ + ln λ)/(λ - 1), for ε' of the module's docstring (`renyi`,
-        with later releases).  The smallest value on a grid of ln(λ - 1) is refined twice, on grids around it.
+        The bound at λ is ε'(λ) + ln((λ - 1)/λ) - (ln δ + ln λ)/(λ - 1), for ε' of the module's docstring.  The
+        smallest value on a grid of ln(λ - 1) is refined twice, on grids around it.
         """
         log_delta = math.log(check_delta(delta))
         low, high = math.log(MIN_ORDER_EXCESS), math.log(MAX_ORDER_EXCESS)

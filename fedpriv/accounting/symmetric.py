@@ -10,20 +10,13 @@ that round.  With T = `bins` rounds and z = `noise_multiplier` an epoch is domin
 
 with Z_i independent standard normal, (D)+ = max(D, 0), and the hockey stick H_ε(P‖Q), the largest P(A) - e^ε Q(A)
 of any event A, which is the smallest δ at ε.  A reflection exchanges P and Q, so that both orders are the same.
-
-The pair dominates all increments u and v of the two units, of norm 1 at most in clips and any functions of the
-past, at every ε of either sign, and pairs of epochs compose.  For groups of rounds a block of rounds replaces one
-round (`allocation`).  If round j of a block moves by at most s_j, whatever was released before it in the block, as
-is so for rounded integers, then opposite vectors of all its rounds are one pair of norm √(Σ s_j²).  Proof:
-docs/proofs/symmetric.md.
+Pairs of epochs compose.  Proof, for increments that are any functions of the past: docs/proofs/symmetric.md.
 
 **Numerics.**  D → (D)+ is convex and rises, so each D may be moved up, or to its two neighbours on a grid with its
 mean kept: δ only rises.  By exchangeability H_ε = E D_1 1{D_1 + R > 0}, with R the sum of the other D_i.  Where
-D_1 > 0 an upper bound of P(R > -D_1) is needed, which counts R beyond the grid as infinite and below it as at its
-lowest point.  Where D_1 < 0 a lower bound is needed, which drops both.  H is convex in γ = e^ε, so that the lower
-hull of bounds at some γ is a bound at all γ.  Fourier transforms move a probability of R by less than 1e-14 T +
-2e-12 (tests/accounting/test_symmetric.py, against 80-bit floats).  Each probability is moved by as much, to the
-safe side.
+D_1 > 0 an upper bound of P(R > -D_1) is needed, and where D_1 < 0 a lower bound.  Both have a margin for the
+rounding of Fourier transforms (tests/accounting/test_symmetric.py).  H is convex in γ = e^ε, so that the lower
+hull of bounds at some γ is a bound at all γ.
 """
 
 import math
@@ -66,8 +59,6 @@ class SymmetricPairEpoch:
     def delta(self, epsilon: float, tail: float) -> float:
         """Return an upper bound of H_ε(P‖Q) for ε ≥ 0, by E D_1 1{D_1 + R > 0} on a grid of D_1 and of R.
 
-        No more than about `tail` of D_1 lies above the grid under P.  Every `tail` gives an upper bound.
-
         Args:
             epsilon: ε ≥ 0.
             tail: Mass that a grid may leave out, which decides how tight the bound is.
@@ -85,9 +76,8 @@ class SymmetricPairEpoch:
     def curve(self, knots: int, loose_curve: Curve) -> Curve:
         """Return the curve of an upper bound of H_ε(P‖Q) for ε ≥ 0.
 
-        For one or two values of ε the bound is computed at each of them on a finer grid, and is at most
-        `loose_curve`.  For more values, where this would take long, it is that of a loss distribution which is
-        fitted once, at `knots` + 1 values of ε.
+        For one or two values of ε the bound is computed at each of them.  For more values, where this would take
+        long, it is that of a loss distribution which is fitted once.
 
         Args:
             knots: Number of intervals between the values of ε at which the loss distribution is fitted.
@@ -146,9 +136,8 @@ class SymmetricPairEpoch:
     def _grid(self, gamma: float, tail: float) -> tuple[int, float]:
         """Return the number of points below 0, and the distance of neighbouring points.
 
-        Above 0 the grid has the range of D_1, but for `tail`, and some more for R.  For large e^ε, R is far below
-        0, and only the range of D_1 has to be resolved.  Every grid gives an upper bound, so that the factors here
-        decide only how tight it is.
+        Every grid gives an upper bound, so that the factors here decide only how tight it is.  For large e^ε, R is
+        far below 0, and only the range of D_1 has to be resolved.
 
         Args:
             gamma: γ = e^ε.
@@ -167,10 +156,9 @@ class SymmetricPairEpoch:
     def _ratio_distribution(self, gamma: float, points: Floats) -> tuple[Floats, float]:
         """Return the masses of D_1 on all points but the last, and the mean that was not moved to them.
 
-        D_1 between two points is moved to both, by probabilities that keep its mean.  So with equal spacing h and
-        p(x) = E (x - D_1)+, the mass at the lowest point x is (p(x + h) - p(x)) / h, and that at each other point
-        (p(x - h) - 2 p(x) + p(x + h)) / h.  Mass between the last two points, and beyond the last one, leaves a
-        part of its mean behind.
+        D_1 between two points is split between them, with its mean kept.  So with equal spacing h and p(x) = E (x
+        - D_1)+, the mass at the lowest point x is (p(x + h) - p(x)) / h, and that at each other point (p(x - h) -
+        2 p(x) + p(x + h)) / h.
 
         Guarantee: mass below the grid is moved up to its lowest point.  All other mass keeps its mean, with the
         mean that is returned.
@@ -263,8 +251,7 @@ def _self_convolve(masses: Floats, times: int, zero_index: int) -> Floats:
 def lower_hull(epsilons: Floats, bounds: Floats) -> tuple[Floats, Floats]:
     """Return the points (ε, bound) of the lower convex hull over γ = e^ε.
 
-    The hockey stick is convex in γ.  So if it is below the bounds at these points, it is below the hull between
-    them, too.  A bound above the hull is not tight, and is left out.
+    The hockey stick is convex in γ, so that it is below the hull between these points, too.
 
     Args:
         epsilons: ε ≥ 0, ascending, (n,).
@@ -290,9 +277,9 @@ def symmetric_loss_distribution(epsilons: Floats, bounds: Floats) -> PrivacyLoss
     """Return the loss distribution of a symmetric pair whose hockey stick has the values `bounds`.
 
     With γ_i = e^(ε_i) and s_i the negative slope of `bounds` over γ from point i - 1 to point i (0 beyond the last
-    one), the mass at ε_i > 0 is γ_i (s_i - s_(i+1)), or 0 if that is negative.  For a pair that a reflection
-    exchanges, P(loss = -l) = e^-l P(loss = l), which gives the masses below 0.  The mass at 0 is 1 - `bounds`[0] -
-    2 s_1, or 0 if that is negative, and the last bound is the mass at infinity.
+    one), the mass at ε_i > 0 is γ_i (s_i - s_(i+1)).  For a pair that a reflection exchanges, P(loss = -l) = e^-l
+    P(loss = l), which gives the masses below 0.  The mass at 0 is 1 - `bounds`[0] - 2 s_1, and the last bound is
+    the mass at infinity.  Negative masses are raised to 0.
 
     Guarantee: no δ is below `bounds`, nor below their chords, for one release or in a composition.
 
