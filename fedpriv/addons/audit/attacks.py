@@ -1,31 +1,27 @@
 """Attacks on the bits of noisy integers, and by hostile queries, beyond the distribution of the noise.
 
-Deployed silos and servers add noise that is integers to sums that are integers, in a common unit.  A *guard* is
-the process of a silo that answers queries.  A *canary* is a planted record.  A *cell* is a run with every key of
-its scenario resolved, and a *plan* is all that is fixed before round 1.  The *trust setting* says whether each
-silo adds noise, or the server, and whether the silos' messages are masked so that the server reads their sum only.
+Deployed silos and servers add integer noise to integer sums, in a common unit.  A *guard* is the process of a silo
+that answers queries.  A *canary* is a planted record.  A *cell* is a run with every key of its scenario resolved,
+and a *plan* is all that is fixed before round 1.  The *trust setting* says whether each silo adds noise, or the
+server, and whether the silos' messages are masked so that the server reads their sum only.
 
 The attacker on integers knows all records but one, and has two worlds: the record is present, or absent.  An
 absent record has the opposite label, and under zero-out features of zeros as well.  Releases are functions of
 y = C s + z: s (T, d) are the integer sums of T rounds, C (T, T) is the matrix of the noise mechanism's strategy,
 and z (T, d) is the integer noise.  For each world the attacker computes the sums s, and the noise z = y - C s that
-the world implies.  In the true world z has the distribution of the noise.  Three kinds of tests tell the
-worlds apart if the noise is defective:
+the world implies.  Three kinds of tests tell the true world apart if the noise is defective:
 
 * Lattice of a generator, after Mironov 2012: Box & Muller's transform takes the radius r of two normal values from
   one integer k of w bits, r = √(-2 ln((k + ½) 2^-w)).  So k = 2^w exp(-r²/2) - ½, computed from two noise values
-  over their standard deviation, is close to an integer, if k is small enough for the floating-point type to show
-  it.
+  over their standard deviation, is close to an integer.
 * Residues: a discrete Gaussian is nearly uniform modulo numbers far below its size.  A sum that is rounded after
   its noise, or noise of few digits, is not.
 * Public seed: the noise of round 1 equals that of a simulation of the scenario.
 
-Mironov attacked Laplace noise ("On significance of the least significant bits for differential privacy", CCS
-2012).
+A hostile query drives the arithmetic out of range for some records only.  Defective code then replies to those
+records with a vector that is not finite or far too long, or does not reply.
 
-A server may send any finite vector as a query, up to a limit of the silo's policy.  A hostile query drives the
-arithmetic out of range for some records only.  Defective code then replies to those records with a vector that is
-not finite or far too long, or does not reply, and one round suffices whatever the noise.
+Source: Mironov 2012, "On significance of the least significant bits for differential privacy", on Laplace noise.
 """
 
 import dataclasses
@@ -97,9 +93,8 @@ def integers_cell(cell: Cell, mu: float) -> Cell:
 def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
     """Run one trial of the attack on integers, with a target record present or absent by a fair coin.
 
-    Silo 0 has the target record, and all other records are zeros.  Queries are the vector 0.  The attacker
-    computes the sums of both worlds, and scores how well the noise that each world implies fits a defective
-    generator.
+    Silo 0 has the target record, and all other records are zeros.  The attacker scores how well the noise that
+    each world implies fits a defective generator.
 
     Args:
         cell: Cell of the size of `integers_cell`.
@@ -139,12 +134,11 @@ def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
 def bound_integers_attack(trials: Sequence[tuple[bool, Scores]], failure: float) -> tuple[float, str]:
     """Return the largest lower bound on μ from the trials, and the name of the test.
 
-    Each test guesses "present" if its evidence is above 0.  All bounds hold together with probability 1 -
-    `failure` or more, as `failure` is divided equally among the tests.
+    Each test guesses "present" if its evidence is above 0.
 
     Args:
         trials: Coin and evidence (tests,) of each trial, from `attack_integers`.
-        failure: Probability that some bound is wrong, at most.
+        failure: Probability that some bound is wrong, at most.  It is divided equally among the tests.
     """
     coins, scores = (np.array(column) for column in zip(*trials, strict=True))
     bounds = (
@@ -176,8 +170,8 @@ def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tenso
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
     """Compute a silo's integer sum of each round, (d,), without noise, for queries of zeros.
 
-    The silo's own code computes it: the plan's trust setting is replaced by a trusted server, to which a silo
-    sends its sum without noise.  The silo draws no noise, so that its key may be zeros.
+    The silo's own code computes the sums: the trust setting is replaced by a trusted server, to which a silo sends
+    its sum without noise.
 
     Args:
         cell: Cell of the run.
@@ -304,8 +298,7 @@ def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool,
 
     Returns:
         The coin, True for a bright record, and the outcome of each test, (2,): 1 if some reply is missing or not
-        finite, else 0, and 1 if some reply is too long, else 0.  A reply is missing if the guard refuses the
-        query.
+        finite, else 0, and 1 if some reply is too long, else 0.
     """
     objective = make_canary_objective(cell, _HOSTILE_FEATURES)
     plan = make_plan(cell, objective, for_release=True)
@@ -324,8 +317,7 @@ def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool,
 def bound_hostile_attack(trials: Mapping[str, list[tuple[bool, Scores]]], failure: float) -> tuple[float, str]:
     """Return the largest lower bound on μ from the trials of all kinds, and the name of the test.
 
-    There is a test of missing or not finite replies, and one of too long replies, for each kind of query.  Each
-    test guesses a bright record if its outcome is 1.
+    Each test guesses a bright record if its outcome is 1.
 
     Args:
         trials: Coin and outcomes (2,) of each trial, from `attack_with_hostile_queries`, by kind, one kind or
@@ -353,13 +345,7 @@ def hostile_queries(plan: Plan) -> list[Tensor]:
 def _queries_of_kind(kind: str, objective: Objective, rounds: int) -> list[Tensor]:
     """Return one query of a kind, of the shape of a model of `objective`, for each round.
 
-    A query is a multiple of weights 1 for class 0 and -1 for class 1, with biases 0:
-
-    * "overflowing logits": the largest finite number, divided by twice the number of parameters,
-    * "large weights": 2^39,
-    * "denormal weights": 2^-20 times the smallest normal number,
-    * "cancelling points": (-1)^t (1 + 10^-6 t) 2^39 in round t + 1, so that the queries of a round and the next
-      one almost cancel in a sum.
+    A query is a multiple of weights 1 for class 0 and -1 for class 1, with biases 0.
     """
     pattern = torch.zeros_like(objective.initial())
     pattern.view(2, -1)[0, :-1], pattern.view(2, -1)[1, :-1] = 1.0, -1.0
@@ -386,9 +372,8 @@ def _ask_reply(silo: RestartableSilo, t: int, query: Tensor, keys: bytes) -> Ten
 def _excess_length(plan: Plan, reply: Tensor | None) -> float:
     """Return 1 if the norm of a reply (d,) is above a limit that is generous to correct code, else 0.
 
-    The limit is the sum of the largest contributions of a record to each of all T rounds, plus 6 √(d T) standard
-    deviations of the silo's noise.  A missing reply, None, a masked message, and a reply with NaN have no length,
-    and give 0.
+    The limit is the sum of a record's largest contributions to all T rounds, plus 6 √(d T) standard deviations of
+    the silo's noise.  Missing replies, None, and masked messages give 0.
 
     Args:
         plan: Plan of the run of T rounds.

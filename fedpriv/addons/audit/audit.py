@@ -5,20 +5,19 @@ two worlds, chosen by a fair coin: present or absent under zero-out, and one inc
 replace-one.  A *guard* is the process of a silo that has its records and answers queries.  A *family* is a group
 of tests that share one probability of a false refutation.
 
-Guards with their ledgers (for a pool of clients, the code of the pool), and a server that adds noise with its
-journal, run on canaries in the scenario's own floating-point type.  In a public order, fixed families of tests try
-to tell the two worlds of a canary apart:
+The deployed code runs on canaries, in the scenario's own floating-point type: guards with their ledgers, and a
+server that adds noise with its journal.  In a public order, these families of tests try to tell the two worlds of
+a canary apart:
 
 * canaries in the worst case of clip and relation, in the rounds, in a first step, in evaluations, and in all of
   these together (`transcripts`, `statistics`),
 * the same canaries under hostile queries (`attacks.hostile_queries`),
 * the same canaries after a machine is restored from a backup and gets another query (`transcripts`),
-* bits of the noisy integers, which are decoded, or computed back from the released floats (`attacks`),
+* bits of the noisy integers (`attacks`),
 * missing replies to hostile queries, and replies that are not finite or too long (`attacks`).
 
-The order in which records are read is compared with its definition.  Secret rounds and releases of statistics have
-families of their own (`secret`, `counts`).  No lower bound on μ, corrected for the number of tests (Bonferroni),
-may exceed the claim that it tests.
+Secret rounds and releases of statistics have families of their own (`secret`, `counts`).  The claim is refuted if
+a lower bound on μ, corrected for the number of tests (Bonferroni), exceeds it.
 """
 
 import time
@@ -66,10 +65,8 @@ class Audit:
     `mu` is a lower bound on the privacy loss of the code, wrong with a probability of at most 1 - confidence.
     `claimed_mu` and `mu` are those of the family whose bound is the largest fraction of its claim.
 
-    Secret rounds are claimed by a curve.  Their `claimed_mu` is the μ that the curve allows at the rate `alarms`
-    of false alarms, at which `mu` was shown.  Both are those of the family that exceeds its curve most, or falls
-    short of it least.  If only the evaluations of such a run exceed their claim, both are those of the evaluations
-    and `alarms` is None.  `sees` has no share for secret rounds.
+    The claim of secret rounds is a curve, and `claimed_mu` is then the μ that the curve allows at the rate
+    `alarms` of false alarms.
     """
 
     claimed_mu: float
@@ -86,11 +83,7 @@ class Audit:
     claims: Mapping[str, float]
     """Claimed μ by family, which differs between parts of a run, or the μ that a curve allows."""
     sees: Mapping[str, float]
-    """Share of the noise that is refuted with probability 95 % or more, by each family that computes it.
-
-    Noise of that share of its size, or less, is detected with this probability.  A smaller loss of noise can be
-    missed.
-    """
+    """Largest share of the noise that is refuted with probability 95 % or more, by family."""
     confidence: float
     trials: int
     """Number of canaries, those of a first step and of evaluations aside, or of releases of statistics."""
@@ -130,21 +123,19 @@ def audit(
 
     The cell is cut to a few rounds and silos, and recalibrated to `claimed_mu` by the code under audit.  Canaries
     run on it, each present or absent by a coin that follows from `seed`.  From the releases each family of tests
-    computes a lower bound on μ, which is compared with the claim.  Noise is keyed by the operating system.
+    computes a lower bound on μ, which is compared with the claim.
 
     Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.
 
     Args:
         cell: Cell of a scenario.
         claimed_mu: μ of the claim, from 0.001 to 100.
-        trials: Number of canaries, at least 2048, rounded up to whole runs.  A run has 1024 canaries in a public
-            order and 512 in secret rounds, or fewer if its silo has no room for them.  For statistics there are
-            `trials` / 16 releases, rounded up.
+        trials: Number of canaries, at least 2048, rounded up to whole runs.  For statistics there are `trials` /
+            16 releases, rounded up.
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
         progress: Function that is called with the finished share of the work.
-        families: Names of the families to run, one or more of `FAMILIES`, for rounds in a public order.  Secret
-            rounds and statistics have families of their own.
+        families: Names of the families to run, one or more of `FAMILIES`, for rounds in a public order.
 
     Raises:
         InputError: If the cell has no noise or cannot be audited by canaries, or an option is out of range.
@@ -229,15 +220,6 @@ def _worst_result(results: Mapping[str, FamilyResult]) -> FamilyResult:
 def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
     """Refuse cells that canaries cannot represent, and options out of range.
 
-    Refused are cells with one of these properties:
-
-    * no noise,
-    * an algorithm whose records answer with more than a gradient,
-    * statistics of units that are not records,
-    * clients that `check_clients` refuses,
-    * a curator, whom no deployment has,
-    * a public order that is not fixed.
-
     Raises:
         InputError: With the first reason.
     """
@@ -287,18 +269,14 @@ def _audit_secret_rounds(
     * "canaries": many planted records in each run.
     * "company": one planted record in each run, whose other records are known and pull the other way.
 
-    Each family has half of the failure probability 1 - confidence.  If evaluations have a claim, they have a
-    fifth, half of which is used, and each family has two fifths.
-
     The outcome has the bound of the family whose μ exceeds most, or falls short least of, the μ that its curve
     allows.  If only the evaluations exceed their claim, the bound is theirs.
 
     Args:
         cell: Cell of the scenario.
         mu: μ of the claim.
-        trials: Number of canaries in shared runs, at 512 a run, rounded up to whole runs.  A silo of fewer rows
-            has fewer canaries, one a row.  The family "company" has a sixteenth of this number in addition,
-            rounded down, each in a run of its own.
+        trials: Number of canaries in shared runs, rounded up to whole runs.  The family "company" has a sixteenth
+            of this number in addition, each in a run of its own.
         confidence: Confidence of the bounds.
         seed: Seed of the coins, which decide whether a canary is present.
         progress: Function that is called with the finished share of the work.

@@ -6,18 +6,13 @@ is the process of a silo that has its records and answers queries within a polic
 ledger.  A *shard* is the records of a silo.  A *unit* is what the claim protects: a record, all records of a
 person, or those of a client.  An *increment* is a unit's contribution to a round, which is clipped.
 
-Queries are the vector 0, except for hostile queries, those of a second run, and one after a rollback.  Before it
-is clipped, a canary's increment at 0 is far above any usual clip.  The canary's two worlds are as far apart as the
-neighbouring relation allows: opposite increments (replace-one), or presence and absence (zero-out).  An absent
-canary under zero-out has features of zeros, and moves only the bias, which no test of canaries reads.
+A canary's increment before the clip is far above any usual clip, so that its two worlds are as far apart as the
+relation allows.  An absent canary under zero-out has features of zeros, and moves only the bias, which no test of
+canaries reads.
 
 Each canary of a run has a feature that no other has, so that increments are orthogonal but for the bias.  Noise is
 independent between coordinates.  So each canary of a run is an independent trial (Steinke, Nasr & Jagielski 2023,
 "Privacy auditing with one training run").
-
-In a fixed order, the rounds in which a canary takes part follow from the definition in `rows_by_round`, not from
-the code under audit.  Guards have ledgers in a folder, and the audit sends them queries as a server does.  A pool
-of clients has no guard, and its own code answers.
 """
 
 import json
@@ -99,8 +94,8 @@ class GuardedSilo:
     def back_up(self) -> Callable[[], None]:
         """Copy the ledger and its rollback mark, and return a function that restores the copies.
 
-        The files are those in the ledger's folder whose names begin with the ledger's.  The ledger is closed for
-        the copy, and also while the copies are restored, and then a new guard is opened from it.
+        The ledger is closed for the copy, and also while the copies are restored.  Then a new guard is opened from
+        it.
         """
         self._ledger.close()
         contents = {path: path.read_bytes() for path in self._files()}
@@ -171,7 +166,7 @@ def _make_limits(cell: Cell, plan: Plan) -> RunLimits:
             "trust": cell.algorithm.trust,
             "relation": cell.privacy.relation,
             "unit": cell.privacy.unit,
-            # Secret rounds are charged as public ones, and more.
+            # The charge of secret rounds needs a slack.
             **(secret_limits if cell.schedule.secret else public_limits),
             "clip": max(plan.estimator.round(t).max_contribution for t in range(1, rounds + 1)),
             "rounds": rounds,
@@ -193,9 +188,8 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
     """Cut a cell to a small size on a linear model, recalibrated to `mu` by the code under audit.
 
     The privacy target becomes `mu`, and the noise follows from it.  The model becomes softmax regression, for
-    which the increments of canaries are known.  At most `_RECORDS_PER_PERSON` records of a person or client count.
-    The partition is "iid", because it does not matter for canaries.  A clip that follows from constants of the
-    scenario's loss, or is not set, becomes 1.
+    which the increments of canaries are known.  A clip that follows from constants of the scenario's loss, or is
+    not set, becomes 1.
 
     Args:
         cell: Cell under audit.
@@ -236,8 +230,7 @@ def rows_by_round(cell: Cell) -> list[range]:
     """Return the rows of a silo's order that rounds 1, 2, … read, by the definition of a fixed order.
 
     A batch is a number of consecutive rows, and a round reads one batch or several.  Each batch is read once in a
-    pass, one after another.  Every pass has the same order, and so have the turns of cohorts of clients.  A
-    schedule with numbers of batches by round (`batch_counts`) has a single pass.
+    pass, one after another, and every pass has the same order.
 
     Args:
         cell: Cell whose canaries are planted.
@@ -325,10 +318,9 @@ class CanaryLayout:
     def make_shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
         """Make a shard whose canaries have `FAR_NORM` in their feature, and whose other records are zero.
 
-        `FAR_NORM` is far above usual clips, so that a missing clip shows.  Canary i has feature i, so that row
-        `row_indices[i]` of the (rows, n) features is `FAR_NORM` in column i, with label 0.  An absent canary has
-        label 1.  It is zero under zero-out, and under replace-one it keeps its feature, so that its increment is
-        the opposite.
+        Canary i has feature i, so that row `row_indices[i]` of the (rows, n) features is `FAR_NORM` in column i,
+        with label 0.  An absent canary has label 1.  It is zero under zero-out, and under replace-one it keeps its
+        feature, so that its increment is the opposite.
 
         Args:
             present: (n,), whether each canary is present.

@@ -30,10 +30,7 @@ _LINE_SECONDS = 5.0  # between two lines of progress without a terminal
 def audit_scenario(request: AuditRequest) -> None:
     """Audit the first cell of a scenario, print the report, and store it on request.
 
-    The report, or JSON, is printed, and the outcome stored, even if a lower bound refutes the claim.  If records
-    are not read as the claim assumes, there is neither.  The run in whose folder an outcome is stored must have a
-    cell with the same sections [algorithm] and [model].  No outcome of secret rounds is stored, because its claim
-    is no μ.
+    The outcome is printed and stored even if a lower bound refutes the claim.
 
     Raises:
         InputError: If the scenario or an option is not valid, the cell cannot be audited, or the run of `store` is
@@ -81,7 +78,7 @@ def _format_family(outcome: Audit, name: str, bound: float) -> str:
 def _show_progress() -> Iterator[Callable[[float], None]]:
     """Show progress on stderr, as a bar on a terminal and in lines elsewhere.
 
-    Standard output stays free for JSON.  Lines are at least 5 s apart.
+    Standard output stays free for JSON.
 
     Yields:
         Function that is called with the finished share of the work, from 0 to 1.
@@ -105,11 +102,7 @@ def _show_progress() -> Iterator[Callable[[float], None]]:
 
 
 def _format_report(outcome: Audit) -> str:
-    """Format the outcome as lines of text on the claim, the bound, the tests and the power.
-
-    The claim is a μ with its (ε, δ).  If the bound is that of secret rounds, it is an (ε, δ) with the μ that its
-    curve allows at the test's rate of false alarms.
-    """
+    """Format the outcome as lines of text on the claim, the bound, the tests and the power."""
     claimed = format_epsilon_delta(outcome.claimed_epsilon, outcome.delta)
     if outcome.alarms is None:
         claimed = f"μ = {format_upper(outcome.claimed_mu, 6)}, {claimed}"

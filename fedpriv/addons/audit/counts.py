@@ -1,19 +1,15 @@
 """Audit of statistics, by two records whose increments lie furthest apart.
 
 A plan of statistics has tables of counts, of sums of counts, or of moments.  An axis of a table divides the values
-of a column into cells, and a record is counted in at most one cell of a table of counts.  A *run* of such a plan
-is one release of all its tables.  Its scenario, with every key resolved, is a `Cell`.  A *guard* is the process of
-a silo that answers its query and charges its ledger.
+of a column into cells.  A *run* of such a plan is one release of all its tables.  Its scenario, with every key
+resolved, is a `Cell`.  A *guard* is the process of a silo that answers its query and charges its ledger.
 
-The increment of a record is its clipped contribution to a release.  It has a part for each table, a function of
-the record's cell or number, (d,) together, and a norm of at most 1 clip.  If a record can be replaced, a release
-of statistics is charged for the largest distance of two increments.  For plain counts this distance is √2 clips
-and not two.
+The increment of a record is its clipped contribution to a release, (d,) with a norm of at most 1 clip.  Under
+replace-one a release is charged for the largest distance of two increments.
 
 The audit looks for the two raw records whose increments differ most: one world has the first record, the other
-world the second.  Where a record can only be absent, the second world has none.  In each trial a fair coin selects
-the world that real guards of a table count, and the matched filter on the adversary's view guesses the coin.
-Every trial has another title and so is another run, with a charge and noise of its own.
+world the second.  Under zero-out the second world has none.  In each trial a fair coin selects the world that real
+guards of a table count, and the matched filter on the adversary's view guesses the coin.
 """
 
 import json
@@ -97,12 +93,9 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
     """Find the two worlds of the relation that lie furthest apart, among up to 400 candidate records.
 
     Distance is the l2 distance of increments, in clips.  Under zero-out the second world is the absence of the
-    record with the longest increment.
-
-    In the column of an axis the first candidates have one or more raw values of every cell of the axis
-    (`_axis_values`), as far as there are enough candidates, and all others have random ones of these values.  If
-    two axes divide one column, the later one counts.  Columns without an axis are 0.  If d is large there are
-    fewer candidates, but 8 or more.  If the search misses a pair that is further apart, that costs power only.
+    record with the longest increment.  In the column of an axis the first candidates have values of all its cells,
+    as far as there are enough candidates, and the others have random ones of these values.  If the search misses a
+    pair that is further apart, that costs power only.
 
     Args:
         cell: Small run, from `make_counts_cell`.
@@ -154,8 +147,7 @@ class _CountingSilo(GuardedSilo):
         """Open the guard of a silo whose table has one record that counts, or none.
 
         The label -1, or NaN in a regression, marks rows that do not count.  Statistics read the raw record, so
-        that the features of the shard are zeros.  The budget of the policy is so large that no run is refused for
-        it.
+        that the features of the shard are zeros.
 
         Args:
             folder: Folder for the guard's ledger and socket.
@@ -201,8 +193,6 @@ def audit_counts(
     release r (d,) is ⟨r - weight · (x₀ + x₁)/2, x₀ - x₁⟩, with the weight of a record in the release.  But for the
     noise it is positive in world 0 and negative in world 1.  The bound is the larger one of those at threshold 0
     and at a threshold from a quarter of the trials, with half of `failure` each.
-
-    Both worlds have guards of their own, whose ledgers are renewed after 32 trials.
 
     Args:
         cell: Cell of the plan of statistics.

@@ -1,18 +1,14 @@
 """Families of tests of rounds in a public order, and their power.
 
-A run is audited in parts: its rounds, its first step, which is a round of DP-SGD, and its evaluations.  Canaries
-are planted in each part, which is a cell of its own and is tested against its own claim.  The releases of all
-parts about the same canaries are tested against the composed claim.
-
-The power of a test is the largest share of the noise that it refutes with probability `POWER`, at the number of
-trials that the audit has.
-
 A *canary* is a planted unit, such as a record.  Its two *worlds*, chosen by a fair coin, are its presence and its
 absence under zero-out, and one increment and its opposite under replace-one.  A canary in one run is one *trial*.
-The *heaviest round* is the one whose canaries a test separates best.  A *cell* is a run with every key of its
-scenario resolved, and its *small cell* is a run with its algorithm, trust and sampling, on a linear model, with
-few rounds, silos and records.  A *family* is a group of tests that share one probability of a false refutation
-(`failure`).
+A *cell* is a run with every key of its scenario resolved, and its *small cell* is a run with its algorithm, trust
+and sampling, on a linear model, with few rounds, silos and records.  A *family* is a group of tests that share one
+probability of a false refutation (`failure`).
+
+A run is audited in parts: its rounds, its first step, which is a round of DP-SGD, and its evaluations.  Each part
+is a cell with a claim of its own.  The releases of all parts about the same canaries are tested against the
+composed claim.  The *heaviest round* of a part is the one whose canaries a test separates best.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -78,17 +74,15 @@ POWER = 0.95
 def detectable_noise_share(world_distance: float, claimed_mu: float, trials: int, failure: float) -> float:
     """Return the largest share f of the noise that the best test refutes with probability `POWER` or more.
 
-    The best test has half of `failure`.  On noise of f times its size it guesses wrongly with probability
-    Φ(-world_distance / 2f) in each trial, independently.  The claim is refuted if wrong guesses are so few that
-    their bound in `bound_at_threshold` exceeds `claimed_mu`.  The number of wrong guesses is binomial, and its
-    probability is exact.  Bounds by rates of errors, and other tests of a family, can refute more, and none of
-    them reduces this power.
+    On noise of f times its size the test guesses wrongly with probability Φ(-world_distance / 2f) in each trial.
+    The claim is refuted if wrong guesses, whose number is binomial, are so few that the bound of
+    `bound_at_threshold` exceeds `claimed_mu`.
 
     Args:
-        world_distance: `separation` of both worlds at the full noise.
+        world_distance: Distance of both worlds in the test, in standard deviations of the full noise.
         claimed_mu: μ of the claim.
         trials: Number of canaries that the test reads.
-        failure: Probability of failure of the family of tests.
+        failure: Probability of failure of the family of tests, half of which the best test has.
 
     Returns:
         f in [0, 1], 0 if no share can be refuted.
@@ -182,8 +176,6 @@ class AuditedPart(NamedTuple):
     ) -> Trials:
         """Run the canaries `runs` times, each with its own coins and noise.
 
-        Run i of another part has the same coins, so that the canaries of its heaviest round are the same.
-
         Args:
             plan: Plan of the part, which determines the round where canaries weigh most.
             runs: Number of runs.
@@ -204,9 +196,8 @@ def run_seed(seed: int, number: int) -> int:
 def make_run_parts(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, AuditedPart]:
     """Make the parts of a run whose records have the claim `mu`: rounds, first step and evaluations.
 
-    Rounds and first step have their shares of `mu`, in the proportion in which they share the μ of the cell's own
-    target.  Evaluations have the whole of it, because test records are other records.  A first step is a part only
-    if the run takes one, and evaluations only if they have a claim.
+    Rounds and first step have shares of `mu`, in the proportion of their shares of the cell's own target.
+    Evaluations have the whole of it, because test records are other records.
 
     Args:
         cell: Cell of the scenario, which has noise.
@@ -242,9 +233,6 @@ def run_families(
 ) -> dict[str, FamilyResult]:
     """Run the families that are named in `families`, and return their results by name.
 
-    A family of tests has its share of `failure`, and one result under its own name.  Only "canaries" has several
-    if the run has several parts (`audit_canaries`).
-
     Args:
         parts: Parts of the run by name, the rounds among them.
         failure: Probability that some bound exceeds a claim that holds, at most.
@@ -268,8 +256,7 @@ def audit_canaries(
     """Return the best lower bounds on μ from canaries, for each part, and for several parts together.
 
     With several parts, the rounds have half of `failure`.  The other parts, and the test of all parts together,
-    share the other half equally.  If rounds are the only part, they have all of `failure`.  If evaluations are the
-    only part, as in a run of secret rounds, they have half of it.
+    share the other half equally.
 
     Args:
         parts: Parts of the run by name.
@@ -302,10 +289,9 @@ def _audit_all_parts(
 ) -> FamilyResult:
     """Test the same canaries in the releases of all parts against the composed claim.
 
-    Only canaries of the heaviest round of each part are read, because they have the same coins in all parts.  A
-    canary's evidence is the sum, over all parts, of the logarithm of the likelihood ratio of its presence to its
-    absence.  The bound is the larger one of those at threshold 0 and at a threshold that a quarter of the trials
-    chooses, with half of `failure` each.
+    Canaries of the heaviest rounds have the same coins in all parts.  A canary's evidence is the sum, over all
+    parts, of the log-likelihood ratio of its presence to its absence.  The bound is the larger one of those at
+    threshold 0 and at a threshold that a quarter of the trials chooses, with half of `failure` each.
 
     Args:
         parts: Parts of the run by name, two or more.
@@ -332,7 +318,7 @@ def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter
     """Return the largest lower bound on μ from canaries under hostile queries, and the name of the test.
 
     Increments of canaries may change their sign under such a query.  So all tests run on the releases and on the
-    negated releases, with half of `failure` each.  There are a quarter of the part's runs, rounded up.
+    negated releases, with half of `failure` each.
 
     Args:
         part: Rounds of the run under audit.
@@ -360,9 +346,8 @@ def _audit_rollback(part: AuditedPart, failure: float, steps: StepCounter) -> tu
     """Return the largest lower bound on μ, and its test, from releases before and after a rollback.
 
     A rollback restores a machine from its backup.  Here it is restored to the start of the round where canaries
-    weigh most, or of round 2 if that is round 1.  After the restoration this round gets another query.  Round 1 is
-    not chosen, because a run that is opened again draws another key.  Only a run of a single round is restored to
-    its start.
+    weigh most, which then gets another query.  Round 1 is avoided, because a run that is opened again draws
+    another key.
     """
     t = max(heaviest_round(part.build_plan()), min(2, part.small_cell.schedule.rounds))
     layout = CanaryLayout.from_rows(rows_by_round(part.small_cell), t, HEAVIEST_ROUND_COUNT, HEAVIEST_ROUND_COUNT)

@@ -1,18 +1,15 @@
 """Canaries in secret rounds, and tests that know as much about their rounds as an adversary.
 
-Two families of tests are compared with the claimed curve (`statistics.ClaimedCurve`):
+A *canary* is a planted record, present or absent by a fair coin, which is one trial.  Its rounds are *secret* if
+only the silo knows them.  An *epoch* is a pass over the records.  A *release* is a vector of a round with its
+noise, projected on the direction of a canary.  Two families of tests are compared with the claimed curve
+(`statistics.ClaimedCurve`):
 
 * Canaries: one run of the deployed path has many canaries, each in rounds that its guard draws.  The best test is
   the mean of the likelihood ratios over the rounds that are possible.  Other tests suit broken schedules, for
   example one whose coins follow from the public seed.
 * Company: a silo has one canary, and all its other records pull the other way as far as they can.  An adversary
-  who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.  The
-  family "company" detects schedules that fill batches of equal size, first come first served, and means over the
-  drawn records in place of the expected batch.
-
-A *canary* is a planted record, present or absent by a fair coin, which is one trial.  Its rounds are *secret* if
-only the silo knows them.  An *epoch* is a pass over the records.  A *release* is a vector of a round with its
-noise, projected on the direction of a canary.
+  who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.
 
 Releases are in units of one record's clipped weight: with independent noise z · N(0, 1), plus 1 in rounds of a
 canary that is present.  Rows of a silo's order are in public groups: row i is in group i mod `groups`, and takes
@@ -134,17 +131,11 @@ def _claimed_stream(plan: Plan) -> ReleaseStream:
 def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
     """Convert releases to units of one record's clipped weight, and whiten correlated noise.
 
-    Releases with independent noise and no decay are divided by the weight of one record in each round, and so are
-    those of a mechanism whose columns have no blocks (`Mechanism.blocks`).
-
-    All others are whitened first.  The releases along a canary are r = B y with y = C s + z: increments s
-    (T,), independent noise z (T,), noise factor B and strategy C, both (T, T).  A record of round t moves y along
-    column c_t of C, whose matched filter is the best test of that round.  So the result of round t is
-    c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's norm.  Filters of
-    rounds that lie `groups` apart read disjoint blocks of y, so that their noise is independent.
-
-    The noise and the clips are those of the run's claim: of silo 0 if the silo publishes its own sums, else of the
-    run's first stream of releases.
+    With independent noise, releases are divided by the weight of one record in each round.  With correlated noise
+    they are r = B (C s + z) along a canary: increments s (T,), independent noise z (T,), noise factor B and
+    strategy C, both (T, T).  The record of round t moves C s along column c_t of C.  So the result of round t is
+    its matched filter, c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's
+    norm.
 
     Args:
         plan: Plan of the run.
@@ -190,8 +181,6 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
 def run_canaries(small_cell: Cell, seed: int) -> CanaryTrials:
     """Run canaries of silo 0 once on the path of a deployment.
 
-    Canaries are in the first rows, and so in all groups if there are at least as many canaries as groups.
-
     Args:
         small_cell: Cell from `make_canary_cell`.
         seed: Seed of the coins.
@@ -213,7 +202,7 @@ def run_company(
     """Run one silo `runs` times, with the canary in row 0 and all other records pulling the other way.
 
     A present canary has label 0, and another record has label 1 and the opposite increment.  An absent canary has
-    label 1, and under zero-out features of zeros.  Each run has new noise and new secret rounds.
+    label 1, and under zero-out features of zeros.
 
     Args:
         small_cell: Cell from `make_company_cell`.
@@ -475,8 +464,7 @@ def _find_largest_excess(
     """Return the result with the largest excess over the claimed curve.
 
     Scores are (n,), by name of the test.  All of `best_tests` together have the share `BEST_TEST_SHARE` of the
-    failure, and `other_tests` have the rest, both in equal parts.  NaN counts as a very large score, and infinite
-    scores as very large ones of their sign.
+    failure, and `other_tests` have the rest, both in equal parts.
 
     Guarantee: the failures of the tests add up to `failure` (Bonferroni), whatever the dependence between tests.
     """

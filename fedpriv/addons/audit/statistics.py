@@ -11,10 +11,8 @@ turn scores into lower bounds on μ, with confidence:
 * No test guesses the world of a fair coin with a probability above Φ(μ/2).  So a lower bound on that probability
   gives another lower bound on μ.
 
-Tests of canaries are fixed before a trial: the scores that each test reads, and its share of the probability that
-the audit may be wrong (`failure`).  A matched filter on the whole transcript is the best test of correct code.
-Other tests look for noise that is repeated, missing or badly stored: in single releases, in differences of
-releases, of silos and of runs, and in a sum of releases.
+The scores that a test reads, and its share of the probability that the audit may be wrong (`failure`), are fixed
+before a trial.
 
 A claim may be a curve of (ε, δ) in place of a μ, which holds for both orders of two neighbours.  Under it every
 test with the rate α of false alarms has a rate β of misses with
@@ -22,8 +20,7 @@ test with the rate α of false alarms has a rate β of misses with
     β ≥ f(α) = max over ε ≥ 0 of 0, 1 - δ(ε) - e^ε α  and  e^-ε (1 - δ(ε) - α)
 
 (Wasserman & Zhou 2010; Dong, Roth & Su 2022).  A test with upper bounds α and β on both rates shows
-μ = Φ⁻¹(1 - α) - Φ⁻¹(β).  At this α the claim allows Φ⁻¹(1 - α) - Φ⁻¹(f(α)), the μ of the Gaussian curve through
-(α, f(α)).  So the allowed μ depends on α.
+μ = Φ⁻¹(1 - α) - Φ⁻¹(β).  At this α the claim allows Φ⁻¹(1 - α) - Φ⁻¹(f(α)).
 """
 
 import itertools
@@ -161,8 +158,7 @@ def find_best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, 
 
     The whole transcript of the heaviest round has the share `BEST_TEST_SHARE` of `failure`, and a threshold that
     is fixed in advance.  All tests of all rounds' canaries, this one among them, share the rest equally and choose
-    their thresholds.  A test that reads the releases of k runs shows 1/√k of its bound, since k runs together are
-    √k μ-GDP.
+    their thresholds.
 
     Args:
         plan: Plan of the run.
@@ -195,9 +191,8 @@ def find_best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, 
 def find_rollback_bound(trials: Trials, failure: float) -> tuple[float, str]:
     """Return the largest lower bound on μ, and its test, from releases before and after a rollback.
 
-    A rollback restores a machine from its backup, after which rounds are released again.  Each round's difference
-    of both releases is one test, with an equal part of `failure`.  If both releases keep a claim of μ, their
-    difference is √2 μ-GDP, so that a test shows 1/√2 of its bound.
+    Each round's difference of both releases is one test, with an equal part of `failure`.  If both releases keep a
+    claim of μ, their difference is √2 μ-GDP, so that a test shows 1/√2 of its bound.
     """
     best_result, round_count = (0.0, "none"), trials.run_differences.shape[1]
     for index in range(round_count):
@@ -270,9 +265,8 @@ def _midpoint(plan: Plan, canary_round: int) -> float:
 def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:
     """Return the scores (n,) of each test by name, and the number of runs that the test reads.
 
-    That number is 2 for a difference of two runs, else 1.  A score is large if the canary is present.  The tests
-    are the matched filter, which is the best one for correct code, and single releases and simple sums and
-    differences of them, which show noise that is repeated, missing or badly stored.
+    A score is large if the canary is present.  The matched filter is the best test for correct code.  Single
+    releases, and simple sums and differences of them, show noise that is repeated, missing or badly stored.
 
     Args:
         plan: Plan of the run.
@@ -327,10 +321,9 @@ def matched_filter(plan: Plan, canary_round: int) -> Scores:
 def _signal(plan: Plan, canary_round: int) -> Scores:
     """Return a canary's signal δ (T,) in each release, in units of its first increment.
 
-    An increment is a record's clipped contribution to a round, and release t has the running sum of all increments
-    until round t, each decayed by the estimator's `decay` once a round.  The canary takes part in round
-    c = `canary_round` and in the same round of every later pass over the records.  δ_t is the sum of
-    decay^(t-k) clip_k / clip_c over these rounds k ≤ t.
+    Release t has the running sum of all increments until round t, each decayed by the estimator's `decay` once a
+    round.  The canary takes part in round c = `canary_round` and in the same round of every later pass over the
+    records.  So δ_t is the sum of decay^(t-k) clip_k / clip_c over these rounds k ≤ t.
     """
     rounds, first_clip = plan.schedule.rounds, float(plan.estimator.round(canary_round).clip)
     signal: Scores = np.zeros(rounds)
@@ -412,8 +405,7 @@ def evaluate_on_curve(
         test: Name of the test.
 
     Returns:
-        The shown μ, the allowed μ, and upper bounds on both error rates.  The claim is refuted if the shown μ
-        exceeds the allowed one.
+        The shown μ, the allowed μ, and upper bounds on both error rates.
     """
     pilot_count = len(scores) // THRESHOLD_FRACTION
     candidates = np.quantile(scores[:pilot_count], QUANTILES)

@@ -13,12 +13,8 @@ that has its records, answers queries, and stores its replies in a ledger.  A *r
 with its noise, and a *reply* is what a silo sends to the server.  A *pass* is an epoch, or a turn of every client
 in a cohort.
 
-Guards restart from their ledgers, and servers from their journals.  So some views are collected with a restart of
-silo 0, and of a server that adds the noise, after half of the rounds (`_run_twice`, `collect_masked_sums`,
-`collect_broadcasts`).  `run_rollback` has the views before and after a machine is restored from its backup.
-
-No guard has clients, because the trusted server has their pool and draws their cohorts.  So the pool's own code
-answers, cut to the size of an audit.
+Guards restart from their ledgers, and servers from their journals.  So some views are collected with a restart
+after half of the rounds.  `run_rollback` has the views before and after a machine is restored from its backup.
 """
 
 import dataclasses
@@ -229,9 +225,8 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
         queries: Queries in place of zeros.  With them the trials have no differences.
 
     Returns:
-        Trials with the releases of all rounds.  An untrusted server sees single silos.  So without `queries` it
-        has differences, too: of silos 0 and 1, if silo 1 exists, and of two runs of silo 0, the second with other
-        queries.
+        Trials with the releases of all rounds.  If the adversary sees single silos they have differences, too: of
+        silos 0 and 1, and of two runs of silo 0, the second with other queries.
     """
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
@@ -251,9 +246,8 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
 def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
     """Run canaries, restore all machines to the state before round t, and repeat from there.
 
-    Machines are the silos, and the server if it keeps a journal.  The repetition has another query in round t and
-    the same queries later.  If round t got the same noise both times, the noise would cancel in the difference of
-    its two releases.
+    Machines are the silos, and the server if it keeps a journal.  The repetition has another query in round t.  If
+    round t got the same noise both times, the noise would cancel in the difference of its two releases.
 
     Args:
         cell: Small cell of the audit.
@@ -262,9 +256,8 @@ def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
         t: Round before which the backup is made, from 1.
 
     Returns:
-        Trials with the releases of all rounds that were made before the restoration, without differences of silos.
-        Their `run_differences` are the releases of rounds t, t + 1, … before the restoration minus those after it,
-        (n, rounds - t + 1).
+        Trials with the releases of all rounds before the restoration.  Their `run_differences` are the releases of
+        rounds t, t + 1, … before the restoration minus those after it, (n, rounds - t + 1).
     """
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
@@ -365,7 +358,7 @@ def _run_twice(
     """Return replies of silo 0 in two interleaved runs, and of silo 1, if it exists, in the first run.
 
     Both runs read the same records, and the second one has another query in all rounds, at which present canaries
-    add almost nothing.  Silo 0 is restarted after half of the rounds, unless there is a single round.
+    add almost nothing.  Silo 0 is restarted after half of the rounds.
 
     Args:
         plan: Plan of the run, whose silos add the noise and whose messages are not masked.
@@ -404,7 +397,7 @@ def collect_masked_sums(
 
     A message has the noisy integers of a silo, plus a mask of integers modulo 2^`word_bits`.  The masks are made
     with the public keys of all silos, and cancel in the sum.  The guard of silo 0 is restarted after half of the
-    queries, unless there is a single one.
+    queries.
 
     Args:
         plan: Plan of the run, whose messages are masked.
@@ -444,8 +437,7 @@ def collect_broadcasts(
     """Collect the releases of a deployed server that adds the noise, in the rounds that have `queries`.
 
     The server runs with the silos as its clients, and writes a journal.  It ends after half of the rounds, and a
-    second server continues from the journal, and computes the releases of the first half again.  With a single
-    query the first server runs no round.  Silo 0 is restarted after each of the servers.
+    second server continues from the journal.
 
     Args:
         plan: Plan of the run.
