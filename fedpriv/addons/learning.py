@@ -14,10 +14,10 @@ returns facts that are stored with a cell, such as the loss of the best constant
 | rising loss | after the last round above that after the first evaluated one by more than 1 % |
 | outputs | all in 0 … 1 and not all equal, where the loss takes logits |
 | records | some of the training records are held by no silo, so that no round reads them |
-| clipping | of 99.9 % of increments or more in each cell that counts it, beside a finding on scores or outputs |
+| clipping | of 99.9 % of increments or more in each cell that counts it, beside another finding |
 
-Without these facts, as where silos evaluate, accuracies are compared with 1 / classes, and the test loss of a
-softmax regression with ln classes, if a table's public description has classes.
+Without these facts, as where silos evaluate, scores are compared with those of guessing among the classes of a
+table's public description.
 
 Imports: the core, which is fedpriv without its add-ons.
 """
@@ -61,15 +61,14 @@ _ALL_CLIPPED = 0.999
 def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] | None) -> dict[str, Any]:
     """Measure what constant predictions, the untrained and the trained model reach on the test records.
 
-    The result is empty if silos evaluate the model, or if there is no test loss, no test record or no way to
-    rebuild the model here.  A key is left out where its figure is not known.  Outputs are those of *sampled*
-    records, every k-th test record, with the least k that leaves at most 10,000.  Keys from `commonest` on need a
-    test accuracy, and `classes` and `balanced` also a single label a record.
+    The result is empty if the cell has no test loss, or if its model cannot be rebuilt here.  A key is left out
+    where its figure is not known.  Outputs are those of *sampled* records, which are at most 10,000 of the test
+    records.
 
     | key | meaning |
     |---|---|
     | `first` | round and test loss of the first evaluation |
-    | `tests`, `train` | numbers of test and of training records, the latter for simulations of record protection |
+    | `tests`, `train` | numbers of test and of training records |
     | `start_and_end` | mean loss of sampled records before round 1, and by the trained model |
     | `loss` | mean loss of the test records for the best constant outputs |
     | `commonest`, `classes` | accuracy of always naming a label's commonest class, number of test classes |
@@ -119,7 +118,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
 
 
 def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
-    """Search the least mean loss of outputs alike for all records, and return it, or None if not finite.
+    """Return the least mean loss of constant outputs, or None if it is not finite.
 
     Args:
         loss: Loss of the model.
@@ -159,8 +158,7 @@ def _are_shares(outputs: Tensor) -> bool:
 def describe_findings(results: Results) -> list[str]:
     """Describe a run's findings (table of this module) in sentences, or return [] without any.
 
-    A sentence that holds for several sweep points is there once, and names up to three of them.  Sentences on
-    records that no silo holds come last.
+    A sentence that holds for several sweep points is there once, and names up to three of them.
     """
     points_by_sentence = dict[str, list[str]]()
     for point in sweep_points(results):
@@ -186,8 +184,8 @@ def _format_points(points: Sequence[str]) -> str:
 def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return sentences on a sweep point's failure to learn, with `_PLACE` for the point's name.
 
-    Scores and losses are means over those of the point's cells that have them, one cell for each seed.  Other
-    facts of `measure_learning`, such as the number of classes, are those of the first cell.
+    Args:
+        cells: Finished cells of the point, one for each seed, over which scores are averaged.
     """
     means = {
         key: statistics.fmean(cell[key] for cell in cells if key in cell)
@@ -231,7 +229,10 @@ def _compare_with_constant(
 ) -> list[str]:
     """Return reasons why the cells' mean scores are no better than those of a constant prediction.
 
-    `means` are mean scores by name.  `facts` are those of `measure_learning` on the first cell.
+    Args:
+        cells: Cells of a sweep point.
+        means: Mean scores by name.
+        facts: Facts of `measure_learning` on the first cell.
     """
     reasons, losses = (
         list[str](),
@@ -292,10 +293,7 @@ def _class_count(data: Mapping[str, Any]) -> int:
 
 
 def _describe_unread(results: Results) -> list[str]:
-    """Describe in sentences how many training records no silo holds, so that no round reads them.
-
-    They are counted among the records that `federation.samples` asks for, or else among all, if that is known.
-    """
+    """Describe in sentences how many training records no silo holds, so that no round reads them."""
     sentences = []
     if unread_counts := [cell["unread"] for cell in results.cells if cell.get("unread")]:
         sentences.append(

@@ -1,8 +1,7 @@
 """Advice on algorithm, batch, clip, step, rounds and trust, from public facts alone.
 
 No record is read, because the advice is a function of `Facts`.  docs/advise.md has the measurements behind the
-constants.  `as_advised` puts the advice into the scenario own-data, and reads the numbers of records, features and
-classes off the arrays of a program.
+constants.
 
 | here | meaning |
 |---|---|
@@ -14,9 +13,9 @@ classes off the arrays of a program.
 | travel = step · clip · rounds | largest norm that the model can reach, apart from noise |
 | turn | largest move of a score (or of a prediction) in one round, travel · √(F² + 1) / rounds |
 
-For a network of d parameters F is not used: its rule is DP-Adam, whose step decides the move of every coordinate
-in a round, whatever the norms of features and gradients are.  There q = n μ / √(m T d) is the ratio of the largest
-mean of clipped gradients to the norm of its noise in one of T rounds.
+For a network of d parameters the advice is DP-Adam, whose step bounds the move of every coordinate in a round, and
+F is not used.  There q = n μ / √(m T d) is the ratio of the largest mean of clipped gradients to the norm of its
+noise in one of T rounds.
 """
 
 import json
@@ -124,8 +123,7 @@ class Facts:
 
     Raises:
         InputError: If the number of silos or another number is out of its range, the unit is unknown, or a unit
-            other than "record" lacks `records_of_person`.  `trust` and `relation` are checked when a run is
-            planned.
+            other than "record" lacks `records_of_person`.
     """
 
     sizes: tuple[int, ...]
@@ -201,9 +199,9 @@ that is far above the others, compare with it, or judge by AUC."""
 
 @dataclass(frozen=True)
 class Forecast:
-    """Size of the noise in the published model, from the plan of a run, without any record.
+    """Size of the noise in the published model, or in a round's mean gradient for a network.
 
-    For a network it is the size of the noise in a round's mean gradient.
+    It follows from the plan of a run, without any record.
     """
 
     std: float
@@ -223,11 +221,7 @@ class Forecast:
 
     @property
     def sentence(self) -> str:
-        """Forecast as a text for a person.
-
-        For a linear model it warns if q is so small that a constant prediction is likely to do as well.  If q is
-        large enough, it warns for classes that a constant is right as often as the largest class occurs.
-        """
+        """Forecast as a text for a person, with a warning if little can be learnt."""
         coordinate_std, vector_norm = format_upper(self.std, 3), format_upper(self.norm, 3)
         if self.is_network:
             return (
@@ -248,10 +242,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Advice:
-    """Advised scenario, with reasons for its settings, its privacy cost, and alternatives.
-
-    `tree` is the scenario as nested dictionaries, and `chosen` has settings with their reasons.
-    """
+    """Advised scenario, with reasons for its settings, its privacy cost, and alternatives."""
 
     facts: Facts
     tree: Mapping[str, Any]
@@ -260,7 +251,7 @@ class Advice:
     """Settings with their reasons."""
     forecast: Forecast
     epsilon: float
-    """ε of the plan by the accountant, at most that of the facts."""
+    """ε of the plan by the accountant."""
     others: tuple[str, ...]
     """Texts on alternatives, such as more rounds, and a warning if δ is large."""
 
@@ -273,8 +264,7 @@ class Advice:
         """Return the text of each section of the scenario file by name.
 
         A reason stands above every setting that has one in `chosen`, and the forecast of the noise below the
-        header [privacy].  Keys outside of sections, such as the name, are left out.  The key "table", the
-        description of the columns, becomes the section [data.table], and is part of the text of "data".
+        header [privacy].  The key "table", the description of the columns, becomes the section [data.table].
 
         Args:
             notes: Comment lines below the header of a section, by the section's name.  A note on "privacy" takes
@@ -305,8 +295,7 @@ def format_comment(text: str) -> str:
 def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: str = "advised") -> Advice:
     """Advise on settings for these facts.
 
-    Numbers follow from the rules.  A run with them is planned without data, for its ε and for the forecast of the
-    noise in the model.
+    A run with the advised numbers is planned without data, for its ε and for the forecast of the noise.
 
     Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose files are not
     opened.
@@ -317,7 +306,7 @@ def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: s
         name: Name of the scenario.
 
     Raises:
-        InputError: If no run can have these facts.  The message has one line.
+        InputError: If no run can have these facts.
     """
     settings = _choose_numbers(facts)
     tree = _make_tree(facts, settings, data or {"name": "records.npz"}, name)
@@ -365,16 +354,12 @@ def _has_one_noise_source(trust: str) -> bool:
 
 
 def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
-    """Choose travel, rounds and clip by the rules of docs/advise.md.
+    """Choose travel, rounds, clip and step by the rules of docs/advise.md.
 
-    For a linear model, with q and F of this module's table, the target travel is 6 q^(2/3) for classes, and 0.7 q
-    for a real target.  Classes get as many rounds, from 30 to 100, as the travel needs at the largest turn, and a
-    real target gets 30.  A limit on rounds in the facts comes before both.  The travel is then at most the largest
-    turn · rounds / √(F² + 1).  The clip is a tenth of √(F² + 1), rounded to three digits.  The step is
-    travel / (clip · rounds).
-
-    A neural network has the numbers of `NETWORK_STEP`, with a shorter step above `NETWORK_WIDTH` parameters.  It
-    has fewer rounds only under a limit, with a longer step.
+    For a linear model the travel is 6 q^(2/3) for classes and 0.7 q for a real target, or less if a round would
+    turn a score too far.  Classes get as many rounds, from 30 to 100, as the travel needs, and a real target 30.
+    A network has 100 rounds, with a shorter step for many parameters and a longer one for fewer rounds.  A limit
+    on rounds in the facts comes before these numbers.
     """
     q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.parameters is not None:
@@ -466,7 +451,7 @@ def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
 
 
 def _make_forecast(facts: Facts, settings: _AdvisedNumbers, plan: Plan) -> Forecast:
-    """Compute the forecast from the plan, whose `std_in_mean` is the noise of a round's mean gradient.
+    """Compute the forecast from the plan.
 
     A linear model adds up step · noise over all rounds.  For a real target the output is the average of the
     models, whose noise is about that of this sum over √3.  For a network the forecast is of a single round's mean
@@ -500,9 +485,8 @@ def _explain_settings(
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     """Describe the gain by secure aggregation, more rounds and a secret order, and warn of a large δ.
 
-    The result has a text for each that applies.  Secure aggregation is described only if several silos each add
-    noise.  δ is large if its product with the number of units of the largest silo is 1 or more, because a release
-    that shows each unit with probability δ would then be expected to show one.
+    δ is large if its product with the number of units of the largest silo is 1 or more, because a release that
+    shows each unit with probability δ would then be expected to show one.
 
     Args:
         facts: Public facts of the federation.
@@ -591,16 +575,10 @@ def as_advised(
 ) -> dict[str, Any]:
     """Return a scenario with advised algorithm, rounds, clip and step, whose rounds read whole silos.
 
-    Unless the scenario has batches, records are divided equally among the silos, and a remainder is left out.
-    Facts come from the settings, the scenario and the data.  The settings of ε and trust may be lists of swept
-    values: the advice is for the smallest ε and the first trust.  If the settings have more rounds than the
-    advice, the step is shortened so that the travel stays that of the advice, or for a network the random walk of
-    the noise.
-
-    The scenario is returned unchanged if it is another one than own-data, if the program sets another key of
-    [federation], [algorithm] or [privacy] than the advice considers, such as another algorithm or unit, or if the
-    facts allow no advice.  Otherwise a Python warning is given if the scenario, and not the program, chose a
-    trusted server.
+    Facts come from the settings, the scenario and the data.  If the settings have several swept values of ε or
+    trust, the advice is for the smallest ε and the first trust.  The scenario is returned unchanged if it is
+    another one than own-data, if the program sets a key that the advice does not consider, or if the facts allow
+    no advice.
 
     Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
     label does.  Of `module` the number of trained parameters decides.
@@ -663,7 +641,7 @@ def as_advised(
         )
     rounds = facts.rounds or advised_tree["federation"]["rounds"]
     algorithm = {**advised_tree["algorithm"]}
-    # The travel of a linear model is the same in more rounds, and the random walk of a network's noise.
+    # The travel of a linear model stays the same in more rounds, and so does the random walk of a network's noise.
     algorithm["step"] *= (advised_tree["federation"]["rounds"] / rounds) ** (1.0 if module is None else 0.5)
     return {
         **tree,

@@ -85,11 +85,7 @@ def inspect_table(
     """Print a description of a table, and with `out` write a scenario and a policy for each silo.
 
     Several files are one table, in which each file is a site unless a column of sites is named.  With `out` the
-    joined table is written there, too.
-
-    Without a target, the description has the columns and the number of repeated records.  With a target, it also
-    has the columns that are left out, persons, silos with few records or one class, and a note on a target of
-    integers that may be amounts.  Files are written into `out` only if none of them exists there.
+    joined table is written there, too.  Files are written only if none of them exists.
 
     Args:
         paths: Files of the table, one or one for each site.
@@ -186,10 +182,7 @@ def inspect_table(
 
 
 def _why_refused(scenario: Path) -> str | None:
-    """Return why a run of a written scenario would be refused once its description is public, or None.
-
-    The scenario is read, its records are loaded, and their number is checked.  Nothing is run.
-    """
+    """Return why a run of a written scenario would be refused once its description is public, or None."""
     from fedpriv.plan.task import check_record_count, load_task
     from fedpriv.scenario.load import load_scenario
 
@@ -205,8 +198,8 @@ def _why_refused(scenario: Path) -> str | None:
 def _find_unit_keys(encoded: TableRows, schema: TableSchema) -> dict[str, Any]:
     """Print the number of persons, and return the keys of [privacy] that protect persons.
 
-    The keys are `unit` and `records`, the largest number of a person's records that count, at most 16.  There are
-    no keys if no person has several records, or if the table has no column of persons.
+    The keys are `unit` and `records`, the largest number of a person's records that count.  There are no keys if
+    no person has several records, or if the table has no column of persons.
     """
     if (persons := count_persons(encoded)) is None:
         return {}
@@ -259,9 +252,6 @@ def _count_units(
 def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
     """Print warnings of silos with few training units, and of sites with fewer than two classes.
 
-    Few are fewer than 10.  A site is warned of twice if both its training records and its test records have fewer
-    than two classes.
-
     Args:
         encoded: Rows of the table.
         schema: Description of the table, which lists sites and classes.
@@ -299,16 +289,15 @@ def _make_files(
 ) -> dict[str, str]:
     """Make the texts of scenario.toml and of a policy silo-N.toml for each silo, by name.
 
-    The scenario has the advised settings.  The policies allow one run of it.  The table's description stays
-    public = false in the files, so that a run with noise is refused until its owner, who is asked to replace what
-    was read from the records, writes public = true.
+    The scenario has the advised settings, and the policies allow a run of it.  The table's description stays
+    public = false in the files, so that a run with noise is refused until its owner has checked it.
 
     Args:
         path: The table.
         schema: Description of the table.
         sizes: Number of units among each silo's training rows, which is that of its batch.
         unit: Keys of [privacy] for persons with several records, empty for records.
-        out: Folder of the files.  The scenario names a table of relative path as seen from this folder.
+        out: Folder of the files, from which the scenario names a table of relative path.
         shards: Description of each joined file by its path, or empty for one file.  A silo's policy names the
             file whose name up to the first dot is the silo's site, if there is one.
     """
@@ -454,10 +443,7 @@ _COMPARISON_FILES = {"scenario.toml": "compare.toml"}
 
 
 def _make_starter_sections(name: str) -> str:
-    """Make the advised sections of the starter's scenario, with the starter's own model and without [run].
-
-    The advice is that for softmax regression, without `algorithm.output`.
-    """
+    """Make the advised sections of the starter's scenario, with the starter's own model and without [run]."""
     advice = advise_on_facts(
         Facts((_STARTER_RECORDS,) * 5, 784, 10, 4.0, trust="trusted"), {"name": "synthetic"}, name
     )
@@ -472,8 +458,7 @@ def create_folder(folder: Path, *, is_comparison: bool = False) -> list[Path]:
     """Write the starter files into a new folder, whole or not at all, and return their paths.
 
     The folder has a scenario, with the numbers that are advised for softmax regression, an algorithm, a model, a
-    notebook and a README.md.  In the packaged files NAME stands for the name of the folder, and the line
-    "# ADVISED" for the advised sections.
+    notebook and a README.md.
 
     Args:
         folder: Folder to make, whose name becomes that of the scenario.

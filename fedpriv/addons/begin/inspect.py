@@ -55,7 +55,7 @@ class ColumnSummary:
     """Summary of a column of numbers or words.
 
     A column of numbers has a `span`, its range.  A column of numbers with a few odd cells has `odd_cells` and no
-    span.  `words` are the texts of the distinct values, and empty if there are more than 10,000.
+    span.
     """
 
     name: str
@@ -101,10 +101,8 @@ class ColumnSummary:
     def describe(self) -> str:
         """Describe the column's values, missing cells and remedies in a line.
 
-        A column of numbers shows its range, and how limits and percents in it are read.  A column of words shows
-        their number and up to eight of the most frequent ones, if words are listed.  It shows a remedy if at least
-        90 % of the words look alike: dates, numbers with decimal commas, or numbers with three digits after every
-        comma.  A column with odd cells shows up to three of them.
+        Numbers are described by their range, words by their number and the most frequent ones, and odd cells by a
+        few of them.  A remedy is added to words that look like dates or like numbers with commas.
         """
         gaps = f", {self.missing} missing" if self.missing else ""
         if self.odd_cells:
@@ -171,10 +169,8 @@ def summarize_columns(table: RawTable) -> list[ColumnSummary]:
 def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSummary:
     """Summarize a column as numbers, as numbers with some odd cells, or as words.
 
-    A column of numbers has no other cells but missing ones, and is not made of "true" and "false".  A column of
-    numbers with odd cells has at least 10 distinct numbers, and, of the cells that are not missing, less than a
-    tenth are no numbers.  All other columns are words.  A summary of odd cells has no span, so that its column
-    does not become features.
+    A column of "true" and "false" is one of words.  A column has odd cells if it has many different numbers, and
+    few cells that are none.
 
     Args:
         table: The table, which locates the rows of odd cells in its file.
@@ -212,15 +208,14 @@ def describe_table(
 ) -> TableSchema:
     """Describe a table by a schema that is not public, with ranges rounded outwards and sorted words.
 
-    Every usable column without a role becomes features (`ColumnSummary.is_usable`).  Records without a target
-    will not count.
+    Usable columns without a role become features.
 
     Args:
         table: The table.
         columns: Summaries of all its columns.
         target: Column to predict.
         regression: Whether the target is real, or None for a guess.  A target of numbers is then real, unless it
-            has two distinct values or a few integers, which are codes of classes (`has_class_codes`).
+            has two distinct values or a few integers, which are codes of classes.
         site: Column of sites, each of which becomes a silo, or None.
         person: Column of persons, or None if each record is another person's.
         split: Column with "train" and "test", or None.
@@ -293,8 +288,6 @@ def _parse_number(word: str) -> float:
 
 def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
     """Check that the columns with roles exist, and that each has a single role.
-
-    The column of sites has to have a cell that is not missing.
 
     Args:
         table: The table.

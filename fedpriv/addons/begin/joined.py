@@ -38,13 +38,12 @@ def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str |
     """Return one table of the records of all files, and the name of its column of sites.
 
     The table has the columns that all files have.  If `site` is None, a column of sites is added, with the name of
-    a record's file up to the first dot.  Columns that are not in all files are named in `unreadable`, with the
-    reason.
+    a record's file up to the first dot.
 
     Args:
-        paths: Files, one for each site if `site` is None.
+        paths: Files of the table.
         formats: Formats of their cells.
-        site: Column of sites in each file, or None.
+        site: Column of sites in each file, or None if each file is a site.
 
     Raises:
         InputError: A file cannot be read, two files have one name up to its first dot, or the table would have a

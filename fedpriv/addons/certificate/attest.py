@@ -1,11 +1,8 @@
 """A silo's signed statement in a certificate, with facts from the silo's own ledgers.
 
-The administrator signs by `fedpriv silo sign`, which reads policy, ledgers and records.  The guard's process is
-not involved.  The signing key is the policy's `identity`, or a key beside the ledger, and never leaves the silo's
-machine.
-
-The run is planned again from the scenario in the ledger.  Every release stream of the certificate is compared with
-that plan, and each of the silo's charges for this run with the plan's price.
+The administrator signs by `fedpriv silo sign`, which reads policy, ledgers and records.  The run is planned again
+from the scenario in the ledger.  Every release stream of the certificate is compared with that plan, and each of
+the silo's charges for this run with the plan's price.
 
 A *record* is the certificate's entry of the run, and the *body* is the part of the certificate that silos sign.  A
 *release stream* is the releases of one party, or of several alike, in the rounds of a run or in a first step.  A
@@ -99,7 +96,7 @@ def attest(path: Path, record: Mapping[str, Any], body: str, says: str) -> dict[
             compared, or a release differs.
         RunError: If a charge differs, rounds are neither answered nor recorded as missed, another process has the
             ledger locked, or the scenario cannot be planned under the code that the policy permits today.
-        Exception: A record of another shape raises other errors, such as KeyError.
+        Exception: A record of another shape may raise other errors, such as KeyError.
 
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
     that are not those of the scenario's plan, nor for a charge, of the rounds, the first step or the evaluations,
@@ -161,15 +158,10 @@ def _plan_first_step(admission: Admission, step_cell: Cell) -> Plan:
 def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPlans) -> str | None:
     """Describe the first charge of a silo that is not the price of its plan, or return None.
 
-    A part that the run has and the statement lacks, or the reverse, is described as well.  A price of None matches
-    a charge whose μ is None, that of a run without noise.
-
-    A charge (μ, slack) is compared, up to rounding, with the plan's price at that slack, and not by its ε at the
-    certificate's δ: that ε of a charge with slack is above the plan's own.
-
-    A plan may have two prices: one of the silo's own messages, one of the release made of all silos' messages.
-    The policy's trust setting decided which one was charged.  The policy may trust less today than it did in the
-    run, so a charge may be either price.
+    A part that the run has and the statement lacks, or the reverse, is described as well.  A charge (μ, slack) is
+    compared, up to rounding, with the plan's price at that slack.  A plan may have two prices: one of the silo's
+    own messages, one of the release made of all silos' messages.  The charge may be either, because the policy may
+    have trusted more at the time of the run than it does now.
 
     Args:
         silo: Number of the silo.
@@ -243,8 +235,7 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     | `left` | remaining budget (μ, slack) of the policy, (0, 0) if nothing is left |
     | `ledger` | number of the last commit, and head (digest) of the ledger's chain |
 
-    A composed price, of several runs together, is in the policy's relation and unit.  Its μ and slack are None if
-    it is above every budget.
+    A composed price, of several runs together, is in the policy's relation and unit.
 
     Args:
         policy: Policy whose ledger is read, of training records or of test records.

@@ -14,10 +14,9 @@ and participation.  A plan is all that is known of a run before its first round,
 of its releases.  A charge is what a run took from a silo's privacy budget, as the silo's ledger has it.  A
 statement is what a silo signed.  A draft is a deployment's certificate that no silo has signed yet.
 
-The record in the body has no exact score on the silos' own records, and no folder of a machine.  Every privacy
-figure of the record is recomputed from its releases, and from its scenario if its code is here.  A certificate
-does not determine the keys that are to be trusted.  A reader has a file of trusted keys from elsewhere
-(`fedpriv.core.signed.read_signers`).
+The privacy figures of the record are recomputed from its releases, and from its scenario if its code is here.  A
+certificate does not determine the keys that are to be trusted.  A reader has a file of trusted keys from
+elsewhere.
 """
 
 import json
@@ -119,10 +118,9 @@ class VerifiedCertificate(SignedCertificate):
     claim: PrivacyClaim[Any] | None
     """Recomputed claim, or None for a run without noise."""
     is_planned_here: bool = True
-    """Whether the scenario names no code that is missing here, or that no certificate may run.
+    """Whether the releases were compared as far as for fedpriv's own code.
 
-    If it does, the releases of a simulation were compared with a part of the scenario only, and those of a
-    deployment were compared with a plan by the silos that signed, and not here.
+    They may not be if the scenario names code that is missing here, or that no certificate may run.
     """
 
     @property
@@ -169,7 +167,7 @@ def make_body(
         extra: Further keys of the body: facts that are not protected, and an audit.
 
     Returns:
-        Plain JSON data, with facts on the run, on the model's file, the record of the cell, the choice of settings
+        Plain JSON data: facts on the run and on the model's file, the record of the cell, the choice of settings
         (None without one), people's answers (None for an open question), and the keys of `extra`.
 
     Raises:
@@ -355,12 +353,11 @@ def verify_certificate(
 def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
     """Compare a body's record with its recomputed privacy figures, and return it with its claim.
 
-    A body of another shape raises other exceptions, such as KeyError.  Who reads a stranger's body converts them.
+    A body of another shape may raise other exceptions, such as KeyError.
 
     Raises:
-        InputError: If a figure is not that of releases and scenario, with the first such figure, if the scenario
-            is malformed, if another fact contradicts it or has an unknown key, if a deployment's scenario names
-            code that is not here, or if the releases are too many, or of a version whose claims were false.
+        InputError: If a figure or another fact is not that of releases and scenario, or if they cannot be read
+            here.
     """
     record = body["record"]
     _check_sizes(record)
@@ -379,9 +376,6 @@ def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
 
 def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
     """Derive the figures of a record from its scenario and releases, by their names in the record.
-
-    The resolved cell of `entry` is the scenario with every key, or None if the scenario names code that is not
-    here.
 
     Guarantee: no figure is believed that the scenario decides: trust, silos, rounds, records, δ, participation.
     There is one exception, a simulation whose scenario names code that is not here: only the figures of its claim
@@ -403,7 +397,6 @@ def _check_texts(body: Mapping[str, Any]) -> None:
     """Refuse facts beside the figures that contradict the scenario, and unknown keys of the record.
 
     These facts are the run's name and title, the point of the sweep, the number of clients, and the missed rounds.
-    Keys of scores, which begin with "test_", may be any.
 
     Raises:
         InputError: If there is a contradiction or an unknown key.
@@ -447,12 +440,10 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
     """Refuse releases that would exhaust a reader's memory, before any of them is expanded.
 
     Participations and clips are stored with numbers of repetitions, and a few bytes could stand for releases of
-    any length.  The sum of the absolute values of all integers among the values of participations, or in lists
-    that are such values, and of all repetitions of clips, is limited to `_MAX_ROUNDS` over all releases.  The
-    number of silos is limited to `_MAX_SILOS`.
+    any length.
 
     Raises:
-        InputError: If a limit is exceeded.
+        InputError: If the record has too many rounds or silos.
     """
     evaluation = record.get("evaluation") or {"releases": []}
     releases = (*record["releases"], *evaluation["releases"])
@@ -467,8 +458,8 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
 def _matches(recorded: Any, expected: Any, name: str) -> bool:
     """Whether a recorded value equals the expected one, up to rounding.
 
-    Floating-point figures, which are 0 or more, may differ by 1e-8 of their value.  Those whose names begin with
-    "epsilon" may be up to 1 % larger.  Dictionaries match key by key, and any other values have to be equal.
+    A floating-point figure may differ by 1e-8 of its value, and an ε may be up to 1 % larger.  Dictionaries match
+    key by key, and any other values have to be equal.
 
     Args:
         recorded: Value in the record.
@@ -497,7 +488,7 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
 
     Returns:
         False for a simulation whose scenario names code that is not here, and for a deployment that silos signed
-        and whose model is code outside fedpriv.  True otherwise, also for a deployment that no silo has signed.
+        and whose model is code outside fedpriv.  True otherwise.
 
     Raises:
         InputError: If a statement, its signature, a release or a charge is not as expected, with the first such
@@ -541,7 +532,7 @@ def _check_plan(
         record: Record of a deployment.
         entry: The record, with its scenario resolved.
         statements: Signed statements by silo, one or more.  Their "shapes" of records, such as the number of
-            features and classes, have to be equal, and determine the model's size.
+            features and classes, determine the model's size.
 
     Returns:
         True, or False if there is no plan because the model is code outside fedpriv.

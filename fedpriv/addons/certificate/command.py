@@ -286,9 +286,6 @@ _MODEL_NOTE = (
 def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, Any]) -> str:
     """Describe in a sentence the public facts about the data, and who declared them public.
 
-    For a table that the scenario describes, these are the scenario, and the policies of those signing silos that
-    declare it.  For other data it is fedpriv's own description of the data set, or else the scenario.
-
     Args:
         certificate: The certificate, with the silos' statements.
         data: Section [data] of the scenario.
@@ -437,8 +434,7 @@ def _format_html(certificate: VerifiedCertificate, kind: str, files: str, parts:
 def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> dict[str, list[str]]:
     """Return the sentences of the page for a board, by heading.
 
-    The page leaves out empty texts, which stand here for some sentences that do not apply.  `statement` is the
-    privacy statement on the certified cell.
+    A sentence that does not apply is an empty text, which the page leaves out.
     """
     body, record = certificate.body, certificate.body["record"]
     open_questions = [
@@ -501,7 +497,7 @@ def _describe_guesses(certificate: VerifiedCertificate) -> list[str]:
     """Describe in sentences how often an attacker's guess is right at most.
 
     The guesses are about one protected unit and, as far as the certificate has a μ for them, about several
-    records of a person and about a test record.  A run without noise has a single sentence.
+    records of a person and about a test record.
     """
     claim, record = certificate.claim, certificate.body["record"]
     if claim is None:
@@ -532,7 +528,7 @@ def _describe_all_runs(silo: Mapping[str, Any]) -> str:
     """Describe the best guess from all runs of a silo together, or return "" for fewer than two runs.
 
     The silo's statement has the composed charge of all runs on its training records: together they are μ-GDP,
-    except with a probability, the slack, for which the guess is taken to be right.  μ is None above every budget.
+    except with a probability, the slack, for which the guess is taken to be right.
     """
     total_budget = silo["training"]["spent"]
     if total_budget["runs"] < 2:
@@ -550,9 +546,7 @@ def _describe_all_runs(silo: Mapping[str, Any]) -> str:
 def format_model_card(certificate: VerifiedCertificate) -> str:
     """Format the model card as Markdown, with the metadata block that model hubs read.
 
-    The text says first how many silos signed, or that this is a simulation.  Then come the title, the claim with
-    its unit (none for a run without noise), the questions and answers of the page, and two notes.  Titles and
-    answers are escaped, because other parties may have written them.
+    Titles and answers are escaped, because other parties may have written them.
     """
     run, record = certificate.body["run"], certificate.body["record"]
     lines = [
@@ -613,11 +607,9 @@ def certify(
 ) -> None:
     """Write a run's certificate into its folder, with its views unless it is an unsigned draft.
 
-    A draft is a deployment's certificate without any silo's signature.  The signatures are also written as DSSE
-    envelopes, a form for other programs.  The views are the page for a board, the page of all questions and the
-    model card.
-    With the views, the run's RO-Crate, which describes the files of the folder, is written anew.  The printed
-    outcome begins with the coordinator's public key.
+    A draft is a deployment's certificate without any silo's signature.  The views are the page for a board, the
+    page of all questions, and the model card.  The signatures are also written as DSSE envelopes, a form for other
+    programs.
 
     Args:
         folder: Folder of the run.
@@ -674,8 +666,7 @@ def certify(
 def sign(policy: Path, path: Path, out: Path | None) -> None:
     """Sign a certificate as a silo, and write the signed statement into a file.
 
-    First the certificate's figures are recomputed from its releases and scenario.  Then the releases and the
-    silo's charges for them are compared with the plan of the scenario in the silo's ledger (`attest`).
+    The certificate's figures are recomputed first, and its releases and charges compared with the silo's ledger.
 
     Args:
         policy: The silo's policy.
@@ -711,8 +702,6 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
 def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
     """Read people's answers by key from a TOML file, overridden by KEY=TEXT answers.
 
-    The first 2,000 characters of a text are read, and become a single line.  Keys are not checked here.
-
     Raises:
         InputError: If the file cannot be read as TOML, an answer is no text or empty, or a "KEY=TEXT" has no "=".
     """
@@ -736,7 +725,7 @@ def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
 def _claimed_keys(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the silos' keys as their statements name them.
 
-    The coordinator checks the new certificate with these keys.  The keys are no evidence of whom to trust.
+    The coordinator checks the new certificate with these keys.  They are no evidence of whom to trust.
 
     Raises:
         InputError: If a statement has no silo's number, no key or a key that cannot be used.

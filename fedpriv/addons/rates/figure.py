@@ -191,12 +191,11 @@ def draw(figure: RateFigure, path: Path) -> None:
 def _draw_lines(axes: "Axes", figure: RateFigure) -> None:
     """Draw the lines, then the level and the triangles.
 
-    A line's label for the legend has its fitted exponent, if there is one.  The level is a horizontal line.  A
-    triangle is right-angled, with corners at (x, y), (width · x, y) and above or below the latter.  Its slanted
-    side is a line y ~ x^exponent, with the exponent of the theory.
+    A line's label for the legend has its fitted exponent, if there is one.  The slanted side of a triangle is a
+    line y ~ x^exponent, with the exponent of the theory.
 
     Args:
-        axes: Axes of the drawing, which the caller gives logarithmic scales afterwards.
+        axes: Axes of the drawing.
         figure: Lines, level and triangles.
     """
     for line in figure.lines:

@@ -2,8 +2,8 @@
 
 Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Theorems 6 and 9.  The
 problem has G = L = 1 and a gap R = 1, the relation is replace-one, and the order of records is fixed.  A round
-reads one record, α = 1/N, η = 1/√(NT) and γ = min(1/2, ηN).  T is the theorems' own, and whole epochs where nodes
-are counted.
+reads one record, α = 1/N, η = 1/√(NT) and γ = min(1/2, ηN).  T is that of the theorems, in whole epochs where
+nodes are counted.
 
 The momentum m_t is the mean of gradients in which a new one has the weight α, and m^_t is m_t with noise.
 Algorithm 1 sums gradients over prefixes, which are the rounds 1 … t.  Algorithm 2 splits a gradient into that at
@@ -22,15 +22,11 @@ group of nodes decide the noise for a guarantee μ:
 | amplification A | mean over rounds of the sum of squared coefficients of the nodes in m_t/α |
 
 One group needs a variance of α² A E/μ², and several with the best shares of the guarantee (α Σ √(A E))²/μ².
-Algorithm 2 has four groups, and each is charged for its own worst record.
+Algorithm 2 has four groups: gradients of the first two epochs, gradients of later ones, differences between
+epochs, and residuals within one.
 
 `count_first` and `count_second` count nodes for the worst record.  `estimate_first` and `estimate_second` take the
-mean record for the worst, for large N.
-
-`bound_over_orders` bounds the squared sensitivity over the permutations of all epochs, for plans before a seed is
-known.  A run with fresh permutations is certified for its own order (`visited_squared_norms` of
-fedpriv/noise/tree.py).  The fixed order is not the worst one: a record can be last in one epoch and first in the
-next.
+mean record for the worst, for large N.  `bound_over_orders` is for epochs with fresh permutations.
 """
 
 import math
@@ -120,12 +116,10 @@ def count_first(records: int, dimension: int, epsilon: float) -> float:
 
 
 def count_second(records: int, dimension: int, epsilon: float) -> float:
-    """Return the noise of Algorithm 2, with the worst record of each group.
+    """Return the noise of Algorithm 2, with the worst record of each group of nodes.
 
-    The four groups are gradients of the first two epochs, gradients of later ones, differences between epochs, and
-    residuals within one.  Their energies are those of increments of norm 1, times the square of an increment's
-    largest change: 2 for a gradient, 2 η N for a difference, and 2 η times the place in the order for a residual.
-    Amplifications of the first three are means over 60 rounds.
+    Energies are those of increments of norm 1, times the square of an increment's largest change: 2 for a
+    gradient, 2 η N for a difference, and 2 η times the place in the order for a residual.
 
     Args:
         records: N.
@@ -155,8 +149,7 @@ def estimate_first(records: float, dimension: int, epsilon: float) -> float:
 def estimate_second(records: float, dimension: int, epsilon: float) -> float:
     """Estimate the noise of Algorithm 2 by the mean record, which stands for the worst.
 
-    The four groups are gradients of the first two epochs, gradients of later ones, differences between epochs, and
-    residuals within one.  Energies of later gradients and of differences are taken over all rounds.
+    Energies of later gradients and of differences are taken over all rounds.
 
     Args:
         records: N.
@@ -219,8 +212,8 @@ def _node_energy(records: int, ends: tuple[int, int], stride: int) -> NDArray[np
 
     Args:
         records: N.
-        ends: Numbers of rounds (low, high), of which a node ends after the first, and at the second at the latest.
-        stride: 1 for all nodes of a level, or 2 for its left ones, of which prefixes are composed.
+        ends: Rounds (low, high) with low < end ≤ high for the last round of a node.
+        stride: 1 for all nodes of a level, or 2 for every second one, of which prefixes are composed.
 
     Returns:
         Energies by the record's place in the order, (N,).
@@ -246,7 +239,7 @@ def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], ND
     """Return each record's energy in the nodes of all prefixes, for two norms of its increments.
 
     A node of more than N rounds may have a record several times, with a factor (1-α)^N for each epoch further
-    back.  Rounds more than 60 N before a node's end are left out.
+    back.
 
     Args:
         records: N.
@@ -313,14 +306,12 @@ def _window_square(first: int, last: int, alpha: float) -> float:
 def _window_amplifications(records: int, rounds: int) -> tuple[float, float, float]:
     """Return the amplifications of early gradients, later gradients and differences.
 
-    They are means over 60 rounds, which seed 0 draws from 2N … T.  Early gradients are those of the first two
-    epochs.
+    They are means over 60 random rounds of 2N … T.  Early gradients are those of the first two epochs.
 
     Round t is r rounds after the end of epoch q.  Its momentum has the gradients of the first r rounds, decayed,
-    and windows of N rounds that are i = 1 … q epochs old, of which the latest ends at t.  A window that ends in
-    the first two epochs counts as early.  With y = 1 - γ and x = (1-α)^N, a window that is i epochs old has the
-    coefficient (y^i - x^i)/(y - x), times γ for gradients and y for differences.  The oldest one has the factor 1
-    for gradients, and no differences.  Other windows that are more than about 40/γ epochs old are left out.
+    and windows of N rounds that are i = 1 … q epochs old, of which the latest ends at t.  With y = 1 - γ and x =
+    (1-α)^N, a window that is i epochs old has the coefficient (y^i - x^i)/(y - x), times γ for gradients and y for
+    differences.  The oldest one has the factor 1 for gradients, and no differences.
 
     Args:
         records: N.
@@ -358,9 +349,8 @@ def _mean_window_energy(records: float, rounds: float, stride: int = 1) -> float
 def _mean_prefix_energy(records: float, rounds: float) -> float:
     """Return the mean record's energy in the nodes of all prefixes, approximately.
 
-    Its increments have norm 1.  Nodes of at most N rounds are counted by `_mean_window_energy`.  A longer node has
-    a record about once in each of its epochs, and is counted as if these were many, or with three quarters of that
-    up to 3 N rounds.
+    A node of more than N rounds is counted as if it had many epochs, or with three quarters of that up to 3 N
+    rounds.
 
     Args:
         records: N.
@@ -394,7 +384,7 @@ def _mean_window_amplification(records: int, alpha: float) -> float:
 def crossing(first: Callable[[float], float], second: Callable[[float], float], low: float, high: float) -> float:
     """Return the number N from which on `first` is at most `second`, by bisection.
 
-    The search is between two powers of ten, and presumes that the functions cross once.
+    The functions should cross once between the two powers of ten.
 
     Args:
         first: Function of N.
@@ -416,8 +406,7 @@ def crossing(first: Callable[[float], float], second: Callable[[float], float], 
 def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
     """Return the figure of the noise and the bounds of Algorithms 1 and 2, for 10³ to 10¹² records.
 
-    Lines have values at the powers of ten N for which Theorem 6 has at least N rounds, and Theorem 9 at least 4 N.
-    A line of gradient descent, and counts for the worst record at up to two small N, stand beside them.
+    Lines have values at the powers of ten N for which the theorems have enough rounds.
 
     Args:
         dimension: d.
@@ -541,8 +530,8 @@ def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_n
 
     A record's weight in a node that ends at round z is Σ decay^(z-i) over its rounds i in the node, and its
     squared norm is the sum of its squared weights.  A node of at most N rounds meets two epochs at most.  So the
-    largest sum over these nodes follows exactly by dynamic programming over the record's position in the last
-    epoch.  A longer node counts with the square of `max_node_weights`.
+    largest sum over these nodes follows by dynamic programming over the record's position in the last epoch.
+    Longer nodes are bounded one by one.
 
     Guarantee: no sequence of permutations has a record of a larger `visited_squared_norms`, so that noise for this
     bound can be planned before a seed is known.

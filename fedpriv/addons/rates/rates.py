@@ -1,11 +1,9 @@
 """Rates of three of the papers by formulas, and the command that prints all papers' figures.
 
 The three papers are those of Reshef & Levy, of Kornowski, Liu & Talwar, and of Choquette-Choo, Ganesh & Thakurta.
-The command also prints `momentum_figure`, on Tran & Cutkosky.  Functions whose names end with `_figure` return a
-`RateFigure`: lines on logarithmic axes with their exponents, notes, and possibly tables and triangles that show
-exponents of the theory.  Numbers of Reshef & Levy are for their experiment on MNIST: β = 392.5 (smoothness),
-L = √1570 (Lipschitz constant), D = 0.1 (diameter of the models), d = 7,850 (parameters) and δ = 1e-5, with |S|
-records at M silos.  Those of Choquette-Choo et al. are for scenarios/complexity-table.toml.
+Functions whose names end with `_figure` return a `RateFigure`: lines on logarithmic axes with their exponents, and
+notes.  Numbers of Reshef & Levy are for their experiment on MNIST: β = 392.5 (smoothness), L = √1570 (Lipschitz
+constant), D = 0.1 (diameter of the models), d = 7,850 (parameters) and δ = 1e-5, with |S| records at M silos.
 """
 
 import json
@@ -60,9 +58,8 @@ def gradients_of_appendix_f(records: float, silos: float, epsilon: float) -> flo
 def gradient_figure() -> RateFigure:
     """Return gradients against |S| for DP-μ²-FL and for Appendix F, at ε = 1, 8 and that of ρ = 4.
 
-    M is 10.  DP-μ²-FL reads 2|S| - M gradients, whatever ε is.  The paper's ρ is the μ of Gaussian DP.  Lines of
-    Appendix F are fitted from 10^5 records on, since the exponent 3/2 holds for many records only.  A table has
-    multiples of DP-μ²-FL's gradients at |S| = 60,000 and M = 1, 10 and 100.
+    M is 10, and the paper's ρ is the μ of Gaussian DP.  Lines of Appendix F are fitted from 10^5 records on, since
+    the exponent 3/2 holds for many records only.  A table has multiples of DP-μ²-FL's gradients at |S| = 60,000.
     """
     sizes = log_space(1e3, 1e7)
     epsilons = {"1": 1.0, "8": 8.0, "24.4 (ρ = 4)": epsilon_of(4.0, _DELTA)}
@@ -108,7 +105,7 @@ def samples_figure(epsilon: float = 1.0) -> RateFigure:
 
     A line is one result of the table: the number of records for a Goldstein measure of at most β, the smallest
     norm of a weighted mean of gradients within the radius 2α.  L is the Lipschitz constant, and Φ bounds the
-    decrease of the loss.  Triangles stand near the dimension 2^15, the entry 12 of a row.
+    decrease of the loss.
 
     Args:
         epsilon: ε.
@@ -173,12 +170,9 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
     t + 1 has binary ones, each with the noise σ = √(levels of the tree) / (B μ).
 
     With η_t = t + 1 for t = 0 … T-1 and η_{0:t} = η_0 + … + η_t, both bounds are Σ_t η_{0:t} (term of round t),
-    plus a multiple of β R², over η_{0:T-1}.  The terms have ‖b_t‖ = √(d · nodes) σ/β of the noise, and q_t =
-    2 √(3 η_t ln(6 T/γ)/B) of the sampling.
-
-    The versions by the proofs differ from the printed ones (docs/errata.md).  The printed Theorem 3 has lost a
-    ‖b_t‖, and has a β too many in its first bracket.  The printed Theorem 15 lacks 1/η_{0:t} in 3 β ‖b_t‖ R.  The
-    last term has 2 β R² by the proofs, and β R² in the printed versions.
+    plus a multiple of β R², over η_{0:T-1}.  The terms have ‖b_t‖ = √(d · nodes) σ/β of the noise, and q_t = 2 √(3
+    η_t ln(6 T/γ)/B) of the sampling.  docs/errata.md has the differences between the printed versions and the
+    proofs.
 
     Args:
         setting: n, T, μ and d.

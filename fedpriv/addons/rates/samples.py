@@ -120,8 +120,8 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
 def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
     """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
 
-    All constants are included, and each number is at most about a hundredth too large.  The bound of a multi-pass
-    run at β exceeds β, so the best of 12 values β = 0.7^k · target counts, k = 0 … 11.
+    Each number is at most about a hundredth too large.  The bound of a multi-pass run for a measure β is above β,
+    so the best of 12 values β up to `target` counts.
 
     Args:
         problem: Numbers of the problem.
@@ -143,11 +143,10 @@ def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> di
 def _find_min_records(bound: Callable[[int], float], target: float) -> float:
     """Return the smallest n of at least 3 at which the bound is at most the target, or about 1 % more.
 
-    The search doubles n from 4 and then bisects, so it presumes that the bound falls in n.  The result is infinity
-    if 10^18 records do not suffice.
+    The result is infinity if 10^18 records do not suffice.
 
     Args:
-        bound: Function of the number of records n.
+        bound: Function of the number of records n, which should fall.
         target: Value that the bound is to reach.
     """
     high = 4

@@ -127,8 +127,6 @@ def find_values(results: Results, scaling: Growth) -> list[ScalingLine]:
 def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
     """Estimate the values at all n for one value of `by`, and fit their exponent.
 
-    Seeds of `chosen_on` count for no value.  With fewer than two others there are no draws, and spreads are 0.
-
     Args:
         results: Results of the run.
         scaling: Section [scaling].
@@ -156,8 +154,7 @@ def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
 def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Size:
     """Collect the sweep points that have finished cells and these values of the `fixed` keys.
 
-    The value of `scaling.along` is n.  Dimension and ε, for the target, are those of the first cell of the last
-    point.  The target is NaN without a factor or without points.
+    The target is NaN without a factor or without points.
 
     Args:
         results: Results of the run.
@@ -181,9 +178,8 @@ def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Siz
 def _estimate(scaling: Growth, size: Size, seeds: Sequence[int]) -> Value:
     """Estimate the value at one n by these seeds, which may occur several times.
 
-    With `smallest` it is a number of rounds (`_interpolate`).  Without, it is the mean metric over `seeds` of the
-    best or worst point, which is chosen by its mean over the seeds of `chosen_on`, if there are any, or else over
-    `seeds`.  The value is None without finished cells, and infinite if that point has none of `seeds`.
+    With `smallest` it is a number of rounds.  Without, it is the mean metric of the best or worst point, which is
+    chosen by its mean over the seeds of `chosen_on`, if there are any, or else over `seeds`.
 
     Args:
         scaling: Section [scaling].
@@ -205,8 +201,7 @@ def _interpolate(size: Size, seeds: Sequence[int]) -> Value:
     """Return the interpolated number of rounds at which the mean metric reaches the target.
 
     A number of rounds counts with its best point, which has the smallest mean.  The interpolation is that of this
-    module's formula, with T_k and T_{k-1} as `after` and `before`.  If r_{k-1} is infinite or r_k is not positive,
-    the number is T_k.  It is None if no number of rounds reaches the target, and is not fitted if the least does.
+    module's formula, with T_k and T_{k-1} as `after` and `before`.
 
     Args:
         size: Points at one n, and their target.
@@ -253,8 +248,8 @@ def _half_width(values: Sequence[float | None]) -> float:
 def scaling_table(results: Results) -> TextTable:
     """Return the table of a run's [scaling]: a row for each value of `by`, and a column for each n.
 
-    The last columns are the fitted exponent with its interval by Student's t, its interval over draws of the
-    seeds, the exponent of the theory, and with `smallest` the fitted exponent of gradient evaluations.
+    The last columns have the fitted exponent, its interval over draws of the seeds, and the exponent of the
+    theory.
 
     Raises:
         InputError: A key of the section is not swept.
@@ -335,8 +330,7 @@ def scaling_chart(results: Results) -> Chart | None:
 def _fitted_line(line: ScalingLine, look: Look) -> list[Series]:
     """Return the fitted line, and a triangle with the theory's exponent near its last value.
 
-    The result is empty without a fit, and has no triangle without an exponent of the theory.  The triangle begins
-    a fifth below the line, and is a factor 3 wide.  Its right angle is on the side that is farther from the line.
+    The result is empty without a fit, and has no triangle without an exponent of the theory.
 
     Args:
         line: Values and fit.

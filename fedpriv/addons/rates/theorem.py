@@ -1,8 +1,5 @@
 """Command `fedpriv privacy theorem`: numbers that theorems prescribe.
 
-In tables of numbers, ε and δ are rounded up.  Noise is rounded down if a run has it, and up if a theorem
-prescribes it.  The two sides of a condition are rounded to nearest.
-
 A sweep point has one value of each key that the scenario sweeps.  The problem is the public numbers from which
 theorems start, such as records and dimension.  A prescription is a theorem's numbers for a run, with the
 theorem's conditions.  The excess risk is the loss above the smallest loss of any model.
@@ -143,11 +140,10 @@ def _print_conditions(section: dict[str, Any]) -> None:
 def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str:
     """Format a value for a table, a float with up to six significant digits.
 
-    An ε or δ is rounded up, the standard deviation of noise up or down, and another float to nearest.  None is a
-    dash, and any other value is its `str`.
+    An ε, a δ or a μ is rounded up, and the standard deviation of noise up or down.
 
     Args:
-        name: Name of the value, which says whether it is an ε ("epsilon…"), a δ ("delta") or noise ("noise std").
+        name: Name of the value, which says whether it is an ε ("epsilon…"), "delta", "mu" or noise ("noise std").
         value: The value.
         is_prescribed: Whether a theorem prescribes the value.  Noise is then rounded up, and the noise of a run is
             rounded down.
@@ -169,9 +165,8 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
     The result has "point" (swept values), "algorithm", "problem" (public numbers that theorems start from),
     "scenario" (numbers of a run, with the measured excess risk if known), "silos" (μ, ε and noise of each silo, if
     they have targets of their own), "theorems" (numbers, conditions, assumption and "refusal" of each) and "bound"
-    (of the excess risk at the scenario's numbers, or None without one).  A theorem's "refusal" is the reason why
-    its numbers cannot be run, or None if they can.  A scenario that cannot be run has such a reason in place of a
-    run's numbers.  A Lipschitz constant, smoothness or bound that is infinite is None.
+    (of the excess risk at the scenario's numbers, or None without one).  A "refusal" is the reason why numbers
+    cannot be run, or None if they can.
 
     Args:
         point: The sweep point.

@@ -60,15 +60,10 @@ def complete_federation(
 def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, Any], units: int) -> dict[str, Any]:
     """Return the section without shipped numbers that the program's numbers contradict.
 
-    Keys that the program sets are kept, since their values are written into the scenario later.
-
-    * With `clients`, which come in cohorts, silos, samples and epochs are left out.
-    * With `batches` (a number for each silo) or `batch`, of one value or of several to sweep, epochs are left out,
-      and rounds are those of one pass, unless the program sets them.  Samples are left out as well with `batches`,
-      or if rounds · batch · silos, each one number, is below `units`.
-    * Otherwise, with `rounds` alone, or one number of `epochs` alone, rounds and epochs are that number, so that
-      every round reads all records.  With several numbers of rounds, the number of epochs is their greatest common
-      divisor.
+    Keys that the program sets are kept, since their values are written into the scenario later.  With `clients`,
+    which come in cohorts, silos, samples and epochs are left out.  With `batches` (a number for each silo) or
+    `batch`, epochs are left out, and samples if the rounds do not need them.  Otherwise `rounds` alone or `epochs`
+    alone determine the other number.
 
     Args:
         federation: Section of the shipped scenario, with `units` as its number of samples.
