@@ -103,9 +103,9 @@ class ContextStore:
         self._records, self._name = records, name
 
     def load(self, silo: Silo) -> RoundState:
-        """Load the state of a silo, its initial state if none is stored.
+        """Load the state of a silo, or its initial state if none is stored.
 
-        `save` stores the state as an object, which pickling turns into bytes.  Both forms can be loaded.
+        A stored state is an object, or bytes after the Context was pickled.
         """
         record = record_values(self._records).get(self._name)
         if record is None:

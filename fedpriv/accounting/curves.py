@@ -1,9 +1,9 @@
 """Privacy curves, upper bounds of δ as a function of ε, and group privacy.
 
-A `Curve` takes ε of any shape, each 0 or more, and returns for each an upper bound of the smallest δ for which (ε,
-δ)-DP holds.  The smallest δ never rises with ε, but a bound of it may.  A curve of one direction bounds H_ε(P‖Q) =
-sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of releases.  A guarantee needs both orders.  φ and Φ
-are the density and the distribution function of the standard normal distribution.
+A `Curve` takes ε of any shape, each 0 or more, and returns for each a bound of the smallest δ for which (ε, δ)-DP
+holds, normally an upper bound.  The smallest δ never rises with ε, but a bound of it may.  A curve of one
+direction bounds H_ε(P‖Q) = sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of releases.  A guarantee
+needs both orders.  φ and Φ are the density and the distribution function of the standard normal distribution.
 
 **Group privacy** is the guarantee for k units together, such as the records of one person, derived from that for
 one unit.  Two bounds hold for every run: the chain through k neighbours, δ_k(kε) ≤ Σ_{i<k} e^{iε} δ(ε), and k·μ

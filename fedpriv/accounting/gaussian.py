@@ -283,7 +283,7 @@ def compose(mus: ArrayLike) -> float:
 def noise_for(mu: float, sensitivity: float) -> float:
     """Return the noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
 
-    The result is σ = `sensitivity` / μ, as a float for which `sensitivity` / σ, too, is at most `mu` as a float.
+    The result is `sensitivity` / μ, rounded to the safe side.
 
     Args:
         mu: μ > 0.

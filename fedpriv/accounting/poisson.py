@@ -98,7 +98,7 @@ class PoissonGaussian(Sampled):
     title: ClassVar[str] = "Poisson sampling"
 
     def __post_init__(self) -> None:
-        """Check the multiplier, the relation, the rate in (0, 1] and the number of rounds."""
+        """Check the fields."""
         check_positive("noise_multiplier", self.noise_multiplier)
         relation_named(self.relation)
         if not 0.0 < self.sampling_rate <= 1.0:
@@ -271,7 +271,7 @@ class _RoundHockeyStick:
             order: "REMOVE", "ADD" or "REPLACE".
         """
         q, z = mechanism.sampling_rate, mechanism.noise_multiplier
-        # Outputs beyond these ends have probability e^-50 / 2 each under the first distribution of the pair.
+        # Outputs beyond either end have probability e^-50 / 2 at most under the first distribution of the pair.
         low_output = z * float(ndtri(0.5 * math.exp(-50.0)))
         low, high = low_output - (order != "ADD"), (order == "ADD") - low_output
         return _RoundHockeyStick(

@@ -125,7 +125,7 @@ def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
         output: Outputs of one record, (1, …), of which only shape and type count.
         labels: Labels of all test records, (n, …).
     """
-    if isinstance(loss, CrossEntropy) and labels.dim() == 1:  # at the shares of the classes
+    if isinstance(loss, CrossEntropy) and labels.dim() == 1:  # the best outputs give the shares of the classes
         class_shares = labels[labels != IGNORED_CLASS].long().bincount().double() / len(labels)
         return float(torch.special.entr(class_shares).sum() - torch.special.entr(class_shares.sum()))
 
@@ -138,7 +138,7 @@ def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
         return float(mean.detach()), gradient.double().flatten().numpy()
 
     with torch.inference_mode(False), torch.enable_grad():
-        labels = labels.clone()  # those of an inference are no inputs of a gradient
+        labels = labels.clone()  # tensors of inference mode are no inputs of a gradient
         minimum = minimize(value_and_gradient, np.zeros(output.numel()), jac=True, method="L-BFGS-B")
     return float(minimum.fun) if math.isfinite(minimum.fun) else None
 

@@ -5,9 +5,8 @@ two worlds, chosen by a fair coin: present or absent under zero-out, and one inc
 replace-one.  A *guard* is the process of a silo that has its records and answers queries.  A *family* is a group
 of tests that share one probability of a false refutation.
 
-The deployed code runs on canaries, in the scenario's own floating-point type: guards with their ledgers, and a
-server that adds noise with its journal.  In a public order, these families of tests try to tell the two worlds of
-a canary apart:
+The deployed code runs on canaries, such as guards with their ledgers, and a server that adds noise with its
+journal.  In a public order, these families of tests try to tell the two worlds of a canary apart:
 
 * canaries in the worst case of clip and relation, in the rounds, in a first step, in evaluations, and in all of
   these together (`transcripts`, `statistics`),

@@ -225,8 +225,8 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
         queries: Queries in place of zeros.  With them the trials have no differences.
 
     Returns:
-        Trials with the releases of all rounds.  If the adversary sees single silos they have differences, too: of
-        silos 0 and 1, and of two runs of silo 0, the second with other queries.
+        Trials with the releases of all rounds.  If the adversary sees single silos they may have differences, too:
+        of silos 0 and 1, and of two runs of silo 0, the second with other queries.
     """
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)

@@ -577,8 +577,8 @@ def as_advised(
 
     Facts come from the settings, the scenario and the data.  If the settings have several swept values of ε or
     trust, the advice is for the smallest ε and the first trust.  The scenario is returned unchanged if it is
-    another one than own-data, if the program sets a key that the advice does not consider, or if the facts allow
-    no advice.
+    another one than own-data, if the program sets a key that excludes the advice, such as another algorithm, or if
+    the facts allow none.
 
     Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
     label does.  Of `module` the number of trained parameters decides.

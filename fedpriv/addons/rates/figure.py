@@ -44,7 +44,7 @@ def fit_power(pairs: Sequence[tuple[float, float]]) -> ExponentFit | None:
     """
     if len(pairs) < 2:
         return None
-    from scipy import stats  # takes half a second, so only figures of rates import it
+    from scipy import stats  # takes half a second
 
     line = stats.linregress(*np.log(np.array(pairs)).T)
     stderr = 0.0 if math.isnan(line.stderr) else float(line.stderr)  # equal values have no correlation, and fit

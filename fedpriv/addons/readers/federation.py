@@ -47,7 +47,7 @@ def complete_federation(
             f"federation.silos = {silos}: the records are of {len(counts)} sites, each of which is a silo; give "
             "that number, or leave it out"
         )
-    # If an epoch is to read all records, each silo reads its own in equal batches, without a rest.
+    # If an epoch is to read all records, each silo divides its own into batches of equal size.
     rounds, epochs = federation.get("rounds", 1), federation.get("epochs", 1)
     are_counts = all(type(count) is int and count > 0 for count in (rounds, epochs))
     if federation.get("samples") == sum(counts) and "batch" not in federation and are_counts:
