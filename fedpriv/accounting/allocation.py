@@ -13,7 +13,7 @@ Three schemes are *not* random allocation, and must not be accounted for as such
 
 Under zero-out the unit's increments are 0 in one neighbour, and under replace-one another unit takes its place.
 The bound of known rounds is that of the same run if everybody knew which rounds a unit draws.  With correlated
-noise, rounds overlap: the overlap of two rounds is the largest inner product of the vectors by which one unit
+noise rounds may overlap: the overlap of two rounds is the largest inner product of the vectors by which one unit
 moves the releases if it takes part in one or the other.  For independent noise it is 0 for different rounds.
 
 **Privacy loss of an epoch**, with T = `bins` and z = `noise_multiplier`.  With and without the unit, the releases

@@ -5,10 +5,10 @@ is added to C s, for the sums s of the rounds and a lower triangular matrix C wi
 rounds s and t is X_st = clip_s clip_t ⟨C_s, C_t⟩, where clip_t is the largest norm of the unit's contribution to
 round t.
 
-With Gaussian exponents G_t of covariances X_st, an epoch has the likelihood ratio S = Σ p_t e^(G_t - a_t/2), for
-the probability p_t of round t and the variance a_t of G_t (`fading`).  Larger covariances give a valid bound, too.
-So the overlaps are replaced by the covariances of a chain, which are at least as large, and for which the
-distribution of S can be computed.
+A run is dominated by Gaussian exponents G_t with covariances X_st (`fading`): the likelihood ratio of an epoch is
+S = Σ p_t e^(G_t - a_t/2), for the probability p_t of round t and the variance a_t of G_t.  Larger covariances give
+a valid bound, too.  So the overlaps are replaced by the covariances of a chain, which are at least as large, and
+for which the distribution of S can be computed.
 
 **Chains.**  A chain is a Gaussian Markov vector.  With variances a_t and covariances l_t of neighbours it has
 
@@ -205,8 +205,8 @@ def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
 def _candidate_decays(upper: Floats) -> list[float]:
     """Return decays r to try, ascending, where covariances of rounds t - s apart fall as r^(t-s).
 
-    They are ratios of neighbouring products: ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and each entry of the first row over the
-    one before it.
+    They follow from ratios of neighbouring products: ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and each entry of the first row
+    over the one before it.
 
     Args:
         upper: Products ⟨C_s, C_t⟩ for s ≤ t, and 0 below the diagonal, (n, n).
@@ -295,7 +295,7 @@ def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[flo
 
 
 def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, ...]:
-    """Return a chain above each of these, in their order, with few distinct ones.
+    """Replace chains by chains above them, in the same order, of which few are distinct.
 
     Chains form groups, and each chain is replaced by one that is above all of its group.  A chain joins the first
     group for which this raises the sum of covariances by at most 0.5 %.  The losses of equal chains are computed
@@ -470,15 +470,14 @@ class SumGrid:
         """Choose points from `bottom` < 0 to `top` > 0 or a little above it.
 
         Near 0 they are about `spacing` · `scale` apart.  Far beyond `scale` their distance grows in proportion to
-        their size: arcsinh(x / `scale`) has equal steps of `spacing`.
+        their size: arcsinh(x / `scale`) has steps of `spacing`, except near the bottom.
 
         Args:
             bottom: Smallest point.
             top: Number up to which the grid reaches at least, but for rounding.
             scale: Size of a sum beyond which points are farther apart.
             spacing: Distance of points near 0, in multiples of `scale`.
-            fine_at_bottom: Whether no sum is below `bottom`.  Then more points are added, closer and closer to
-                `bottom`.
+            fine_at_bottom: Whether no sum is below `bottom`.  Then more points are added, closer and closer to it.
         """
         self.scale, self.spacing = scale, spacing
         first = math.floor(math.asinh(bottom / scale) / spacing - 1e-6)

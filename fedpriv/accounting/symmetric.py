@@ -157,8 +157,8 @@ class SymmetricPairEpoch:
         """Return the masses of D_1 on all points but the last, and the mean that was not moved to them.
 
         D_1 between two points is split between them, with its mean kept.  So with equal spacing h and p(x) = E (x
-        - D_1)+, the mass at the lowest point x is (p(x + h) - p(x)) / h, and that at each other point (p(x - h) -
-        2 p(x) + p(x + h)) / h.
+        - D_1)+, the mass at the lowest point x is (p(x + h) - p(x)) / h, and that at each other point is (p(x - h)
+        - 2 p(x) + p(x + h)) / h.
 
         Guarantee: mass below the grid is moved up to its lowest point.  All other mass keeps its mean, with the
         mean that is returned.

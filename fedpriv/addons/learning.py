@@ -13,7 +13,7 @@ returns facts that are stored with a cell, such as the loss of the best constant
 | start | test loss at most half a percent below that before round 1 |
 | rising loss | after the last round above that after the first evaluated one by more than 1 % |
 | outputs | all in 0 … 1 and not all equal, where the loss takes logits |
-| records | some of the training records are held by no silo, so that no round reads them |
+| records | some of the training records are read in no round |
 | clipping | of 99.9 % of increments or more in each cell that counts it, beside another finding |
 
 Without these facts, as where silos evaluate, scores are compared with those of guessing among the classes of a
@@ -293,7 +293,7 @@ def _class_count(data: Mapping[str, Any]) -> int:
 
 
 def _describe_unread(results: Results) -> list[str]:
-    """Describe in sentences how many training records no silo holds, so that no round reads them."""
+    """Describe in sentences how many training records no round reads."""
     sentences = []
     if unread_counts := [cell["unread"] for cell in results.cells if cell.get("unread")]:
         sentences.append(

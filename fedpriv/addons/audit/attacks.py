@@ -373,7 +373,7 @@ def _excess_length(plan: Plan, reply: Tensor | None) -> float:
     """Return 1 if the norm of a reply (d,) is above a limit that is generous to correct code, else 0.
 
     The limit is the sum of a record's largest contributions to all T rounds, plus 6 √(d T) standard deviations of
-    the silo's noise.  Missing replies, None, and masked messages give 0.
+    the silo's noise.  A missing reply (None) and a masked message give 0.
 
     Args:
         plan: Plan of the run of T rounds.

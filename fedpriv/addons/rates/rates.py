@@ -170,9 +170,9 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
     t + 1 has binary ones, each with the noise σ = √(levels of the tree) / (B μ).
 
     With η_t = t + 1 for t = 0 … T-1 and η_{0:t} = η_0 + … + η_t, both bounds are Σ_t η_{0:t} (term of round t),
-    plus a multiple of β R², over η_{0:T-1}.  The terms have ‖b_t‖ = √(d · nodes) σ/β of the noise, and q_t = 2 √(3
-    η_t ln(6 T/γ)/B) of the sampling.  docs/errata.md has the differences between the printed versions and the
-    proofs.
+    plus a multiple of β R², over η_{0:T-1}.  The terms have ‖b_t‖ = √(d · nodes) σ/β of the noise, and
+    q_t = 2 √(3 η_t ln(6 T/γ)/B) of the sampling.  docs/errata.md has the differences between the printed versions
+    and the proofs.
 
     Args:
         setting: n, T, μ and d.

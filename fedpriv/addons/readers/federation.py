@@ -60,10 +60,12 @@ def complete_federation(
 def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, Any], units: int) -> dict[str, Any]:
     """Return the section without shipped numbers that the program's numbers contradict.
 
-    Keys that the program sets are kept, since their values are written into the scenario later.  With `clients`,
-    which come in cohorts, silos, samples and epochs are left out.  With `batches` (a number for each silo) or
-    `batch`, epochs are left out, and samples if the rounds do not need them.  Otherwise `rounds` alone or `epochs`
-    alone determine the other number.
+    Keys that the program sets are kept, since their values are written into the scenario later.
+
+    * With `clients`, which come in cohorts, silos, samples and epochs are left out.
+    * With `batches` (a number for each silo), samples and epochs are left out.
+    * With `batch`, epochs are left out, and samples if the rounds do not read all units.
+    * Otherwise `rounds` alone or `epochs` alone determine the other number.
 
     Args:
         federation: Section of the shipped scenario, with `units` as its number of samples.
