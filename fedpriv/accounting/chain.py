@@ -295,7 +295,7 @@ def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[flo
 
 
 def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, ...]:
-    """Replace chains by chains above them, in the same order, of which few are distinct.
+    """Replace chains by fewer distinct ones that lie above them, in the same order.
 
     Chains form groups, and each chain is replaced by one that is above all of its group.  A chain joins the first
     group for which this raises the sum of covariances by at most 0.5 %.  The losses of equal chains are computed
