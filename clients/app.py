@@ -10,7 +10,7 @@ run of a scenario, with a value for each key.  Masks hide a release in the sum o
 position in a silo's ledger, its account of charges and replies.
 
 A request to a guard is a frame with a JSON header, and a second frame with the query's bytes, which may be empty.
-Only a request for health is a header alone. A reply is one frame, or two if bytes follow its header.
+Only a request for health is a header alone.  A reply is one frame, or two if bytes follow its header.
 
 | header | reply |
 |---|---|
