@@ -1,7 +1,6 @@
 """Convert files of tables to .csv text with commas in UTF-8, which the core reads.
 
 The files are compressed texts, spreadsheets, texts in UTF-16, and texts with other separators or marks in numbers.
-Empty rows of a spreadsheet stay, so that a line has the number of its row if no cell has an end of line.
 """
 
 import codecs
@@ -28,14 +27,13 @@ _EXPONENT = "(?:[eE][+-]?[0-9]+)?"
 def read_text(path: Path, cell_format: CellFormat) -> bytes:
     """Return the content of a table's file as .csv with commas, with points in its numbers.
 
-    Empty lines stay, so that a record has the line that it has in the file if no cell has an end of line.
-
     Args:
         path: File of a table, but not .parquet.
-        cell_format: Format of its cells.  A spreadsheet has cells of its own, and takes no format.
+        cell_format: Format of the cells of a text file.
 
     Raises:
         InputError: The file cannot be converted.
+        UnicodeDecodeError: A text that has to be converted is not in UTF-8.
         OSError: The file cannot be read.
     """
     status = path.stat()
@@ -44,13 +42,13 @@ def read_text(path: Path, cell_format: CellFormat) -> bytes:
 
 @lru_cache(maxsize=1)
 def _convert(path: Path, cell_format: CellFormat, size: int, changed: int) -> bytes:
-    """Convert a file to .csv with commas, and cache the last result until an argument is another.
+    """Convert a file to .csv with commas, and cache the last result.
 
     `size` (bytes) and `changed` (time in nanoseconds) are those of the file, so that a changed file is read again.
 
     Raises:
         InputError: The file cannot be converted.
-        UnicodeDecodeError: The text has another separator or other numbers, and is not in UTF-8.
+        UnicodeDecodeError: A text that has to be converted is not in UTF-8.
         OSError: The file cannot be read.
     """
     content = path.read_bytes()
@@ -81,9 +79,9 @@ def find_separator(path: Path) -> str:
 def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
     """Return a function that writes a number of this format with a point, and without marks of thousands.
 
-    A number may have the sign of a detection limit before it, and of percent behind it.  Other texts stay as they
-    are, except that a number with a point, which is none in this format, gets a remark, so that it is not read as
-    a number of another size.
+    A number may have the sign of a detection limit, such as <, before it and a percent sign behind it.  A number
+    with a point that does not fit the format gets a remark, so that it is not read as a number of another size.
+    Other texts stay unchanged.
 
     Guarantee: the function depends on the format alone, so that a record's cells depend on the record alone.
     """
@@ -109,10 +107,10 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
 def _decode_utf16(content: bytes, path: Path) -> bytes:
     """Convert a text in UTF-16 to UTF-8, and return any other content unchanged.
 
-    UTF-16 is found by a mark of the order of bytes at the start, or by a zero among the first two bytes.
+    UTF-16 is recognized by a mark of the byte order at the start, or by a zero among the first two bytes.
 
     Raises:
-        InputError: The content begins so and is not UTF-16.  The message names `path`.
+        InputError: The content begins like UTF-16 and cannot be decoded.
     """
     if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" not in content[:2]:
         return content
@@ -126,9 +124,9 @@ def _decode_utf16(content: bytes, path: Path) -> bytes:
 
 
 def _read_sheet(path: Path, content: bytes) -> list[list[str]]:
-    """Return the rows of a spreadsheet's only sheet with cells, as texts.
+    """Return the rows of the only sheet with cells in a spreadsheet, as texts.
 
-    Rows with a text have the length of the widest one, and others are empty.
+    Rows with a text are filled up to the length of the longest one, and other rows are empty.
 
     Raises:
         InputError: openpyxl is not installed, the file is no spreadsheet, or several sheets have cells.

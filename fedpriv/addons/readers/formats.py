@@ -1,7 +1,6 @@
-"""Format of a table's cells, found for its owner: the separator, and the marks in numbers.
+"""Format of a table's cells, found in its records: the separator, and the marks in numbers.
 
-The marks are read from the records, so that only the owner of a table may look for them.  The format that a
-scenario or a policy names is public.
+Only the owner of a table may search its records.  A format that a scenario or a policy names is public.
 """
 
 import csv
@@ -24,22 +23,20 @@ _MAX_TEXTS = 10_000
 
 
 def find_format(path: Path, known_format: CellFormat) -> CellFormat:
-    """Find the format of a text file's cells, as far as the owner does not know it.
+    """Find the separator of a text file's cells, and the marks of decimals and thousands in its numbers.
 
-    The separator is the one that gives the header most names.  The marks of numbers are those of `_MARKS` by which
-    most different texts are numbers, in columns of up to `_MAX_TEXTS` different texts, nine in ten of which are
-    then numbers.  Marks stay plain if others read no further text, or if several best marks give different sums,
-    such as 1,234 as 1.234 and as 1234.  They also stay plain if no text has a digit behind a comma, an apostrophe
-    or a space.
+    The separator is the one that gives the header most names.  The marks are those with which most texts read as
+    numbers.  In doubt, as with 1,234, which may be 1.234 or 1234, the format has no marks, and its numbers are
+    plain.
 
     Args:
-        path: File of a table.  Of a Parquet file or a spreadsheet, the known format is returned.
+        path: File of a table.  For a Parquet file or a spreadsheet, the known format is returned.
         known_format: Format that the owner knows.  Its separator is kept, and so are its marks if it has any.
 
     Raises:
         InputError: The file is no readable table.
         OSError: The file cannot be opened.
-        UnicodeDecodeError: A .tsv file is not in UTF-8.
+        UnicodeDecodeError: The text of the file cannot be decoded.
     """
     if path.suffix.lower() in (".parquet", ".xlsx"):
         return known_format
@@ -63,11 +60,7 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
 
 
 def _find_separator(path: Path) -> str | None:
-    """Return the separator that gives the header most names, or None for the usual one of the file's name.
-
-    The usual one is preferred.  The result is also None if the header is not UTF-8.  Other errors
-    of `open_text` pass.
-    """
+    """Return the separator that gives the header most names, or None for the usual one of the file's name."""
     usual = find_separator(path)  # a .tsv file is opened with commas in place of tabs, so that "," stands for both
     try:
         with open_text(path, CellFormat(usual if usual != "," else None)) as file:
@@ -102,7 +95,7 @@ def parse_format(separator: str | None, decimal: str | None, thousands: str | No
     """Return the format that options of a command name.
 
     Raises:
-        InputError: A mark is none of those that tables have.
+        InputError: An option has a value that no table has.
     """
     separator = "\t" if separator in ("tab", "\\t") else separator
     for option, value, values in (

@@ -14,12 +14,11 @@ from fedpriv.data.tables import DataFrame, add_frame, in_memory_name
 def register_frame(frame: DataFrame) -> str:
     """Copy a DataFrame, and return the table name under which it can be loaded.
 
-    The name follows from the content and the user's key (`in_memory_name`), and ends in .parquet, so that it reads
-    as the path of a table.  Later changes of the DataFrame change no run.  Columns that no table can have, such as
-    lists, are passed over until they are asked for.
+    The name is a digest of the content under a key of the user, with the ending .parquet.  A column that cannot be
+    read, such as one of lists, is an error only if it is used.
 
     Raises:
-        InputError: The value has no records or no column that can be read, or the core refuses its column names.
+        InputError: The DataFrame has no records, or its columns cannot be used.
     """
     columns, names, unreadable = _read_columns(frame)
     table, digest = table_from_columns(columns, names, "train", unreadable), hashlib.sha256()
@@ -36,12 +35,9 @@ def register_frame(frame: DataFrame) -> str:
 def _read_columns(frame: Any) -> tuple[dict[str, Any], list[str], dict[str, str]]:
     """Copy the columns of a DataFrame as Arrow columns, together or, if that fails, one by one.
 
-    It fails if a column cannot be exported, or in pandas if two columns have one name.  Columns that are copied
-    together include pandas' index, unless it is a plain range.
-
     Returns:
-        Arrow columns by name, without those whose name occurs twice, the names of all columns in their order, and
-        for each column that cannot be exported its name with the reason.
+        Arrow columns by name, without those that share a name, then the names of all columns, and the reason for
+        each column that cannot be exported, by name.
     """
     try:
         table = deepcopy(pyarrow.table(frame))  # Arrow alone would share the memory of NumPy's columns

@@ -25,8 +25,7 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
     """Read all items of a data set, and return their records and labels.
 
     Args:
-        data: DataLoader, whose batches are joined, or torch Dataset, Hugging Face data set or sequence, whose
-            items are stacked, or an iterable of items, which is read to its end.
+        data: DataLoader, torch Dataset, Hugging Face data set, sequence, or iterable of items.
         source: Name of the argument in messages.
         fields: Names or positions of an item's record and label, or None for pairs and dictionaries of two
             entries.
@@ -35,8 +34,7 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).
 
     Raises:
-        InputError: The value is no data set of items, has no items, an item's record or label is not known,
-            records differ in their number of inputs, or records or labels are no arrays of one shape.
+        InputError: The data are no items with a record and a label, or cannot be joined to arrays.
     """
     pairs = [_split_item(item, source, fields) for item in _iterate_items(data, source)]
     if not pairs:
@@ -81,8 +79,7 @@ def _split_item(item: Any, source: str, fields: Fields | None) -> tuple[Any, Any
     """Return the record and the label of an item, or of a batch of items.
 
     Raises:
-        InputError: The item lacks a part that `fields` names, or there are no `fields` and the item is neither a
-            pair nor a dictionary of two entries.
+        InputError: The record or the label cannot be found in the item.
     """
     if fields is not None:
         record_field, label_field = fields
@@ -116,10 +113,13 @@ def _describe_parts(item: Any) -> str:
 
 
 def _join_arrays(values: Sequence[Any], noun: str, source: str, is_batched: bool) -> NDArray[Any]:
-    """Concatenate batches (n, ...) if `is_batched`, or else stack values (...).
+    """Concatenate batches (n, ...), or stack single values (...), of one shape.
 
-    All have one shape, for batches apart from n.  Messages name the values by `noun`, and the program's argument
-    by `source`.
+    Args:
+        values: Batches if `is_batched`, or else single values.
+        noun: Name of the values in messages.
+        source: Name of the program's argument in messages.
+        is_batched: Whether the values are batches, which may differ in n.
 
     Raises:
         InputError: A value is no array, or shapes differ.

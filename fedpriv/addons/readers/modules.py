@@ -1,7 +1,4 @@
-"""Prepare a program's module: wrappers are taken off, and some modules are refused.
-
-The outputs of a module are checked later (`fedpriv.loss.imported.check_outputs`).
-"""
+"""Check a program's torch module, and take off its wrappers for several devices."""
 
 import copy
 from collections.abc import Mapping
@@ -21,7 +18,7 @@ _WRAPPERS = (nn.DataParallel, DistributedDataParallel)
 
 
 def prepare_module(model: Any, labels: NDArray[Any], classes: int | None, loss: Any) -> nn.Module | None:
-    """Return a module that can be copied, without wrappers of several devices, or None without a module.
+    """Check a program's module and labels, and return the module without wrappers for several devices.
 
     Args:
         model: Module of a program, or None for the scenario's model.
@@ -29,10 +26,11 @@ def prepare_module(model: Any, labels: NDArray[Any], classes: int | None, loss: 
         classes: Number of classes that the program gives, or None.
         loss: Loss that the program gives, or None.
 
+    Returns:
+        The module, or None if `model` is None.
+
     Raises:
-        InputError: The value is no module, such as a class or a state_dict.  The error is also raised if the
-            module is scripted, has parameters without values or complex ones, or cannot be copied, or if
-            `check_labels` refuses the labels.
+        InputError: The value is no module, the module cannot be trained or copied, or the labels cannot be used.
     """
     check_labels(labels, classes, loss)
     if model is None:
@@ -62,7 +60,7 @@ def prepare_module(model: Any, labels: NDArray[Any], classes: int | None, loss: 
 
 
 def _describe_value(value: Any) -> str:
-    """Describe a value that is no module for an error message, mostly with what to give in its place."""
+    """Describe a value that is no module, for an error message."""
     if isinstance(value, type) and issubclass(value, nn.Module):
         return f"and {value.__name__} is the class of one; give an instance, such as {value.__name__}(…)"
     if isinstance(value, Mapping):

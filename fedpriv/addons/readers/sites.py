@@ -1,6 +1,6 @@
 """Read records that are split by silo: a data set for each silo, or the site of each record.
 
-The split is public: how many records a silo has is known to all.
+The number of records of each silo is public.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 def read_parts(
     train: Any, test: Any, sites: ArrayLike | None, fields: Fields | None
 ) -> tuple[_Pair, _Pair, Sites | None]:
-    """Return the training and the test part, and the site of each record if the records are split by silo.
+    """Read the training and the test records, and the site of each record if they are split by silo.
 
     Args:
         train: Training records in any form that `to_record_arrays` reads, or a list of them, one for each silo.
@@ -30,13 +30,11 @@ def read_parts(
         fields: Names or positions of an item's record and label, or None.
 
     Returns:
-        The training and the test part, each records (n, ...) and labels (n, ...), and the sites, or None if
-        training records are not split.  Sites are names, and each record's number of its site, in the order of the
-        list, or of the sorted values of `sites`.  Test records that are not split have no such numbers.
+        The training part and the test part, each records (n, ...) and labels (n, ...), and the sites of the
+        records, or None if the training records are not split.
 
     Raises:
-        InputError: Records cannot be read, silos' parts differ in shape, `sites` does not fit the records, or the
-            list `test` does not fit `train`.
+        InputError: The records cannot be read, or `sites` or the list `test` does not fit the training records.
     """
     (train_pair, train_sites), (test_pair, test_sites) = (
         _read_part(part, name, fields) for part, name in ((train, "train"), (test, "test"))
@@ -67,7 +65,7 @@ def read_parts(
 def _read_part(part: Any, source: str, fields: Fields | None) -> tuple[_Pair, NDArray[np.int64]]:
     """Return the records and labels of a part, and the number of each record's silo, (n,).
 
-    The numbers are empty, (0,), for a part that is not a list of data sets, one for each silo.
+    The numbers are empty, (0,), if the part is not split by silo.
 
     Raises:
         InputError: The records cannot be read, or those of two silos differ in shape.
@@ -82,9 +80,9 @@ def _read_part(part: Any, source: str, fields: Fields | None) -> tuple[_Pair, ND
 
 
 def _is_data_set(value: Any) -> bool:
-    """Whether a value reads as a data set, and not as an array or an item (record, label) of one.
+    """Whether a value is a data set, and not an array or a single item (record, label).
 
-    A pair is a data set if its records, or their first input, have two axes at least, and as many rows as its
+    A pair is a data set if its records, or their first input, have at least two axes, and as many rows as its
     labels.
     """
     if isinstance(value, tuple):

@@ -1,13 +1,9 @@
 """Keys and certificates of services, on one machine and between machines.
 
-This module makes, reads and checks certificates and keys, warns before certificates end, and renews a SuperLink's
-with the authority's key.  An authority is a key and its certificate (ca.key, ca.crt), with which the SuperLink's
-certificate (server.pem) is signed.  A server that only processes of one machine reach has a certificate that signs
-itself, as ca.crt and server.pem.  PEM is the text form of certificates and keys.
-
-A SuperLink registers the public keys of SuperNodes in the files keys/nodes/silo-N.pub, each until its file is
-removed or has another key.  Revocation removes that file.  A SuperLink notices renewals, revocations and new keys
-without a restart.  Silos' sites trust the authority, so that a renewal needs no action there.
+An authority is a key and its certificate (ca.key, ca.crt), with which a SuperLink's certificate (server.pem) is
+signed.  A SuperLink's folder `nodes` has the public keys of the registered SuperNodes, as silo-N.pub.  To revoke a
+key is to remove its file.  A SuperLink notices renewed certificates, new keys and revoked keys while it runs.  PEM
+is the text form of certificates and keys.
 """
 
 import datetime
@@ -136,8 +132,7 @@ def prepare_isolation(folder: Path) -> list[str]:
     """Make keys in `folder` for a server that runs tasks in separate processes.
 
     Returns:
-        Options of Flower's programs for separate processes that prove themselves by a secret in `folder`.  The
-        options for the certificate and its key are those of `tls_options`.
+        Options with which Flower's programs run tasks in processes that prove themselves by a secret in `folder`.
     """
     make_server_keys(folder)
     write_bytes(folder / SECRET_FILE, secrets.token_bytes(32), PRIVATE_MODE)
@@ -159,7 +154,7 @@ class Certificate(NamedTuple):
         return self.remaining_time < EXPIRY_WARNING
 
     def format_line(self) -> str:
-        """Format file, subject, end and remaining days of the certificate."""
+        """Format a line with the certificate's file, subject, end and remaining days."""
         end, name = self.content.not_valid_after_utc, sanitize_line(self.content.subject.rfc4514_string())
         status = (
             f"{self.remaining_time.days} days left" if self.remaining_time > datetime.timedelta() else "EXPIRED"
@@ -175,7 +170,7 @@ def read_certificates(path: Path) -> list[Certificate]:
     """Read the certificates in a file (PEM).
 
     Raises:
-        InputError: If the file is missing or has no certificate.
+        InputError: The file cannot be read, or has no certificate.
     """
     try:
         return [Certificate(path, content) for content in x509.load_pem_x509_certificates(path.read_bytes())]
@@ -189,7 +184,7 @@ def find_certificates(paths: Sequence[Path]) -> Iterator[Certificate]:
     """Yield the certificates of files, and of all .crt and .pem files below folders.
 
     Raises:
-        InputError: If a path does not exist, a folder has no such file, or a file has no certificate.
+        InputError: A folder has no such file, or a file cannot be read or has no certificate.
     """
     for path in paths:
         files = [path] if not path.is_dir() else sorted([*path.rglob("*.crt"), *path.rglob("*.pem")])
@@ -202,7 +197,7 @@ def check_certificates(*paths: Path) -> None:
     """Check that all certificates in files (PEM) are valid now.
 
     Raises:
-        InputError: If a certificate is not valid yet or has expired, with file and date, or a file has none.
+        InputError: A certificate is not valid yet or has expired, or a file has none.
     """
     for certificate in (opened_certificate for path in paths for opened_certificate in read_certificates(path)):
         start, end = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
@@ -217,11 +212,12 @@ def check_certificates(*paths: Path) -> None:
 
 
 def load_key_pair(keys: Path, *contexts: ssl.SSLContext) -> None:
-    """Load server.pem and server.key of a folder into TLS contexts, first into one that is thrown away.
+    """Load server.pem and server.key of a folder into TLS contexts.
+
+    They are first loaded into a context that is thrown away, so that an error leaves the others unchanged.
 
     Raises:
-        InputError: The certificate is not valid now, or the key cannot be read, or is not the certificate's or not
-            readable without a password.  The contexts are not changed then.
+        InputError: The certificate is not valid now, or the key is not the certificate's or cannot be read.
     """
     check_certificates(keys / CERTIFICATE_FILE)
     try:
@@ -242,7 +238,7 @@ class ExpiryMonitor:
     def poll(self) -> None:
         """Log certificates that have ended or end within 30 days, and files without a readable one.
 
-        The files are read by the first call, and by later ones a day or more after they were read last.
+        The files are read at most once a day.
         """
         if time.monotonic() - self._last_report < _DAY_SECONDS:
             return
@@ -278,17 +274,16 @@ def _end_of(path: Path) -> float:
 def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     """Renew server.pem in `key_folder` for at most a year from now, with the same key and names.
 
-    The new certificate ends no later than the authority's own, and is valid from an hour ago, for clocks that are
-    late.  It is written over the old one, and returned.
+    The new certificate, which is returned, replaces the old one.  It ends no later than the authority's own, and
+    is valid from an hour ago, for clocks that are late.
 
     Args:
         key_folder: Folder of a SuperLink with server.pem, and with the ca.crt that silos trust.
         authority_folder: Folder of the authority, with ca.key and ca.crt.
 
     Raises:
-        InputError: If the certificate names another authority, or no certificate of ca.crt in `key_folder` has
-            the authority's key, if the authority's own certificate ends within 30 days, or if a file is missing
-            or holds something else.
+        InputError: The certificate or the silos' ca.crt is not this authority's, the authority's own certificate
+            ends within 30 days, or a file cannot be used.
     """
     old_certificate, authority = (
         read_certificates(key_folder / CERTIFICATE_FILE)[0],
@@ -332,8 +327,7 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
 def file_stamps(*paths: Path) -> list[tuple[int, int]]:
     """Return (inode, change time in ns) of each file or folder, to detect that it was changed or removed.
 
-    The change time also shows new permissions, and contents under an old modification time.  What is missing or
-    cannot be looked at is left out.
+    A file that is missing or cannot be looked at has no stamp.
     """
     stamps = []
     for path in paths:
@@ -346,10 +340,10 @@ def file_stamps(*paths: Path) -> list[tuple[int, int]]:
 def read_registered_keys(keys: Path) -> dict[str, bytes]:
     """Read the registered public keys of SuperNodes (PEM) in keys/nodes, by names of silos such as silo-0.
 
-    A .pub file that cannot be read, or is no key, is left out with a warning, so that it stops no other silo.
+    A .pub file without a readable key is left out with a warning, so that it stops no other silo.
 
     Raises:
-        InputError: If there is no key, a .pub file has another name, or two silos have the same key.
+        InputError: There is no key, a .pub file has another name, or two silos have the same key.
     """
     paths = sorted((keys / "nodes").glob("*.pub"))
     unnamed_paths = [path for path in paths if not _SILO_FILE.fullmatch(path.name)]
@@ -383,11 +377,10 @@ def key_fingerprint(key: bytes) -> str:
 
 
 def revoke_key(key_folder: Path, silo: int) -> str:
-    """Remove the key of a silo from keys/nodes durably, and return its fingerprint.
+    """Remove the key of a silo from the folder `nodes` durably, and return its fingerprint.
 
     Raises:
-        InputError: If the silo has no file there, if the file holds no key, so that the file stays, or if the file
-            cannot be removed durably.
+        InputError: The silo has no file there, the file holds no key, or the file cannot be removed.
     """
     path = key_folder / "nodes" / f"silo-{silo}.pub"
     if not path.exists():
@@ -421,8 +414,7 @@ class KeyMonitor:
     def poll(self) -> tuple[list[str], dict[str, bytes]]:
         """Return the names of silos whose keys were revoked since the last call, and new keys (PEM) by name.
 
-        A key that this SuperLink has known before is not new.  Files are read by the first call, and later only if
-        one of them or their folder has changed.
+        A key that this SuperLink has known before is not new.
         """
         paths = [path for path in sorted(self._folder.glob("*.pub")) if _SILO_FILE.fullmatch(path.name)]
         last_stamps, self._stamps = self._stamps, file_stamps(self._folder, *self._valid_keys, *paths)

@@ -1,21 +1,15 @@
 """Engines that submit a run to a SuperLink: `deployment`, and `ray`, which is Flower's own simulation.
 
-A deployment has a SuperNode and a guard for each silo.  Without an address, SuperLink, SuperNodes and guards are
-started as processes of this machine.  With an address, the app is submitted to a SuperLink whose silos other
-people run.  A token in the run's folder identifies a run of a deployment, because Flower gives a resubmitted run
-another number.  Silos and server resume from ledgers and journal under the same token.
+An engine computes cells, which are single runs of a scenario, and yields their outcomes.  A deployment has a
+SuperNode and a guard for each silo.  The guard is the process with the silo's records (its shard), which answers
+queries within a policy and accounts for its replies in a ledger.
 
-Each silo of this machine has its own shard, ledger with keys, and policy.  They lie in folders that are made with
-mode 0700, and of a silo's processes only the SuperNode talks to the SuperLink.
+Without an address, SuperLink, SuperNodes and guards are started as processes of this machine.  With an address,
+the app is submitted to a SuperLink whose silos other people run.
 
-Flower's simulation runs the same apps, and passes each client message through a Ray actor.  Both engines read the
-progress and the outcome of a run from its folder, and an end without an outcome from Flower.
-
-* A cell is one run of a scenario, and an engine is a function that computes cells and yields their outcomes.
-* A guard is a silo's process with records, policy, budget and ledger, which answers queries.  A policy says what a
-  guard may answer, a shard is the file of a silo's records, and a ledger is the account of a guard's replies.
-* The journal is the store of a run's releases at the server, from which an interrupted run continues.
-* An observer receives the events of a run, such as the end of a round.
+A token in the run's folder identifies a run of a deployment, because Flower gives a resubmitted run another
+number.  The journal is the server's store of releases, from which an interrupted run continues under the same
+token.
 """
 
 import os
@@ -130,7 +124,7 @@ class SuperLink:
 def simulation_superlink(home: Path) -> Iterator[SuperLink]:
     """Start a SuperLink for Flower's own simulation engine.
 
-    The SuperLink ends with the block, and so do all processes that it started.
+    The SuperLink and the processes that it started end with the block.
 
     Guarantee: Ray, which listens on every address of the machine and runs the code that it is sent, asks for a
     token that only our processes have, and keeps its sockets and files in `home`.
@@ -151,10 +145,10 @@ def simulation_superlink(home: Path) -> Iterator[SuperLink]:
 
 @contextmanager
 def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
-    """Start a SuperLink that admits the SuperNodes of `silos` silos only, whose keys are in home/node-N.
+    """Start a SuperLink on this machine for the SuperNodes of `silos` silos, with new keys.
 
-    The server's certificate and the SuperNodes' keys are made anew in `home`.  The SuperLink ends with the block,
-    and so do the processes of silos, whose Flower homes are in `home`.
+    The key of silo N's SuperNode is in home/node-N.  The SuperLink and the processes of the silos end with the
+    block.
 
     Raises:
         RunError: The SuperLink does not start.
@@ -188,7 +182,7 @@ def start_superlink(home: Path, options: Sequence[str], port: int | None = None,
         variables: Environment variables of the process.
 
     Raises:
-        RunError: If the SuperLink ends, does not answer within about a minute, or is not installed.
+        RunError: The SuperLink ends, does not answer within about a minute, or is not installed.
     """
     socket = home / "control.sock"
     command = [script_path("fedpriv"), "superlink", "--control", str(socket), *options]
@@ -213,11 +207,10 @@ GUARD_SOCKET = "guard.sock"
 
 
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
-    """Write a policy for each silo, with limits that suffice for this run, and missing shards and ledgers.
+    """Write a policy that allows this run for each silo, and its shard and ledger if it has neither.
 
-    A shard has the silo's training records, and possibly test records.  It is a table (.csv) if the model reads
-    raw cells of a table, and otherwise a file of arrays (.npz).  If a silo has its shard or the ledger of its
-    rounds already, neither is changed, because ledgers record earlier releases.
+    A shard is the file of a silo's records.  Existing shards and ledgers are kept, because ledgers record earlier
+    releases.
 
     Args:
         cell: Cell of the run.
@@ -228,7 +221,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
         Paths of the policies, one a silo.
 
     Raises:
-        InputError: If no policy allows the run, or data, policy or ledger cannot be used.
+        InputError: No policy allows the run, or data, policy or ledger cannot be used.
     """
     limits, evaluation, test_indices = (
         run_allowance(cell, load_task(cell)),
@@ -331,8 +324,7 @@ class RunProgress:
     def report_waiting(self, reason: str, start_time: float) -> None:
         """Report a wait since `start_time`, in seconds since 1970.
 
-        A reason that differs from the last reported one is reported at once, and the same one at most once a
-        minute.
+        A new reason is reported at once, and the same one at most once a minute.
 
         Args:
             reason: Awaited event or party, for the line.
@@ -351,34 +343,28 @@ def follow_run(
 ) -> CellOutcome:
     """Relay a run's progress to the observer until the run has an outcome, and return the outcome.
 
-    Progress, evaluations and the outcome are read from the run's folder several times a second.  About every 5 s
-    waits are read from the folder, and the SuperLink is asked for the run's status.
-
     Args:
         link: SuperLink of the run.
         run: Id of the run.
-        reader: Reader of the run's folder.
+        reader: Reader of the run's folder, where the server reports progress and outcome.
         describe_lost_process: Function that describes a necessary process that has ended, or returns None.
         progress: Progress of the cell.
 
     Raises:
-        InputError: If the server refuses the run as it was written.
-        RunError: If the run fails, ends without an outcome or is not started within ten minutes, or a necessary
+        InputError: The server refuses the run as it was written.
+        RunError: The run fails, ends without an outcome or is not started within ten minutes, or a necessary
             process has ended.
-        LostRunError: If the SuperLink does not know the run, or its restart ended the run.  The run can be
-            submitted again.
-        UnreachableError: If the SuperLink does not answer for two minutes.
+        LostRunError: The SuperLink does not know the run, or its restart ended the run.
+        UnreachableError: The SuperLink does not answer for two minutes.
     """
     last_query_time, last_answer_time, start_time = time.monotonic(), time.monotonic(), time.time()
     while True:
-        # Relay the reports of the server in the run's folder.
         outcome = reader.read_result()
         progress.advance_to(progress.planned_rounds if outcome is not None else reader.read_round())
         for line in reader.read_new_evaluations():
             progress.observer.evaluated(progress.index, line.pop("round"), line)
         if outcome is not None:
             return outcome
-        # Without an outcome, a necessary process that has ended ends the run.
         end_reason = (
             f"Flower's SuperLink ended before the run did{link.log_tail()}"
             if link.has_ended
@@ -386,7 +372,6 @@ def follow_run(
         )
         if end_reason is not None:
             raise RunError(end_reason)
-        # Ask the SuperLink for the status at times, and report what the run waits for.
         if time.monotonic() - last_query_time > _STATUS_SECONDS:
             last_query_time = time.monotonic()
             try:
@@ -422,10 +407,8 @@ def run_deployment(
 ) -> Iterator[IndexedOutcome]:
     """Run cells one after another at a SuperLink, or without an address at a new one for each cell.
 
-    Each cell has a folder with its token, which an interrupted run leaves behind.  A second call takes a finished
-    outcome from that folder, and submits an unfinished run again under the same token, so that the run continues.
-    A run that a restart of the SuperLink ended is submitted again at once.  Another error stops the run at a
-    SuperLink with an address, and ends a SuperLink that was started here as a whole.
+    A second call with the same folder takes a finished outcome from it, and continues an unfinished run.  A run
+    that a restart of the SuperLink ended is submitted again.
 
     Args:
         cells: Cells to run.
@@ -437,9 +420,8 @@ def run_deployment(
         The outcome of each cell, with the index of the cell.
 
     Raises:
-        InputError: A cell has settings that a deployment does not have, no silo's policy can allow the run, the
-            root certificates cannot be used, a server refuses its run, or the user is root and processes are to be
-            started.
+        InputError: A cell cannot be run as a deployment, no policy can allow the run, the root certificates cannot
+            be used, a server refuses its run, or the user is root and processes are to be started.
         RunError: A run failed, or a SuperLink does not start or answer.
     """
     # Refuse settings that a deployment cannot have before the first cell is started.
@@ -490,9 +472,9 @@ def run_deployment(
 def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator[tuple[SuperLink, HealthCheck]]:
     """Open a SuperLink, and yield it with a function that describes a necessary process that has ended.
 
-    The function returns None while there is no such process.  Without an address, SuperLink and silos are started
-    on this machine, and end with the block.  The processes of silos are then necessary, unless the run continues
-    without missing silos.  With an address, nothing is started, and no process is necessary.
+    Without an address, SuperLink and silos are started on this machine, and end with the block.  The processes of
+    silos are then necessary, unless the run may continue without silos.  The function returns None as long as no
+    necessary process has ended.
 
     Args:
         cell: Cell of the run.
@@ -530,10 +512,7 @@ def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator
 
 
 def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-    """Run cells one after another on one SuperLink in simulation mode.
-
-    Every silo is a simulated SuperNode of one CPU.  After an outcome, the end of the run is awaited for up to 60
-    s, because Ray's processes would outlive an interrupted simulation.
+    """Run cells one after another on a SuperLink that simulates a SuperNode for each silo.
 
     Args:
         cells: Cells to run.

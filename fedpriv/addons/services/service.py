@@ -1,11 +1,7 @@
-"""Life of a service: one process that owns the processes it starts, which are its parts.
+"""Life of a service: a process that owns the processes it starts, which are its parts.
 
-A part that ends also ends the service, with an exit code that is not 0 and a line that says so.  There is one
-exception: a SuperNode that lost the other side of the network, or was killed, is started again, without limit.  On
-request, by SIGTERM or SIGINT, a SuperLink exits with 0, and a SuperNode with 128 plus the number of the signal.
-
-The executor, which starts a run's tasks, and the node of a silo write heartbeats to a file while they are at work.
-The service's health depends on them, among other things, and describes this service only.
+A part that ends also ends the service, except a SuperNode that lost its SuperLink or was killed, which is started
+again.  Parts at work write heartbeats to files, on which the service's health depends.
 """
 
 import json
@@ -45,7 +41,7 @@ _MIN_FILES = 256
 
 
 class Heartbeat(NamedTuple):
-    """Last turn of a part, and its error, or "".  Times are by the monotonic clock."""
+    """Last attempt of a part to do its work.  Times are in seconds of the monotonic clock."""
 
     last_success: float
     """Time of the last attempt that did its work, or of the first attempt if none did."""
@@ -58,9 +54,7 @@ class Heartbeat(NamedTuple):
 def write_heartbeat(part: str, error: str = "") -> None:
     """Record that `part`, which is this process, did its work, or the error that prevented it.
 
-    The file of the part has its last heartbeat (`Heartbeat`).  An error leaves the time of the last success as it
-    was, or the time of the first error in its place before the first success.  A process outside a service, which
-    has no folder for heartbeats, records nothing.
+    An error keeps the time of the last success.  A process outside a service records nothing.
     """
     if (folder := os.environ.get(HEARTBEAT_FOLDER_VARIABLE)) is None:
         return
@@ -74,10 +68,7 @@ def write_heartbeat(part: str, error: str = "") -> None:
 
 
 def read_heartbeat(folder: Path, part: str) -> Heartbeat | None:
-    """Return the last heartbeat of `part`, or None without a readable one.
-
-    The error is sanitized to one line of at most 200 of its characters.
-    """
+    """Return the last heartbeat of `part`, or None without a readable one."""
     try:
         times, _, error = (folder / part).read_text(encoding="utf-8").partition("\n")
         last_success, last_attempt = times.split()
@@ -125,7 +116,7 @@ class OutageLog:
         """Log an outage, unless the last line about it is less than a minute old.
 
         Args:
-            since: Start of the outage by the monotonic clock, which counts in the first call for an outage.
+            since: Start of the outage by the monotonic clock.  The value in the first call for an outage counts.
             reason: Reason that the line names, or "".
         """
         now = time.monotonic()
@@ -190,10 +181,7 @@ def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
 
 
 def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
-    """Answer requests to the socket with the health of the service, one after another.
-
-    A request is one frame of JSON, of at most 1,000 bytes within 2 s, whose content is not looked at.
-    """
+    """Answer requests to the socket with the health of the service, one after another."""
     while listener.fileno() >= 0:
         with suppress(OSError, ValueError, RecursionError):  # a stranger may send anything
             connection, _ = listener.accept()
@@ -293,10 +281,10 @@ _OWN_STEMS = {"ca", "server", "superexec", "refused", "node", EXECUTOR, SUPERNOD
 def fresh_folder(folder: Path) -> Iterator[Path]:
     """Make an empty `folder` of mode 0700, and delete it with its files at the end of the block.
 
-    The folder of a service that was killed is replaced, and one with files of other names stays as it is.
+    The folder that a killed service has left behind is replaced.
 
     Raises:
-        InputError: The folder cannot be made, or has files whose names are none of a service's.
+        InputError: The folder cannot be made, or has files that are none of a service's.
     """
     strange_paths = (
         [] if not folder.is_dir() else [path for path in folder.iterdir() if path.stem not in _OWN_STEMS]

@@ -6,14 +6,12 @@
 | Fleet: a SuperNode's messages | SuperNodes whose keys are registered | host:port, TLS |
 | Runtime: a task's messages | tasks of its executor | a port of 127.0.0.1, TLS, tokens on no command line |
 
-With --insecure any SuperNode may connect, and without --keys its messages have no TLS.  The parts of the service
-are the servers of these APIs, which are one process, and an executor.  /health of each API describes the service:
-200, or 503 with the reason of a fault, such as a minute in which the executor gets no answer.  A renewed
-certificate is served from the next connection on, and a SuperNode whose key is revoked is refused, both within
-seconds and without a restart.  A simulation has no Fleet API.
+With --insecure any SuperNode may connect, and without --keys its messages have no TLS.  A simulation has no Fleet
+API.  Each API answers /health with 200, or 503 and the reason of a fault.
 
-A task is the server or the simulation of a run, a process that the executor starts.  An app here is an ASGI app, a
-function that answers the requests of a web server.
+The service has two parts: a process with the servers of these APIs, and an executor.  A task is the server or the
+simulation of a run, a process that the executor starts.  An app here is an ASGI app, a function that answers the
+requests of a web server.
 """
 
 import asyncio
@@ -94,10 +92,7 @@ class PathFilter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request by its path, or forward it to the inner app.
 
-        /health gets 200, or 503 with the reason if the health check returns one.  `STATUS_PATH` gets the status as
-        JSON if there is a status function.  Other paths are forwarded if they begin with the prefix, and get 404
-        otherwise.  Events of the server's start and end (lifespan) are forwarded.  Other kinds of connections,
-        such as a WebSocket, get no answer.
+        /health gets 200, or 503 with the fault.  Other kinds of connections, such as a WebSocket, get no answer.
         """
         if scope["type"] not in ("http", "lifespan"):
             return
@@ -125,24 +120,23 @@ def serve_superlink(
 ) -> None:
     """Serve the Control, Runtime and Fleet APIs until a signal asks the process to end.
 
-    The Fleet API is left out with `simulation`.  The servers of the APIs run in this process, and the executor,
-    which starts tasks, is a child process.
+    The servers of the APIs run in this process, and the executor, which starts tasks, is a child process.
 
     Args:
         control: Path of the control socket, which is made.
-        keys: Folder with ca.crt, server.pem, server.key and nodes/silo-N.pub, or None, which only `simulation` or
-            `insecure` allow.
+        keys: Folder with ca.crt, server.pem, server.key and nodes/silo-N.pub, or None, which needs `simulation` or
+            `insecure`.
         host: Address for SuperNodes.
         port: Port for SuperNodes.
-        simulation: Whether there are no SuperNodes.
+        simulation: Whether there are no SuperNodes, and so no Fleet API.
         insecure: Whether any SuperNode may connect, without TLS if `keys` is None.
         runs_path: File with the list of runs, which is kept over restarts, or None for a list in memory.
         metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
 
     Raises:
-        InputError: Keys or certificates are missing, they, an address, the file of runs or the installed Flower
-            cannot be used, or the machine allows too few open files.
-        RunError: A part ends without a signal, or Flower refuses to register a key at the start or to revoke one.
+        InputError: Keys, certificates, an address, the file of runs or the installed Flower cannot be used, or the
+            machine allows too few open files.
+        RunError: A part ends without a signal, or Flower refuses to register or to revoke a key.
         httpx.HTTPStatusError: Flower refuses to list its runs.
     """
     # Read keys and certificates, and refuse bad ones, before sockets are made.
@@ -310,7 +304,7 @@ async def _serve_until_signal(
         poll: Function that is awaited between two checks of whether servers and executor still run.
 
     Raises:
-        RunError: A server or the executor ended before a signal.  Errors of `poll` and of servers pass.
+        RunError: A server or the executor ended before a signal.
     """
     stop_event = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

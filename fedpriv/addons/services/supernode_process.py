@@ -3,9 +3,8 @@
 The parts of the service are one process, the silo's node.  With --apps they are Flower's own SuperNode, and an
 executor of the apps that a SuperLink sends.
 
-A node loses its SuperLink if the SuperLink was restarted, is away or refuses the key.  Such a node is started
-again, without limit, and so is one that was killed.  Flower's own SuperNode is started again whatever its exit
-code is.  Any other end of a part ends the service.
+A node that lost its SuperLink or was killed is started again, without limit.  Another end of a part ends the
+service.
 """
 
 import fcntl
@@ -151,8 +150,7 @@ def run_supernode(
 def _lock_key(keys: Path | None) -> Iterator[None]:
     """Check certificate and key of a SuperNode, and lock the key for the block.
 
-    A second SuperNode on this machine that locks the same file is refused meanwhile.  Without `keys` nothing is
-    checked or locked, and on a file system without locks nothing is locked.
+    Where files can be locked, a second SuperNode with this file of a key is refused.
 
     Raises:
         InputError: A file cannot be used, or another SuperNode has the key.
@@ -184,8 +182,8 @@ class SupernodeMonitor:
     def why_unhealthy(self) -> str | None:
         """Return the fault of the service itself, or None.
 
-        The part with heartbeats has to be at work, and certificate and key, if any, have to be readable and valid.
-        For the silo's node, attempts to reach a SuperLink that is away count as work.
+        The certificate and the key have to be valid, and the part with heartbeats has to be at work.  Attempts of
+        a silo's node to reach a SuperLink that is away count as work.
         """
         try:
             if self._keys is not None:
@@ -215,10 +213,7 @@ class SupernodeMonitor:
         ]
 
     def poll(self, *, is_lost: bool = False) -> None:
-        """Log an outage of the SuperLink once a minute, its end, and certificates that expire soon.
-
-        A silo's node has an outage if it is lost or got no answer for 40 s.  Flower's own SuperNode reports no
-        answers, and only its loss is logged.  Certificates are checked at most once a day.
+        """Log an outage of the SuperLink, its end, and certificates that expire soon.
 
         Args:
             is_lost: Whether the node has ended because it lost the SuperLink, or the SuperLink refuses it.
@@ -238,8 +233,8 @@ def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMoni
     """Run a node, and start it again without limit if it lost its SuperLink or was killed.
 
     A SuperNode that ended with code 0 or `LOST_EXIT_CODE` counts as one that lost its SuperLink, and one with a
-    negative code (minus the number of a signal) as killed.  The pause before the next start begins with 4 s after
-    a short run, doubles up to 30 s, and is 2 s after a run of more than 90 s.
+    negative code (minus the number of a signal) as killed.  Short runs double the pause before the next start, up
+    to a limit.
 
     Args:
         run_once: Function that runs the parts of the node, and returns the name and the exit code of the part that
@@ -270,9 +265,9 @@ def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMoni
 def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -> tuple[str, int]:
     """Run Flower's SuperNode and an executor, and return the name and the exit code of the one that ended.
 
-    Each start uses a new port, because another process may take a free port before the SuperNode listens on it.
-    Flower's exit codes do not distinguish a lost SuperLink from other ends, so that each end of a SuperNode that
-    no signal ended counts as a lost SuperLink, and its code is returned as 0.
+    Each start uses a new port, because another process may take a free port before the SuperNode listens on it.  A
+    SuperNode that no signal ended gets code 0, which stands for a lost SuperLink, because Flower's exit codes do
+    not distinguish it from other ends.
     """
     port = free_port()
     commands = {
@@ -286,8 +281,7 @@ def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -
 def _run_parts(commands: Mapping[str, Sequence[str]], monitor: SupernodeMonitor) -> tuple[str, int]:
     """Run parts until one of them ends, and return its name and exit code.
 
-    The other parts are then asked to end, so that the SuperLink learns of the end of a node, and killed if they
-    run for 20 s more.  While the parts run, the monitor is polled about twice a second.
+    The other parts are then ended, so that the SuperLink learns of the end of a node.
     """
     parts: dict[str, subprocess.Popen[bytes]] = {}
     try:

@@ -94,9 +94,9 @@ class UnreachableError(RunError):
 
 
 class LostRunError(RunError):
-    """End of a run's server by a restart of the SuperLink.
+    """Loss of a run by the SuperLink, for example in a restart.
 
-    The server's journal continues the run.
+    A run that is submitted again continues from the server's journal.
     """
 
 
@@ -133,7 +133,7 @@ class ControlClient:
     def start_run(self, pyproject: str, out: str, simulation: Mapping[str, int] | None = None) -> int:
         """Submit an app that consists of a pyproject.toml alone, and return the run's id.
 
-        The silos and the server run fedpriv as installed, so that the bundle needs no code.
+        Silos and server run fedpriv as installed, so that no code is sent.
 
         Args:
             pyproject: Text of the file.
@@ -161,7 +161,7 @@ class ControlClient:
         """Return the status of a run, and mark the caller as a follower of the run.
 
         Raises:
-            LostRunError: If the SuperLink does not know the run, or the run ended with a restart of the SuperLink.
+            LostRunError: The SuperLink does not know the run, or its restart ended the run.
         """
         request, headers = LIST_RUNS.request_type(run_id=run_id), {FOLLOWED_RUN_HEADER: str(run_id)}
         answer = self._answer(lambda client: ApiClient(client, lambda *_: headers).ask(LIST_RUNS, request))

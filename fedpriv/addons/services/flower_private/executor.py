@@ -3,12 +3,10 @@
     python -P -m fedpriv.addons.services.flower_private.executor ADDRESS FOLDER PARENT TYPE...
 
 ADDRESS is that of a Runtime API.  FOLDER has the API's certificate and the executor's secret.  PARENT is the id of
-the process whose end also ends the executor.  TYPE is a type of task, which is the name of the program that runs
-such tasks.
+the process whose end also ends the executor.  TYPE is a type of task, and the name of the program that runs it.
 
-A task is the server, the simulation or a client app of a run, and its token proves to the Runtime API that a
-process belongs to it.  A heartbeat of a task tells Flower that its process is alive.  The executor's own heartbeat
-is a file that its service reads.
+A task is the server, the simulation or a client app of a run.  By its token, a task's process proves to the
+Runtime API which task it runs.  Heartbeats tell Flower that the process is alive.
 """
 
 import logging
@@ -69,9 +67,9 @@ class TaskProcess:
     """Last heartbeat from here, on the monotonic clock, or 0."""
 
     def send_heartbeat(self) -> None:
-        """Send a heartbeat for a task that takes long to start.
+        """Send a heartbeat for a task that may still be starting.
 
-        Later the task's own process sends heartbeats.
+        Once it has started, its process sends heartbeats.
         """
         now = time.monotonic()
         if now - self.start_time < _START_SECONDS and now - self.last_heartbeat > _HEARTBEAT_SECONDS:
@@ -147,10 +145,9 @@ class Executor:
         self.tasks: list[TaskProcess] = []
 
     def poll(self) -> None:
-        """Ask for one more task and start its process, if there is one, then attend to all tasks.
+        """Start the next task, if there is one, and look after the processes of all tasks.
 
-        A task whose process runs gets a heartbeat while it may still be starting.  One whose process has ended is
-        reported if it failed, and forgotten.
+        Tasks that may still be starting get heartbeats.  Tasks that failed are reported.
         """
         try:
             answer = self._task_client.ask(

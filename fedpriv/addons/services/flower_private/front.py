@@ -10,13 +10,13 @@ silo ── query for me? ──▶ front ──▶ SuperLink ── none ──
 | a reply is announced again, since the answer was lost | wants no object of it | wants the missing ones |
 | an object is sent again, since the answer was lost | refuses it, and the reply is lost | stored |
 
-All other requests, and those that the front cannot read, go to Flower unchanged.  Flower's code is not changed.
+Other requests go to Flower unchanged.
 
 * A message is a tree of objects, each named by the SHA-256 of its content.  A sender announces a message with the
   names of its objects, Flower answers which of them it lacks and gives the id of a session, and the sender then
   sends these objects.  A message is complete when Flower has all its objects.
 * A query is a message of a run's server to a node, and a reply is the node's answer to it.
-* A node is a SuperNode of Flower, and the server has the id SUPERLINK_NODE_ID as if it were one.
+* A node is a SuperNode of Flower.  The server has the id SUPERLINK_NODE_ID as if it were one.
 * A route is a path of the SuperLink with the types of its request and its answer.
 * Long polling holds a request until there is an answer, instead of answering at once that there is none.
 """
@@ -127,8 +127,7 @@ class Front:
 
         Args:
             app: App of the SuperLink.
-            long_polling: Whether to handle all events of the module's table, or to check the senders of replies
-                only.
+            long_polling: Whether to handle all events of the module's table, instead of the first one only.
         """
         self.app = app
         self._waiting_events: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
@@ -146,10 +145,7 @@ class Front:
         self._handlers = {route.path: (route, handle) for route, handle in handlers[: None if long_polling else 1]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request by the handler of its route, or forward it unchanged.
-
-        Requests without a handler are forwarded, and those whose body is not of the route's request type.
-        """
+        """Answer a request by the handler of its route, or forward it unchanged."""
         route, handle = self._handlers.get(scope["path"] if scope["type"] == "http" else "", (None, None))
         if route is None or handle is None:
             await self.app(scope, receive, send)
@@ -168,10 +164,10 @@ class Front:
         return await self._hold(exchange, request.node.node_id, _HOLD_SECONDS, lambda: exchange.body)
 
     async def _on_server_pull(self, request: Any, exchange: Exchange) -> Response:
-        """Hold a server's request for replies to its queries, without those whose replies miss objects.
+        """Hold a server's request for replies, and leave out the queries whose replies miss objects.
 
-        Flower would hold the whole request for such a reply.  A request that names no query is forwarded at once.
-        A query whose reply was given out is forgotten.
+        Flower would let the whole request wait for the missing objects.  A query whose reply was given out is
+        forgotten.
         """
 
         def finished_only() -> bytes:
@@ -188,16 +184,16 @@ class Front:
         return answer
 
     async def _hold(self, exchange: Exchange, node: int, seconds: float, body: Callable[[], bytes]) -> Response:
-        """Forward the request until the answer is not empty, time is up, or the sender has disconnected.
+        """Forward a request repeatedly until the answer is not empty, time is up, or the sender is gone.
 
-        A refusal is returned at once.  An empty answer is awaited further: the request is forwarded again whenever
-        the node is woken (`_wake`), and a last time when time is up.
+        The pause between two attempts ends when the node is woken (`_wake`), or time is up.  A refusal is returned
+        at once.
 
         Args:
             exchange: The request.
             node: Node that waits for messages.
             seconds: Longest wait.
-            body: Function that returns the body to forward, called each time.
+            body: Function that returns the body to forward, called for each attempt.
         """
         departure, event = asyncio.ensure_future(exchange.receive()), asyncio.Event()
         deadline = time.monotonic() + seconds
@@ -221,10 +217,7 @@ class Front:
                 del self._waiting_events[node]
 
     async def _on_server_push(self, request: Any, exchange: Exchange) -> Response:
-        """Forward a server's queries, and remember their nodes, which are woken when all objects have come.
-
-        The nodes of at most the last 10,000 queries are remembered.
-        """
+        """Forward a server's queries, remember their nodes, and wake these when all objects have come."""
         answer = await exchange.forward()
         if answer.status_code == 200:
             nodes = {
@@ -237,12 +230,9 @@ class Front:
     async def _on_silo_push(self, request: Any, exchange: Exchange) -> Response:
         """Forward the announcement of a reply, or refuse one in another node's name.
 
-        If Flower accepts a reply to a query to this node, its objects are awaited, and the server that waits for
-        replies is woken when they are complete.  Otherwise the server is woken at once.
-
-        The answer to an announcement may be lost, and a node then repeats it.  While Flower waits for objects of
-        the reply, a repeated announcement is answered here with their names, if Flower still accepts the node in
-        the run.  A request with several replies, or with none, is forwarded without these further steps.
+        The server is woken when the reply is complete.  A node whose answer was lost announces its reply again.
+        Such a repetition is answered here with the names of the missing objects, because Flower would want none of
+        them.
         """
         node, replies = request.node.node_id, [message.metadata for message in request.messages_list]
         if any(reply.src_node_id != node for reply in replies):
@@ -284,8 +274,7 @@ class Front:
     async def _on_object_push(self, request: Any, exchange: Exchange) -> Response:
         """Forward an object of a message, and wake the message's receivers if it was the last missing one.
 
-        An object that Flower does not store counts as stored if it was stored before in this session and its
-        SHA-256 is its id: a node repeats an object if the answer was lost.
+        A node that repeats an object, because the answer was lost, is told that the object is stored.
         """
         answer = await exchange.forward()
         session, name = self._sessions.get(request.session_id), request.object_id
@@ -302,7 +291,7 @@ class Front:
         return answer
 
     def _unfinished_queries(self) -> list[MessageSession]:
-        """Drop sessions that Flower has forgotten, and return those of the others that miss objects."""
+        """Drop sessions that Flower has forgotten, and return those of the others whose messages miss objects."""
         oldest = time.monotonic() - _SESSION_SECONDS
         self._sessions = {
             key: session for key, session in self._sessions.items() if session.last_activity > oldest
@@ -340,8 +329,7 @@ class SuperLinkApp:
     async def register_nodes(self, nodes: Mapping[str, bytes]) -> None:
         """Admit the SuperNodes with these names and public keys (PEM).
 
-        A name can be given only here and through the Control API, so that it identifies a node, whatever the node
-        claims.
+        A node cannot choose its name, so that the name identifies it.
 
         Raises:
             RunError: Flower refuses a key.
@@ -355,14 +343,14 @@ class SuperLinkApp:
     async def unregister_node(self, name: str) -> None:
         """Revoke the key of the SuperNode with this name, which has to be registered.
 
-        For a node that never connected, Flower's first answer is an error, although Flower has forgotten the node.
-        So a second request follows, to which Flower answers that it knows no such node.
+        For a node that never connected, Flower forgets the node and yet answers with an error.  The answer to a
+        second request then says that there is no such node.
 
         Guarantee: once this function returns, the SuperLink treats a holder of the key as unknown, and its node is
         offline for every run.
 
         Raises:
-            RunError: Flower may still know the key.  A service that continued would admit its holder.
+            RunError: Flower may still know the key.
         """
         for _ in range(2):
             answer = await self.post(UNREGISTER_NODE, UNREGISTER_NODE.request_type(node_id=self._nodes[name]))
@@ -428,7 +416,6 @@ def make_superlink_app(options: Sequence[str]) -> SuperLinkApp:
     """
     if variables := sorted(name for name in os.environ if name.startswith("FLWR_INTERNAL_")):
         raise InputError(f"{variables[0]}: opens an API of Flower's on a port of its own, to everybody; unset it")
-    # Names that Flower lacks, and that only save time.
     if slower := check_names():
         _log.warning("rounds take seconds longer: Flower has changed (%s)", slower[0])
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config

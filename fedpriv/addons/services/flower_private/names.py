@@ -1,12 +1,8 @@
 """Table of the names of Flower that Flower does not promise to keep, and its check.
 
-The public names are `flwr.app`, `flwr.serverapp`, `flwr.clientapp` and `flwr.simulation`.  A row is a Python name
-with the parameters, attributes or value that are used, or a route: a path of the SuperLink with the fields of its
-request and answer.  The test tests/engines/test_flower_names.py fails for code that imports another name of
-Flower, and for a row that no code uses.
-
-`check_names` refuses, in one line, a Flower that differs from a row.  Rows that only gain speed are reported
-instead: without them a service is slower and says so.
+A row is a Python name with the parameters, attributes or value that are used, or a route: a path of the SuperLink
+with the fields of its request and answer.  `check_names` refuses a Flower that differs from a row.  Differences in
+rows that only gain speed are reported instead.
 
 docs/flower-releases.md tells maintainers how to proceed after a release of Flower.
 """
@@ -46,7 +42,6 @@ class PythonName:
     def find_fault(self) -> str | None:
         """Describe the first difference of the installed Flower from this row, or return None.
 
-        A difference is a name that cannot be imported, another value, a missing attribute, or other parameters.
         The parameters agree if the function has them first, in this order, and can be called with them alone.
         """
         path = f"{self.module}.{self.name}"

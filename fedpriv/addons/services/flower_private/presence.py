@@ -3,11 +3,7 @@
 A silo is named silo-N by the key that is registered for it.  The Control API serves commands, and the Fleet API
 serves SuperNodes.  A follower of a run is a command that asks for the run's status until it ends.
 
-SuperNodes appear by their registered keys, and their requests contain the time of the signature and fedpriv's
-version.  Followers of a run appear by its id, which is in their requests.  None of these facts is written to a
-file, except the reason for which a silo's clock keeps it out.
-
-The list of runs survives a restart in one file, if it has one, without a message, a token or an array.
+The state of silos is kept in memory.  The list of runs can be kept in a file over restarts.
 """
 
 import datetime
@@ -69,11 +65,10 @@ class Presence:
         self._refusals_path, self._start_time = refusals_path, time.time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request to the app, and record its sender.
+        """Forward a request to the app, and record the follower of a run or the silo that sent it.
 
-        A request to the Control API is recorded by the run in its header, if it follows one.  A request to the
-        Fleet API is recorded by the silo's registered key, when the app admits it (200), or refuses it (401)
-        because of the silo's clock.
+        A follower is recorded by the run in its header.  A silo is recorded by its registered key if the app
+        admits the request (200), or refuses it (401) because of the silo's clock.
         """
         headers = (
             Headers(scope=scope) if scope["type"] == "http" else Headers()
@@ -95,7 +90,7 @@ class Presence:
         await self.app(scope, receive, record_silo)
 
     def add_nodes(self, nodes: Mapping[str, bytes]) -> None:
-        """Record silos by these names, whose former keys name them no longer, and public keys (PEM)."""
+        """Record silos by these names and public keys (PEM), which replace their former keys."""
         self._name_by_key = {key: name for key, name in self._name_by_key.items() if name not in nodes}
         self._name_by_key |= {key.strip(): name for name, key in nodes.items()}
         self._silos |= {name: {} for name in nodes}
@@ -127,8 +122,7 @@ class Presence:
     def _note_silo(self, headers: Headers, arrival_time: float, *, is_admitted: bool) -> None:
         """Record a silo's admitted request, or the refusal of a signed request with a wrong clock.
 
-        Flower has verified the signature of an admitted request, and a refused one is verified here.  The file of
-        refusals is written when the silo begins to be kept out, or is admitted again.
+        Flower has verified the signature of an admitted request, and a refused one is verified here.
 
         Args:
             headers: Headers with the key, the time of the signature, and the signature.
@@ -198,10 +192,7 @@ class RunReport(NamedTuple):
 
 
 def read_report(folder: str) -> RunReport:
-    """Read the reports in the folder of a run.  A missing or damaged report counts as none.
-
-    `FolderReader` reads the same files and the run's result, and imports torch.
-    """
+    """Read the reports in the folder of a run.  A missing or damaged report counts as none."""
 
     def read(name: str, convert: Callable[[str], Any], fallback: object) -> Any:
         try:
@@ -222,7 +213,7 @@ class RunHistory:
     def __init__(self, path: Path | None) -> None:
         """Lock the file of runs against other SuperLinks, and read it if it exists.
 
-        Runs that the file has as unfinished count as failed by the restart, since their servers are gone.
+        Unfinished runs in the file count as failed by the restart, since their servers are gone.
 
         Args:
             path: File, which need not exist, or None for a history in memory.
@@ -274,8 +265,7 @@ class RunHistory:
     def update(self, runs: Iterable[Any]) -> None:
         """Record these runs, as Flower lists them, log their changes, and write the file if any changed.
 
-        The file has no details of runs, and is also written if it is missing.  A failure to write it, such as by a
-        full disk, is ignored.
+        Flower's details of runs are not written.  A failure to write, such as by a full disk, is ignored.
         """
         last_runs, current_runs, now = self.runs(), [_run_data(run) for run in runs], time.monotonic()
         for data in current_runs:
@@ -329,7 +319,7 @@ class RunHistory:
         return next(faults, None)
 
     def metrics(self) -> list[ServiceMetric]:
-        """Return the number of runs by state, and rounds and awaited silos of open runs, for Prometheus."""
+        """Return metrics of all runs by state, and of each open run, for Prometheus."""
         runs, name = self.runs(), "fedpriv_superlink_run"
         counts = Counter(data["state"].partition(" ")[0] for data in runs)
         reports = {

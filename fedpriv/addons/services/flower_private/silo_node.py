@@ -3,13 +3,14 @@
     python -P -m fedpriv.addons.services.flower_private.silo_node SUPERLINK SILO GUARD KEYS|-
 
 SUPERLINK is the address of the Fleet API, SILO the number of the silo, GUARD the socket of its guard, and KEYS the
-folder with ca.crt and node.key, or "-" for a connection without TLS.  A query is a tree of objects, each named by
-the SHA-256 of its content, and so is a reply.  A route is a path of the SuperLink with the types of its request
-and its answer, and a bundle is the packed files of the app that a run was started with.
+folder with ca.crt and node.key, or "-" for a connection without TLS.
 
-The node runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  The node
-exits with LOST_EXIT_CODE if the SuperLink is away or does not know the node's key, and is then started again by
-its supervisor.  It also exits if its supervisor has ended.
+A query is a tree of objects, each named by the SHA-256 of its content, and so is a reply.  A route is a path of
+the SuperLink with the types of its request and its answer, and a bundle is the packed files of the app that a run
+was started with.
+
+The node runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  A node
+that loses its SuperLink exits with LOST_EXIT_CODE, and its supervisor starts it again.
 """
 
 import email.utils
@@ -121,9 +122,7 @@ class FleetClient:
         }
 
     def ask(self, route: Route, *, patience: float = _PATIENCE_SECONDS, **fields: Any) -> Any:
-        """Return the SuperLink's answer to a request, which is repeated while no answer comes.
-
-        A success is written as the node's heartbeat, and so is a failure of the kinds that end in LostError.
+        """Return the SuperLink's answer to a request, which is repeated while the SuperLink is away.
 
         Args:
             route: Route of the request.
@@ -131,10 +130,9 @@ class FleetClient:
             **fields: Fields of the request.
 
         Raises:
-            httpx.HTTPStatusError: The SuperLink refused this request (a status below 502 other than 401), or
-                answered with status 502 or above until the end of `patience`.
-            LostError: No answer that can be read came until the end of `patience`, or the SuperLink does not know
-                the key or refuses this machine's clock (401).
+            httpx.HTTPStatusError: The SuperLink refuses the request, or answers with a server error.
+            LostError: No answer came until the end of `patience`, or the SuperLink refuses the key or this
+                machine's clock.
         """
         request = route.request_type(**fields)
         deadline, pause = time.monotonic() + patience, 0.1
@@ -228,7 +226,7 @@ class SiloNode:
 
         Raises:
             LostError: The SuperLink does not answer, or does not know the node any more.
-            httpx.HTTPStatusError: The SuperLink refuses a request for queries, or answers with 502 or above.
+            httpx.HTTPStatusError: The SuperLink refuses a request for queries.
         """
         wait = 0.05
         while True:
@@ -256,7 +254,7 @@ class SiloNode:
 
         Raises:
             ValueError, TypeError, LookupError, AttributeError, DecodeError: The objects do not come, or are no
-                query.  Errors of `FleetClient.ask` pass.
+                query.
         """
         start_time = time.monotonic()
         contents = {name: self._fetch_object(run, name) for name in dict.fromkeys(_object_ids(tree))}
@@ -271,8 +269,7 @@ class SiloNode:
         """Return an object of a query, after waiting for its arrival at the SuperLink.
 
         Raises:
-            ValueError: The SuperLink does not know the object, or it does not arrive in three minutes.  Errors of
-                `FleetClient.ask` pass.
+            ValueError: The SuperLink does not know the object, or it does not arrive in three minutes.
         """
         deadline, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
         while True:
@@ -285,10 +282,9 @@ class SiloNode:
             pause = min(2.0 * pause, 1.0)
 
     def _call_app(self, run: int, query: Message) -> Message:
-        """Return the reply of fedpriv's app to a query, or an error reply.
+        """Return the reply of fedpriv's app to a query.
 
-        The app is called with the run's configuration, which is fetched and then cached.  A run of another app,
-        and an exception of the app, give an error reply.  Errors of `FleetClient.ask` pass.
+        A run of another app, and an exception of the app, give an error reply.
         """
         if run not in self._configurations:
             self._configurations[run] = self._fetch_configuration(run)
@@ -307,7 +303,7 @@ class SiloNode:
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
 
     def _fetch_configuration(self, run: int) -> dict[str, Any] | None:
-        """Return the configuration of a run, or None for a run of another app."""
+        """Return the configuration of a run, or None if its bundle is not that of fedpriv's app."""
         description = self._fleet.ask(GET_RUN, node=self._node_field, run_id=run).run
         fab = self._fleet.ask(GET_FAB, node=self._node_field, run_id=run, hash_str=description.fab_hash).fab
         if (configuration := read_configuration(bytes(fab.content))) is None:
@@ -367,9 +363,7 @@ def _add_objects(tree: Any, value: InflatableObject, contents: dict[str, bytes])
 def read_configuration(bundle: bytes) -> dict[str, Any] | None:
     """Return the run configuration in a bundle by dotted keys, or None for another app or a broken bundle.
 
-    A bundle, the packed files of an app, has the configuration in its pyproject.toml.  A file of more than 1 MiB
-    is not unpacked, and the result is None.  Errors of data that are compressed with bzip2 or LZMA and damaged
-    pass.
+    A bundle has the configuration in its pyproject.toml.  One with a file of more than 1 MiB counts as broken.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
