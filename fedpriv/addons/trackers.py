@@ -1,8 +1,7 @@
 """Trackers of experiments: TensorBoard, MLflow, and Weights & Biases.
 
-Each stores a run for every cell that is computed.  Cells that a resumed run finds finished get none.  A tracker
-has the three methods of `Tracker`, and `TrackerObserver` drives it by the events of a run.  Each tracker needs an
-extra of the package, which is not installed by default.
+A tracker stores a run for each cell that is computed, and `TrackerObserver` drives it by the events of the cells.
+Each tracker needs an extra of the package, which is not installed by default.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,7 +107,7 @@ class MLflow:
 
     @cached_property
     def _client(self) -> Any:
-        """Client, whose errors are those of the first call to the store."""
+        """Client, made at first use, so that its errors are those of a call to the store."""
         return self._make_client()
 
     def begin(self, experiment: str, name: str, settings: Mapping[str, Any]) -> Any:

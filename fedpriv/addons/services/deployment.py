@@ -207,7 +207,7 @@ GUARD_SOCKET = "guard.sock"
 
 
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
-    """Write a policy that allows this run for each silo, and its shard and ledger if it has neither.
+    """Write for each silo a policy that allows this run, and a shard and a ledger if it has neither.
 
     A shard is the file of a silo's records.  Existing shards and ledgers are kept, because ledgers record earlier
     releases.

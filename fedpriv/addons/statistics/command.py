@@ -1,7 +1,7 @@
 """`fedpriv statistics` and `fedpriv.statistics`: a plan's released tables, with intervals and claim.
 
-A dry run prints the cost of a plan and its errors.  A run writes the tables as JSON, as CSV and as a page of bars
-and curves with their intervals.  Shares of records below the edges of quantiles are in JSON and on the page only.
+A plan asks for tables of counts, means, quantiles or survival curves.  They are written as JSON, as CSV and as a
+page of bars and curves with their intervals.
 
 `fedpriv coefficients` prints a regression's weights, with intervals that include the noise.
 """
@@ -62,8 +62,7 @@ def table_rows(table: TableResult) -> list[dict[str, Any]]:
 
     A row has its labels, its "value", the ends "low" and "high" of its interval of 95 %, and in "covers" the
     subject of the interval, which is these records or the population.  A count has a label for each column of the
-    table, the cell's word or bin, by the name of the column, or by "column NAME" for a name in `_FIGURES`.  Other
-    rows have one label, "of".
+    table, the word or bin of its cell.  Other rows have one label, "of".
     """
     rows = []
     for estimate in table.estimates:
@@ -110,10 +109,7 @@ def _replace_infinities(value: Any) -> Any:
 
 
 def render_csv(tables: Sequence[TableResult]) -> str:
-    """Render the rows of all tables (`table_rows`) as one CSV file.
-
-    Its columns are the name of the table, a row's labels joined by " / ", and the keys of `_FIGURES`.
-    """
+    """Render the rows of all tables (`table_rows`) as one CSV file."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["table", "of", *_FIGURES])
@@ -195,7 +191,7 @@ def _render_table(table: TableResult) -> Markup:
 
 
 def _draw_bars(table: TableResult) -> Markup:
-    """Draw a bar for each count, a negative one without length, and its interval as a line."""
+    """Draw a bar for each count, and its interval as a line."""
     scale = (_WIDTH - _MARGIN - 20) / max([1.0, *(max(entry.high, entry.value) for entry in table.estimates)])
     bar = Markup(
         '<text x="{}" y="{}" text-anchor="end">{}</text><rect x="{}" y="{}" width="{:.1f}" height="{}" '
@@ -213,11 +209,7 @@ def _draw_bars(table: TableResult) -> Markup:
 
 
 def _draw_curve(table: TableResult, curve: Curve) -> Markup:
-    """Draw a survival curve, or the share of records below each edge, with its band of 95 %.
-
-    Neighbouring values are joined by straight lines.  The vertical axis is from 0 to 1, and the horizontal one
-    from the first time or edge to the last.
-    """
+    """Draw a survival curve, or the share of records below each edge, with its band of 95 %."""
     # Positions are in units of the SVG's view box, with y downwards and room for the labels of both axes.
     first, last = curve.at[0], curve.at[-1]
     x_positions = [
@@ -359,11 +351,11 @@ def run_statistics(
         engine: Name of the engine.
         out: Folder of the results, or None for runs/NAME.
         connection: SuperLink of a deployment.
-        dry_run: Whether nothing is run, and only public facts are printed.
+        dry_run: Whether nothing is released.
         as_json: Whether JSON is printed in place of text.
 
     Raises:
-        InputError: The plan or a setting cannot be used, as for a run.
+        InputError: The plan or a setting cannot be used.
         RunError: The run could not be finished.
     """
     row, stats = find_engine_row(engine), Statistics.from_plan(read_plan(path, overrides))
@@ -389,9 +381,8 @@ def run_statistics(
 def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> None:
     """Print the size of each table, its error under each trust setting, and the price of all tables.
 
-    Trust settings are those of `TRUSTS`.  The error is that of one released number, in units of protection: half
-    an interval of 95 % in text, a standard deviation in JSON.  The price is the privacy that a run would cost, as
-    μ and ε.
+    The error is that of one released number, in units of protection: half an interval of 95 % in text, a standard
+    deviation in JSON.  The price is the privacy that a run would cost, as μ and ε.
 
     Args:
         stats: Plan and scenario.
@@ -470,11 +461,11 @@ def _print_result(table: TableResult) -> None:
 def print_coefficients(folder: Path, *, as_json: bool) -> None:
     """Print the coefficients of each finished cell with their 95 % intervals.
 
-    The output is a table for each cell, in which a star marks an interval without 0, or one line of JSON.
+    In text, a star marks an interval without 0.
 
     Raises:
         InputError: The folder has no results, or a cell has no coefficients that `compute_coefficients` can read.
-        RunError: A claim differs from the releases, after the coefficients were printed.
+        RunError: A claim differs from the recorded releases.
         OSError: A model's file cannot be read.
     """
     from fedpriv.show.summary import format_value
@@ -514,24 +505,22 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
 
 
 def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[str, "Coefficient"]]:
-    """Compute the coefficients of a cell of results.json, by feature, with the constant last.
+    """Compute the weights of a cell's regression, with intervals of 95 % for sampling and noise.
 
-    A coefficient is a weight of the regression that the model holds, with a 95 % interval for sampling and noise.
-    The noise is that of the recorded releases in the rounds, not of the plan.  A release stream is the releases
-    of one party, or of several alike, with noise of one std each.  The noise's variance in the mean over silos is
-    Σ_stream std² · Σ_silo share², where a silo's share is its share of a round's records, and a stream without
-    silos, such as the server's, counts with share 1.
+    The noise is that of the recorded release streams.  A stream has the releases of some silos, or of the server,
+    with noise of one std.  The noise in the mean over silos has the variance Σ_stream std² · Σ_silo share², where
+    a silo's share is its share of a round's records, and a stream without silos counts with share 1.
 
     Args:
-        record: Record of the cell.
+        record: Record of the cell in results.json.
         folder: Folder of the run, which has the model's file.
 
     Returns:
-        Names of the features, each with its coefficient.
+        Names of the features, and last the constant, each with its coefficient.
 
     Raises:
-        InputError: The cell has neither the model of ridge statistics nor the algorithm noisy-newton, or its
-            scenario or data cannot be used.
+        InputError: The cell's model and algorithm have no coefficients with intervals, or its scenario or data
+            cannot be used.
         OSError: The model's file cannot be read.
     """
     import numpy as np

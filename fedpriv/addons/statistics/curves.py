@@ -1,38 +1,30 @@
-"""Curves and figures from private sums: ROC and calibration tables, survival bands, and their display.
+"""Curves and figures from private sums: ROC and calibration of two classes, and survival curves.
 
-Tables of class by score bin are added to the sums of an evaluation.  AUC and calibration by groups follow from
-them.  A test record of two classes, with the logit s of class 1 over class 0, is in one cell of each of J tables:
-the cell of its group, its class and the bin of s.  Bins have equal width on -8 … 8, and the threshold is one edge
-more, unless it is one of their edges.  The increment of the record is
+For ROC and calibration, tables of class by score bin are added to the sums of an evaluation.  A test record, with
+the logit s of class 1 over class 0, is in one cell of each of J tables: the cell of its group, its class and the
+bin of s.  Its increment is
 
     (right - 1/2,  loss / bound - 1/2,  a C e_1,  …,  a C e_J),      a = √(w/J) √(1/2) / c
 
 with right = 1 for a right prediction and else 0, loss at most `bound`, e_j the indicator of its cell in table j, C
 the square root of prefix sums for each class of each group (indicators.py), c the largest norm of a column of C,
 and w the tables' weight.  The increment's norm is at most √((1 + w)/2).  The distance of two increments is at most
-√(2 + w), less than twice this bound.
+√(2 + w).
 
-Groups are read off the features that a model sees: the largest of the one-hot features of a column of words, or
-the bin of a number between edges.
+Kaplan–Meier curves follow from noisy sums of events and of censored records.  There are d_b events and c_b
+censored records in bin b, and one more bin has the records that leave behind the last edge:
 
-Kaplan–Meier curves follow from noisy sums of events and of censored records, with bands for the noise.  There are
-d_b events and c_b censored records in bin b.  The number of records that leave in bin i is l_i = d_i + c_i, and
-one more bin has the records that leave behind the last edge:
-
-    R_b = Σ_{i ≥ b} l_i - c_b/2,   h_b = d_b/R_b,   S = Π (1 - h),   Λ = -log S
+    R_b = Σ_{i ≥ b} (d_i + c_i) - c_b/2,   h_b = d_b/R_b,   S = Π (1 - h),   Λ = -log S
 
 R_b is the number at risk in bin b, h_b the hazard, S the survival at the upper edge of a bin, with the product
-over the bins so far, and Λ the cumulative hazard.  The band is that of Λ, by the score test (Wilson 1927, for
-counts).  Λ̂ is the estimate, and the ends of the band are the Λ that solve
+over the bins so far, and Λ the cumulative hazard. Λ̂ is the estimate of Λ.  The ends of its band of 95 % are the Λ
+that solve
 
     (Λ̂ - Λ)² = 1.96² (v + u Λ)
 
-Here v is the variance of the noise in Λ̂, by the delta method, and u Λ is the variance of sampling at the Λ that
-is tested.  The factor u is the mean of 1/R_b over the bins so far.  If Λ̂ is above 3 standard deviations of its
-noise, and the ratio of Greenwood's variance to Λ̂ is larger than this mean, u is that ratio.
-
-Where noise dominates, the band is the interval of log S, cut at S = 1.  Before the first event it still has a
-length, unlike the usual interval of log(-log S).  Once an estimate of S is 0, the band is 0 … 1.
+Here v is the variance of the noise in Λ̂, by the delta method, and u Λ is the variance of sampling.  The factor u
+is the mean of 1/R_b over the bins so far, or Greenwood's variance divided by Λ̂ if this is larger and Λ̂ is well
+above its noise.
 
 Figures of test records are written with intervals of 95 %, for [evaluation.curves]:
 
@@ -43,8 +35,7 @@ Figures of test records are written with intervals of 95 %, for [evaluation.curv
 | `test_auc_at_SILO`, `test_auc_low_at_SILO`, … | the records of a silo |
 | `test_observed_where_0.212`, … | share of class 1 where the model's mean score is .212 |
 
-The other figures of `TwoClassTable.figures` have keys like those of the AUC.  A figure is left out if there were
-too few records for it.
+The other figures of `TwoClassTable.figures` have keys like those of the AUC.
 """
 
 import math
@@ -104,17 +95,16 @@ class SurvivalBands(NamedTuple):
 def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
     """Compute survival curves and their bands from released sums of events and of censored records.
 
-    R, h, S, Λ, v, u and the band are those of the module's docstring, with S cut so that it never rises.
+    The estimates are those of the module's docstring, with S cut so that it never rises.
 
     Args:
         released: Noisy vectors in records, (..., 2 bins + 1), of two parts.  The first has Cᵀ times the events of
             each bin.  The second has Cᵀ times the censored records of each bin, with one entry more for all
-            records that leave behind the last edge.  Cᵀ times Cᵀ times counts adds up each bin and those behind.
+            records that leave behind the last edge.  C is the square root of prefix sums.
         std: Standard deviation of the noise in each coordinate, in records.
 
     Returns:
-        S and the ends of its band at the upper edge of each bin, (..., bins), a mask of the bins in which they are
-        valid, and the number at risk at the start, (...), with the standard deviation of its noise.
+        Curves and bands at the upper edge of each bin, (..., bins), with the numbers at risk at the start, (...).
     """
     bins = released.shape[-1] // 2
     tail_events, tail_censored = np.zeros((bins + 1, 2 * bins + 1)), np.zeros((bins + 1, 2 * bins + 1))
@@ -272,7 +262,7 @@ def make_groupings(
     """Return one grouping for each column of `settings.by`, or `ONE_GROUP` if there are none.
 
     A grouping reads the group of a record off the features that the model sees: the one-hot features of a column
-    of words, or a scaled number between edges that are scaled alike.  Groupings are in the order of `settings.by`.
+    of words, or a scaled number between edges that are scaled alike.
 
     Args:
         settings: Columns and the edges of their groups.
@@ -281,8 +271,7 @@ def make_groupings(
         is_scaled: Whether columns of numbers are scaled by means and deviations ([data.scale]).
 
     Raises:
-        InputError: The data are no table of two classes, a column is no feature, numbers have no edges or such as
-            `_make_number_grouping` refuses, words have edges, a column has more than 64 groups, or the features
+        InputError: The data are no table of two classes, a column or its edges cannot be used, or the features
             that the model sees do not show the groups.
     """
     if schema is None or schema.class_count != 2:
@@ -332,8 +321,6 @@ def _make_number_grouping(
     name: str, start: int, bounds: tuple[float, float], edges: tuple[float, ...]
 ) -> Grouping:
     """Make the groups of a number between edges, with the edges scaled like the features.
-
-    With k edges there are k + 1 groups: below the first edge, between neighbours, and from the last edge on.
 
     Args:
         name: Name of the column.
@@ -396,8 +383,7 @@ class CurveScores(SummedScores):
         """Return the increments of the records, (..., B, `dimension`).
 
         The first two entries are those of accuracy and loss.  For each grouping, a vector a C e_j follows, with
-        the cell j of the record's group, class and bin of the logit s of class 1 over class 0.  If s is NaN, it
-        counts as 0, so that every record is in a bin.
+        the cell j of the record's group, class and bin of the logit s of class 1 over class 0.
 
         Args:
             model: Parameters, (..., d).
@@ -406,6 +392,7 @@ class CurveScores(SummedScores):
         scores = super().contributions(model, records)
         logits = to_logits(self.base.outputs(model, records)).double()
         edges = torch.from_numpy(self.settings.edge_logits).to(logits.device)
+        # NaN counts as 0, so that every record is in a bin.
         logit = (logits[..., 1] - logits[..., 0]).nan_to_num(nan=0.0, posinf=MAX_LOGIT, neginf=-MAX_LOGIT)
         bin_index = (logit.unsqueeze(-1) >= edges).sum(-1)
         # Entry r of a column of C is f_{r - bin}, with f the first column, and 0 above the bin.
@@ -490,11 +477,10 @@ LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 
 
 def intervals_of(results: Results) -> list[LabelledTable]:
-    """Return a table of figures and one of reliability curves, without those that are empty.
+    """Return a table of figures and one of reliability curves, as far as the results have them.
 
-    The keys of both are in the module's table.  The first table has a line for each point of the sweep and group
-    of records, with the means of the figures and of the ends of their intervals over the runs that have them.  The
-    second has a line for each run and key `test_observed_where_…`, with the observed share of class 1.
+    The first has a line for each point of the sweep and group of records, with means over the runs of the point.
+    The second has a line for each run and bin of the score, with the observed share of class 1.
     """
     # The runs of a point, its `cells`, differ in the seed.
     figures, observed = list[list[str]](), list[list[str]]()

@@ -1,9 +1,9 @@
 """Model that counts records in the cells of public tables.
 
-A record is in at most one cell k_j of each table j.  A release is the noisy mean of the vectors
-(a_j C_j e_{k_j})_j, columns of public matrices, of norm at most 1.  C_j has blocks of cells on its diagonal: the
-identity, or for ordered cells the square root of prefix or suffix sums.  With n for the counts of a block, and
-noise of standard deviation σ in units of these counts:
+A record is in at most one cell k_j of each table j.  A release is the noisy mean of the vectors (a_j C_j
+e_{k_j})_j, columns of public matrices, of norm at most 1.  C_j has blocks of cells on its diagonal: the identity,
+or for ordered cells the square root of prefix or suffix sums.  With n for the counts of a block, and noise of
+standard deviation σ in units of these counts:
 
 | kind of a block | C | estimates from C n + noise |
 |---|---|---|
@@ -12,19 +12,20 @@ noise of standard deviation σ in units of these counts:
 | "suffix" | its transpose | R_k = Σ_{i ≥ k} n_i |
 
 A table of moments of a number has (x, 2x² - 1, 1.7) in place of a column, with x the number scaled to -1 … 1.  The
-third coordinate counts the records that have a value.  If a record can be replaced, this coordinate costs no
-sensitivity, because the largest distance of two records with values exceeds that of a record from zeros.  If a
-record can only be absent, it costs: the largest norm grows from √2 to 2.21.
+third coordinate counts the records that have a value.
 
-The form of a table is "counts", "moments", "prefix" (sums over ordered cells, for quantiles) or "survival" (a
-time, and an event that was seen, or not: a censored record).  The columns of a table are its axes, whose bins or
-words are crossed.  In "prefix" and "survival" tables the first axes only split the records into groups, and each
-group has a curve.  The increment of a record is its contribution to a release, and its code in a table is its
-cell, or x for moments.
+The columns of a table are its axes, whose bins or words are crossed.  The form of a table is one of these:
+
+* "counts": the number of records in each cell.
+* "moments": the sums of (x, 2x² - 1, 1.7) of one number.
+* "prefix": sums over the ordered cells of the last axis, for quantiles.
+* "survival": sums over bins of a time, for records with an event and for censored ones.
+
+In the last two, other axes split the records into groups, each with a curve.  The code of a record in a table is
+its cell, or x for moments.
 
 The scales a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give each table its share of one budget by its weight w_j, with one
-standard deviation of the noise for all coordinates.  If a record can be replaced, the sum of increments changes by
-at most `Indicators.diameter`, which is less than twice the largest norm 1.
+standard deviation of the noise for all coordinates.
 
 Source: Fichtenberger, Henzinger & Upadhyay 2023, "Constant matters" (the square root of prefix sums).
 """
@@ -113,9 +114,9 @@ class Axis(_PublicModel):
             raw: Numbers, or indices of words, (n,), with NaN for a missing one.
 
         Returns:
-            Cells (n,), each a function of its own value.  Numbers have cell 0 below all edges, then the bins
-            between the edges, and a cell above them.  Words have a cell each.  One more cell has the missing
-            values, and in a column of words also values that are no index of a word.
+            Cells (n,).  Numbers have cell 0 below all edges, then the bins between the edges, and a cell above
+            them.  Words have a cell each.  The last cell has missing values, and values that are no index of a
+            word.
         """
         missing = np.isnan(raw)
         if self.edges is None:
@@ -189,8 +190,7 @@ class Cells(_PublicModel):
         """Blocks of the table's matrix C, in the order of the cells.
 
         A table of counts has one block of all crossed cells, and moments have one of three coordinates.  In other
-        tables each group has the same blocks: its ordered cells, then one cell of the records without a place in
-        the order, such as those with a missing value.
+        tables each group has its ordered cells, then one cell of the records without a place in the order.
         """
         if self.form == "counts":
             return (CellBlock(size=math.prod(axis.cell_count for axis in self.axes), kind="plain"),)
@@ -222,9 +222,8 @@ class Cells(_PublicModel):
 
         Returns:
             (n,), integers from 0 to `size` - 1, or for moments floats: x in [-1, 1], or 9 for a missing number.
-            A number beyond the two edges of moments counts as the nearer one.  In a survival table each group has
-            the bins of events, the bins of censored records, one cell of records beyond all bins, and one of
-            records whose time or event is missing, or whose time is below all bins.
+            In a survival table each group has the bins of events, the bins of censored records, one cell of
+            records beyond all bins, and one of records without a usable time or event.
         """
         if self.form == "moments":
             (low, high), numbers = self.axes[0].edges or (0.0, 1.0), raw[:, self.axes[0].column]
@@ -271,16 +270,11 @@ def lower_toeplitz(values: Floats) -> Floats:
 
 @lru_cache(maxsize=256)
 def _squared_extent(block: CellBlock) -> tuple[float, float]:
-    """Return the squares of the largest column norm and the largest column distance of a block's C.
-
-    Columns of a plain block are unit vectors, of norm 1 and squared distance 2.  For prefix and suffix sums the
-    longest column is the first or last of a Toeplitz matrix, and the largest distance is that of this column from
-    another one.  The distance is 0 for a block of one column.
-    """
+    """Return the squares of the largest column norm and the largest column distance of a block's C."""
     if block.kind == "plain":
         return 1.0, 2.0 * (block.size > 1)
     values, max_distance = prefix_root(block.size), 0.0
-    for lag in range(1, block.size):  # the first column has the most rows behind it
+    for lag in range(1, block.size):  # columns with this lag are furthest apart if one is the longest column
         difference = values.copy()
         difference[lag:] -= values[:-lag]
         max_distance = max(max_distance, float(difference @ difference))
@@ -428,7 +422,7 @@ class Indicators(Deterministic):
         """Sum the integer vectors of the counted records.
 
         A record's vector is -trunc(scale · a_j C_j e_k), joined over the tables j, or for moments with (x, 2x² -
-        1, 1.7) in place of C_j e_k.  All records have the same scale, of absolute value at most |`factor`|.
+        1, 1.7) in place of C_j e_k.  The scale is `factor`, made smaller in size as far as `norm` requires it.
 
         Guarantee: a record adds a vector of norm at most `norm`, truncation included, that is a function of its
         own cells and public numbers.  The number of operations depends on n and public numbers only: a record that
@@ -471,19 +465,16 @@ class Indicators(Deterministic):
         return -np.concatenate(parts)
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """Return a loss of 0 and no accuracy, since counts predict nothing.
-
-        The loss is NaN if a value of the model, or the sum of its values, is not finite.
-        """
+        """Return a loss of 0 and no accuracy, since counts predict nothing."""
         return ModelEvaluation(point.sum(-1) * 0.0, None)
 
     def _make_vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
         """Return -(a_j C_j e_k)_j for each record, (..., B, d), from codes (..., B, tables).
 
-        Row r of the column C_j e_k is f_i with i = |r - k| within the block of k, for r ≥ k in prefix sums and for
-        r ≤ k in suffix sums, else 0.  In a plain block it is 1 for r = k only.  A table of moments has the vector
-        (x, 2x² - 1, 1.7) in place of the column.  A code that is no cell, or no number from -1 to 1 in a table of
-        moments, gives zeros.
+        In prefix sums, row r of the column C_j e_k is f_{r-k} for the rows r ≥ k of the block of k.  In suffix
+        sums it is f_{k-r} for r ≤ k, and in a plain block it is 1 for r = k.  Other rows are 0.  Moments have (x,
+        2x² - 1, 1.7) in place of the column.  A code that is no cell, or no number from -1 to 1 for moments, gives
+        zeros.
         """
         parts = []
         for table_index, (table, columns) in enumerate(
@@ -510,10 +501,9 @@ class Indicators(Deterministic):
     def _column_tensors(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Four tensors for each table, from which its columns a_j C_j e_k are formed.
 
-        The first three, (cells,), have for each cell k the half-open range [low, high) of rows of its block, or of
-        the row k alone in a plain one, and the direction in which the column extends from row k: 1 to later rows,
-        -1 to earlier ones.  The fourth has the values a_j f_i of the column i rows from row k.  A table of moments
-        uses only the first value of the fourth, a_j.
+        The first three, (cells,), have for each cell k the range [low, high) of rows that its column may reach,
+        and the direction in which it extends from row k: 1 to later rows, -1 to earlier ones.  The fourth has the
+        value a_j f_i at distance i from row k.  Moments use only its first value, a_j.
         """
         tensors = []
         for table, scale in zip(self.settings.tables, self.settings.scales, strict=True):
@@ -542,8 +532,7 @@ def check_cell(cell: Any) -> None:
     """Check that the statistics of a scenario's cell can be counted.
 
     Raises:
-        ValueError: The data are no table, rows with missing values are dropped, [data] scales or splits the
-            records further, or silos have shares of the budget.
+        ValueError: The data are no table, or a setting of the data or the budget does not fit counts.
     """
     data, schema = cell.data, cell.data.table_schema
     if schema is None:

@@ -1,8 +1,8 @@
 """Plans of statistics: tables, data and budget, and the columns that a silo's policy allows.
 
 A plan is a file that asks for tables of counts, means, quantiles or survival curves.  It becomes a scenario whose
-model "statistics" counts the records.  A guard is the process of a silo that answers such a run within its policy.
-Raw cells are the values of a record's columns before they are scaled: numbers, or codes of words.
+model "statistics" counts the records.  Raw cells are the values of a record's columns before they are scaled:
+numbers, or codes of words.
 """
 
 import tomllib
@@ -50,12 +50,11 @@ class StatisticsGuard:
     def allowance(cell: Cell) -> dict[str, Any]:
         """Return the entry of a policy's section [allow] by which a run of statistics is allowed.
 
-        Its key "statistics" lists the names of the columns that the run counts.  The result is empty for other
-        models, and for data that are no table.
+        Its key "statistics" lists the columns that the run counts.  The result is empty for a run without
+        statistics of a table.
 
         Raises:
-            InputError: The test rows of the plan's table are chosen by their position, which is another in a
-                silo's own file.
+            InputError: Test rows are chosen by their position in the file, which is another in a silo's own file.
         """
         settings, schema = cell.model.settings, cell.data.table_schema
         if not isinstance(settings, StatisticsSettings) or schema is None:

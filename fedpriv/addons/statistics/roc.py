@@ -1,9 +1,9 @@
 """AUC, sensitivity, specificity and calibration of a noisy table of class by score bin.
 
 The input is y = C c + noise for each class, where c (bins,) are the class's counts by bin, C is the square root of
-prefix sums, and the noise has the same standard deviation in all coordinates.  All figures are functions of this
-release.  The estimated counts C^-1 y of classes 1 and 0 are p and n, and their sums are P and N.  W_ij is 1 where
-bin i lies above bin j, 1/2 for i = j, and else 0.
+prefix sums, and the noise has the same standard deviation in all coordinates.  The estimated counts C^-1 y of
+classes 1 and 0 are p and n, and their sums are P and N.  W_ij is 1 where bin i lies above bin j, 1/2 for i = j,
+and else 0.
 
 | figure | estimate |
 |---|---|
@@ -14,16 +14,9 @@ bin i lies above bin j, 1/2 for i = j, and else 0.
 
 D_b is the number of records of class 1 in bin b minus the sum of the scores of its records, each taken at the
 centre of its own small bin, and m_b is the number of records in it.  Bins b are unions of neighbours with enough
-records.  The error is squared because the bias of a square is known, and that of an absolute value is not.
+records.
 
-Intervals are of 95 % and include two sources of error:
-
-- Sampling: DeLong's variance from the table, but at least that of Hanley & McNeil, for the AUC; binomial
-  otherwise.
-- Noise: by the gradient of the estimate.
-
-The interval of an AUC also includes the pairs that share a bin, as a uniform error, since any fraction of these
-pairs may be in order.
+Intervals are of 95 %, and include the noise and the sampling of the records.
 
 Sources: DeLong, DeLong & Clarke-Pearson 1988; Hanley & McNeil 1982; Fichtenberger, Henzinger & Upadhyay 2023 (C).
 """
@@ -62,12 +55,7 @@ class ReliabilityBin(NamedTuple):
 
 @dataclass(frozen=True)
 class TwoClassTable:
-    """Noisy table y = C c + noise of class 1 and of class 0.
-
-    `ones` and `zeros` are the y of both classes, (bins,), with noise of standard deviation `std` in each
-    coordinate. `edges` are the edges between bins, in logits, and records from the bin `threshold_bin` on are
-    predicted 1.
-    """
+    """Noisy table y = C c + noise of class 1 and of class 0, by bins of the score."""
 
     ones: Floats
     """y of class 1, (bins,)."""
@@ -82,10 +70,7 @@ class TwoClassTable:
 
     @property
     def has_enough_records(self) -> bool:
-        """Whether both classes have enough records for any figure.
-
-        If not, the budget is too small or there are too few records.
-        """
+        """Whether both classes have enough records for any figure."""
         error = _MIN_STANDARD_ERRORS * self.std * float(np.linalg.norm(prefix_root_matrix(len(self.ones))[-1]))
         return all(
             self._prefix_sums(released)[-1] >= max(_MIN_RECORDS, error) for released in (self.ones, self.zeros)
@@ -117,8 +102,8 @@ class TwoClassTable:
         """Estimate the area under the ROC curve, pᵀ W n / (P N), with its interval.
 
         The squared standard error is the larger of DeLong's and of Hanley & McNeil's variance, plus the variance
-        of the noise to first order, plus h²/3 for the fraction 2h of pairs that share a bin.  The value can be
-        outside 0 … 1, and the ends of the interval cannot.  P and N must be above 0 (`has_enough_records`).
+        of the noise to first order, plus h²/3 for the fraction 2h of pairs that share a bin, any part of which may
+        be in order.  P and N must be above 0.
         """
         p, n, bins = self._bin_counts(self.ones), self._bin_counts(self.zeros), len(self.ones)
         above = np.tril(np.ones((bins, bins)), -1) + np.eye(bins) / 2.0
@@ -139,8 +124,7 @@ class TwoClassTable:
     def _share_on_side(self, released: Floats, *, above: bool) -> tuple[float, float]:
         """Return the share of a class on one side of the threshold, and the variance of that share.
 
-        The variance is that of the noise to first order, plus the binomial one of sampling.  With noise the share
-        can be outside 0 … 1.
+        The variance is that of the noise to first order, plus the binomial one of sampling.
 
         Args:
             released: y of the class, (bins,).
@@ -157,9 +141,8 @@ class TwoClassTable:
         """Estimate the squared calibration error, or return None if no bin has enough records.
 
         The estimate is Σ_b (D_b² - v_b) / m_b, over Σ m_b, for the merged bins b.  The bias v_b of D_b² is the
-        variance of D_b's noise plus m_b q (1 - q), with q the observed share of class 1 in b, cut to 0 … 1.  For
-        the interval D_b² has the variance 2 v_b² + 4 v_b · max(0, D_b² - v_b), as if D_b were normal.  The
-        estimate can be negative, and the ends of its interval are at least 0.
+        variance of D_b's noise plus m_b q (1 - q), with q the observed share of class 1 in b.  For the interval
+        D_b² has the variance 2 v_b² + 4 v_b · max(0, D_b² - v_b), as if D_b were normal.
         """
         total = error = count = 0.0
         for rows in self._merge_bins():
@@ -174,11 +157,10 @@ class TwoClassTable:
         return IntervalEstimate(value, max(0.0, value - half), max(0.0, value + half))
 
     def reliability(self) -> list[ReliabilityBin]:
-        """Return the observed shares in bins of the logit, with neighbours merged where there are few records.
+        """Return the mean score and the observed share of class 1 in each merged bin.
 
-        An observed share is the share of class 1 among the records of a bin, cut to 0 … 1.  The mean score of a
-        bin is this share minus D_b/m_b, cut likewise.  The variance for an interval of the share is that of the
-        noise in D_b/m_b plus the binomial one of sampling.
+        The mean score is the observed share minus D_b/m_b, and both are cut to 0 … 1.  The variance for the
+        interval of the share is that of the noise in D_b/m_b plus the binomial one of sampling.
         """
         reliability_bins = []
         for rows in self._merge_bins():
@@ -206,9 +188,9 @@ class TwoClassTable:
     def _merge_bins(self) -> list[NDArray[np.bool_]]:
         """Return masks of the table's bins, (bins,) each, one for each merged bin.
 
-        The table's bins are merged to one logit of width, and to one bin on each side beyond ± 4.  From below
-        these are merged further until there are enough records: 30 or more, and 4 or more standard errors of their
-        noisy number.  What remains above joins the last mask.  The result is empty if there never were enough.
+        Bins are merged to one logit of width, and to one bin on each side beyond ± 4.  These are merged further,
+        from below, until each has at least 30 records, and 4 standard errors of their noisy number.  What remains
+        above joins the last mask.
         """
         # Coarse bin 0 is up to -4, coarse bin 9 above 4.
         coarse = np.searchsorted(np.arange(-4.0, 5.0), _bin_centres(self.edges))

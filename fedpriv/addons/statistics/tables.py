@@ -2,15 +2,13 @@
 
     plan ─▶ scenario of one round (model "statistics") ─▶ any engine ─▶ its model, times the records ─▶ tables
 
-The scenario is an ordinary one: noise, integers, ledger and claim treat it like a run of DP-SGD.  This module
-computes facts that are known before the run (cells, standard errors), and functions of the release.
-
 A release is the noisy mean over records of (a_j C_j e_k)_j: e_k indicates the record's cell in table j, C_j is the
 identity or the square root of sums over ordered cells, and a_j is the table's scale.  A table of means has (x, 2x²
-- 1, 1.7) in place of C_j e_k, with x the scaled number.  Released coordinates of table j are this mean times the
-public number of records (or persons, if these are protected) over a_j, so that they are in records.  Columns of a
-table are its axes.  The last axis of quantiles, and the last two of survival curves, are the curve's own, and the
-cells of the others are its groups.
+- 1, 1.7) in place of C_j e_k, with x the scaled number.
+
+Released coordinates of table j are this mean times the public number of records over a_j, so that they are in
+records.  If persons are protected, they are counted in place of records.  Columns of a table are its axes.  For
+quantiles and survival curves, the first axes split the records into groups, each with a curve.
 """
 
 import itertools
@@ -71,8 +69,7 @@ class Statistics:
         silos that the plan does not give are counted in the data.
 
         Raises:
-            InputError: The data are no table or cannot be read, the columns or edges of a plan's table do not fit
-                the data, there are more silos than records, or no run can have these settings.
+            InputError: The data are no table or cannot be read, or no run can have the settings of the plan.
         """
         schema = find_schema(plan.data.name, plan.data.table)
         if schema is None:
@@ -118,7 +115,7 @@ class Statistics:
 
         Args:
             trust: Trust setting in place of the plan's own, or None for that of the plan.
-            for_release: Whether the engine makes a release.
+            for_release: Whether the noise is that of a release, which is made of integers, or of a simulation.
         """
         cell = self.cell
         if trust is not None:
@@ -130,7 +127,7 @@ class Statistics:
 
         Args:
             trust: Trust setting in place of the plan's own, or None for that of the plan.
-            for_release: Whether the engine makes a release.
+            for_release: Whether the noise is that of a release, which is made of integers, or of a simulation.
         """
         std = self.make_plan(trust, for_release=for_release).noise.std_in_mean * self.unit_count
         return tuple(float(std) / scale for scale in self.settings.scales)
@@ -140,7 +137,7 @@ class Statistics:
 
         Args:
             model: Released model, (d,), the noisy mean of (a_j C_j e_k)_j (`Indicators`).
-            for_release: Whether the engine makes a release.
+            for_release: Whether the noise is that of a release, which is made of integers, or of a simulation.
         """
         settings, stds = self.settings, self.noise_stds(for_release=for_release)
         parts = np.split(np.asarray(model), np.cumsum([table.size for table in settings.tables]))[:-1]
@@ -191,7 +188,6 @@ def _axis_data(table: TableRequest, name: str, schema: TableSchema) -> dict[str,
     """Return an axis as plain data: the column's position, and its number of words or the edges of bins.
 
     Without given edges there are 10 bins of equal width over the range of the column, or one bin for a mean.
-    Columns that can be an axis are the features, the target and the site.
 
     Args:
         table: Table of the plan.
@@ -293,7 +289,7 @@ def read_table(
 
     A table of counts has an estimate for each cell, with the interval ± 1.96 standard deviations of the noise, cut
     at 0.  A table of means has those of `_estimate_moments`.  For quantiles and survival each group has estimates
-    and a curve, and curves with fewer than two values are left out.
+    and a curve.
 
     Args:
         request: The table in the plan.
@@ -327,12 +323,11 @@ def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableE
     """Estimate the number of values, their mean and their standard deviation.
 
     With (s_1, s_2, s_3) released sums of (x, 2x² - 1, 1.7), for numbers x scaled to -1 … 1, the number of values
-    is n = s_3/1.7, their mean is s_1/n and their variance (s_2/n + 1)/2 - (s_1/n)², cut to 1/n … 1, in the scale
-    of x.  Estimates of mean and deviation are in the unit of the column.
+    is n = s_3/1.7, their mean is s_1/n and their variance (s_2/n + 1)/2 - (s_1/n)², cut to 1/n … 1.  Estimates of
+    mean and deviation are in the unit of the column, and are left out if n is too noisy.
 
-    Mean and deviation are left out unless n is more than 4 of its standard errors.  Their intervals for these
-    records are by the delta method.  The mean has an interval for the population, too, which adds the variance of
-    sampling.
+    Intervals are by the delta method.  The mean has an interval for the population, too, which adds the variance
+    of sampling.
 
     Args:
         table: Table of moments, whose two edges are the range that is scaled to -1 … 1.
@@ -382,12 +377,11 @@ def _estimate_quantiles(
 ) -> tuple[list[TableEstimate], Curve]:
     """Estimate quantiles of the values that are not missing, and the share in the cells below each edge.
 
-    A value on an edge is in the cell above it, but on the last edge in the cell below.  N_k is the noisy number of
-    values in cells up to k, and n that of all values.  The quantile q is the first upper edge of a cell with
-    N_k ≥ q n, once N is made monotone and cut to 0 … n.  The upper edge of the last cell is infinite.  Let s_k be
-    the standard deviation of the noise in N_k - q n.  The interval for these records is from the first upper edge
-    with N_k - q n + 1.96 s_k ≥ 0 to the first one with N_k - q n - 1.96 s_k ≥ 0.  The interval for the population
-    adds the variance n q (1 - q) to that of the noise.
+    N_k is the noisy number of values in cells up to k, and n that of all values.  The quantile q is the first
+    upper edge of a cell with N_k ≥ q n, once N is made monotone and cut to 0 … n.  The upper edge of the last cell
+    is infinite.  Let s_k be the standard deviation of the noise in N_k - q n.  The interval for these records is
+    from the first upper edge with N_k - q n + 1.96 s_k ≥ 0 to the first one with N_k - q n - 1.96 s_k ≥ 0.  The
+    interval for the population adds the variance n q (1 - q) to that of the noise.
 
     Args:
         request: The table in the plan, with its quantiles q.
@@ -441,8 +435,7 @@ def _estimate_survival(
 ) -> tuple[list[TableEstimate], Curve]:
     """Estimate the Kaplan–Meier curve at the edges of the bins, and the number at risk at its start.
 
-    The curve is 1 at the first edge, and ends before the first bin with too few records at risk, which are 4
-    standard errors of their number or fewer.
+    The curve is 1 at the first edge, and ends before the first bin with too few records at risk.
 
     Args:
         table: Table of a time and an event.

@@ -1,9 +1,8 @@
 """`fedpriv tune` and `fedpriv.tune`: choose settings on held-out records.
 
 A row is one point of the scenario's sweep, with a grid: values to try for some keys.  A setting has one value for
-each of these keys, and a trial is a run with it that does not train on the held-out records.  An open choice tries
-the same number of settings for each row, and compares the scores of the trials without noise.  A private one makes
-a random number of trials for each row.
+each of these keys, and a trial is a run with it that does not train on the held-out records.  An open choice
+compares the scores of trials without noise.  A private one compares noisy scores of a random number of trials.
 """
 
 import json
@@ -90,10 +89,8 @@ class Grids:
 def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
     """Complete a request by its tuning file, if it names one.
 
-    A tuning file is TOML with the keys `scenario` (path from the file's folder), `grid` (a table of grids by the
-    value of a key), and optionally `axis` (this key), `fixed` (keys of all trials), `seeds` and `metric`.  Options
-    of the command line take precedence over `seeds`, `fixed` and held-out records, and the file's metric over the
-    option.  A file without `scenario` or `grid` is a scenario.
+    A tuning file is TOML that names a scenario and has grids for it (`TUNING_KEYS`).  A file without `scenario` or
+    `grid` is a scenario.
 
     Args:
         request: Options of the command.
@@ -102,8 +99,7 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
         The request, with the scenario that the tuning file names, and the grids.
 
     Raises:
-        InputError: A tuning file has an unknown key or a value of another type, a grid varies keys that do not
-            train, options and file contradict each other, or --while-tuning sets the number of held-out records.
+        InputError: The tuning file or a grid is not valid, or options and file contradict each other.
     """
     return complete_request_of_values(request, parse_grid(request.grid or []))
 
@@ -113,10 +109,8 @@ def complete_request_of_values(
 ) -> tuple[TuneRequest, Grids]:
     """Complete a request by its tuning file, if it names one, and return it with the grids of the rows.
 
-    A file with the keys `scenario` and `grid` is a tuning file, whose keys are those of `TUNING_KEYS`.  Without
-    one the request gets the default seed if it has none, and `line_grid` is the grid of all rows.  Seeds, held-out
-    records and values in `fixed` of the request take precedence over those of a tuning file, and the file's metric
-    over the request's.
+    A file with the keys `scenario` and `grid` is a tuning file.  Seeds, held-out records and values in `fixed` of
+    the request take precedence over those of the file, and the file's metric over the request's.
 
     Args:
         request: Options of the command, whose `grid` is not used.
@@ -124,9 +118,8 @@ def complete_request_of_values(
         is_file: Whether `request.scenario` names a file, which may be a tuning file.
 
     Raises:
-        InputError: The file cannot be read, a tuning file has an unknown key or a value of another type, a grid
-            is refused (`check_grid`), request and tuning file both have grids, or `fixed` is malformed or sets the
-            number of held-out records.
+        InputError: The tuning file or a grid is not valid, request and file both have grids, or `fixed` cannot be
+            used.
     """
     fixed = request.fixed or []
     check_grid(line_grid, "--grid")
@@ -324,8 +317,7 @@ def _choose_row_settings(
     """Return the rows of the tuning with the settings to try, or for a private choice those to draw from.
 
     A row has the grid for its value of `grids.axis`, or the grid for all rows, or, if none is given, the default
-    grid of multiples of its numbers.  Points without a grid are left out.  An open choice with default grids tries
-    25 settings unless `request.trials` says another number.
+    grid.  Points without a grid are left out.
 
     Args:
         scenario: Scenario that is tuned.
@@ -334,8 +326,7 @@ def _choose_row_settings(
         generator: Source of the settings of an open choice.
 
     Raises:
-        InputError: No point has a grid, a grid varies a swept key, the scenario has no number for a default grid,
-            or for an open choice the number of settings is not whole or `choose_settings` refuses it or the grids.
+        InputError: No point has a grid, a grid varies a swept key, or no settings can be chosen.
     """
     points = pair_grids(scenario, grids.by_value, grids.axis)
     if not points:

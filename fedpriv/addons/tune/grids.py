@@ -59,9 +59,7 @@ def check_grid(grid: Any, source: str) -> None:
 def _why_refused(key: str) -> str | None:
     """Return the reason for which a grid may not vary a key, or None if it may.
 
-    Allowed are keys of [algorithm] except name and trust, all keys of [model], and the keys of [federation] in
-    `_READING_KEYS`, such as rounds and batch.  Other keys would let the weakest promise or the easiest problem
-    win, or they are no settings of training.
+    Grids are for settings of training.  Other keys would let the weakest promise or the easiest problem win.
 
     Args:
         key: Dotted key of a scenario, such as "algorithm.step".
@@ -124,11 +122,10 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
-    """Return a grid of multiples, by factors from 1/9 to 9, of numbers in the cell's [algorithm].
+    """Return a grid of multiples of the numbers that the scenario sets in [algorithm].
 
-    The numbers are finite floats that the scenario sets, in fields with a lower bound that is excluded and no
-    upper one.  Each has 5 factors, or 25 if there is one number only, equally spaced in logarithm.  Products are
-    rounded to four significant digits.
+    Varied are floats that may be any number above a bound, such as a step size.  The factors, from 1/9 to 9, are
+    equally spaced in logarithm.
 
     Raises:
         InputError: The scenario has no such number.
@@ -157,7 +154,7 @@ def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
 
 
 def _is_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
-    """Return whether a field takes all numbers above a bound, unlike one with an upper end."""
+    """Return whether the only bound of a field is a lower one, which is excluded."""
     kinds = annotation, *getattr(annotation, "__args__", ())
     entries = [*metadata, *(part for kind in kinds for part in getattr(kind, "__metadata__", ()))]
     flat = [part for entry in entries for part in (getattr(entry, "metadata", None) or [entry])]
@@ -170,8 +167,8 @@ def choose_settings(
 ) -> list[list[Setting]]:
     """Choose the settings to try for each grid: all, or `trials` of each at random without replacement.
 
-    A setting is a combination of values of the grid's keys.  Random choices have the order of the grid, and grids
-    of the same size get settings at the same positions, so that rows with the same grid try the same settings.
+    Random choices from grids of the same size have the same positions, so that rows with the same grid try the
+    same settings.
 
     Args:
         grids: Grid of each row.
@@ -179,8 +176,8 @@ def choose_settings(
         generator: Source of the random choice.
 
     Raises:
-        InputError: Grids have different numbers of settings and `trials` is None, or `trials` is below 1 or above
-            the size of the smallest grid.
+        InputError: The rows cannot have `trials` settings each, or have different numbers of settings without
+            `trials`.
     """
     if trials is not None and trials < 1:
         raise InputError(f"--trials {trials}: at least 1 setting of every row is tried")
@@ -223,8 +220,7 @@ class GridPosition:
 def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
     """Return the position, from 1, of the setting's value for each key that has several values.
 
-    If all values of a key are numbers, or booleans as 0 and 1, the position is that in increasing order.  Else it
-    is that in the grid.
+    The values of a key are in increasing order if they are numbers, and else in the order of the grid.
     """
     positions = []
     for key, values in grid.items():
@@ -326,10 +322,10 @@ def _count_by_silo(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
 
 
 def hold_out(cell: Cell, count: int | None) -> HeldOut:
-    """Hold out the last `count` training records, or a tenth of them, rounded down, if it is None.
+    """Hold out the last `count` training records, or about a tenth of them if it is None.
 
     Raises:
-        InputError: `count` is no whole number from 1 to one less than the number of training records.
+        InputError: The number is not from 1 to one less than the number of training records.
     """
     records = len(load_task_of_inputs(ModelInputs.from_cell(cell)).train.labels)
     held_out_count = max(1, records // _HELD_OUT_DIVISOR) if count is None else count
@@ -344,8 +340,8 @@ def hold_out(cell: Cell, count: int | None) -> HeldOut:
 def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
     """Return the cell with a setting, trained on the records that are not held out.
 
-    If these do not suffice, the trial has fewer rounds or samples, or smaller batches.  The trial is evaluated
-    once.  Values in `fixed` take precedence over these keys, and values in the setting over both.
+    If these do not suffice, the trial has fewer rounds or samples, or smaller batches.  Values in `fixed` take
+    precedence over these keys, and values in the setting over both.
 
     Args:
         cell: Cell of the scenario.
@@ -371,10 +367,8 @@ def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[
 def check_settings(row: TuningRow, settings: Sequence[Setting]) -> None:
     """Check that a run on all records has enough records with each setting.
 
-    A grid that does not vary [federation] needs no check.
-
     Raises:
-        InputError: A setting needs more records than there are.  The message names the setting.
+        InputError: A setting needs more records than there are.
     """
     for setting in settings if any(key.startswith("federation.") for key in row.grid) else ():
         try:
@@ -422,9 +416,8 @@ def _resolve_trial(tree: dict[str, Any], setting: Setting) -> Cell:
 def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
     """Return keys with fewer rounds or samples, or smaller batches, if the remaining records are too few.
 
-    The result is empty if they suffice for one epoch, in which each batch is read once.  Batches of a partition by
-    site, if the scenario gives them, are limited by the remaining records of each site instead.  Batches and the
-    rounds of an epoch stay at least 1, even if there are too few records for that.
+    The records have to suffice for one epoch, in which each batch is read once.  In a partition by site with given
+    batches, the records of each site have to suffice.
 
     Args:
         cell: Cell of the scenario, with the keys of a setting in [federation].
@@ -449,10 +442,9 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
 
 
 def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) -> dict[str, Any]:
-    """Return the largest federation.batches for which the remaining records of each site suffice.
+    """Return federation.batches, made smaller as far as the remaining records of a site require it.
 
-    If persons are protected, they count in place of records.  No batch is larger than before, nor smaller than 1,
-    even if a site has too few records for it.
+    Batches stay at least 1.  If persons are protected, they count in place of records.
 
     Args:
         cell: Cell whose records are partitioned by site.

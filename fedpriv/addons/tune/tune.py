@@ -78,8 +78,7 @@ def tune_openly(
 ) -> list[TuningChoice]:
     """Run each setting of each row on each seed, and choose the setting with the best mean score.
 
-    All trials are points of one sweep.  Scores of a trained model on the held-out records get no noise.  Of
-    settings with the same score the first one is chosen.
+    Scores on the held-out records get no noise.  Of settings with the same score the first one is chosen.
 
     Args:
         scenario: Scenario that is tuned.
@@ -95,8 +94,7 @@ def tune_openly(
         The choice for each row, in the order of `rows`.
 
     Raises:
-        InputError: A trial or the sweep cannot be run, the evaluations do not have the metric, which is found
-            before a run starts, or a score is not finite.
+        InputError: A trial cannot be run, evaluations do not have the metric, or a score is not finite.
         RunError: A run fails.
     """
     points = [
@@ -133,8 +131,8 @@ def tune_privately(
 ) -> list[TuningChoice]:
     """Choose for each row the best of a random number of runs.
 
-    The number of runs of a row is drawn from `run_count`.  Each run has a setting drawn uniformly from those of
-    its row, and its own noise.  Scores are accuracies on held-out records with Gaussian noise.
+    Each run has a setting drawn uniformly from those of its row, and its own noise.  Scores are accuracies on
+    held-out records with Gaussian noise.
 
     Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and
     held-out records alike: a run's releases are μ-GDP for a record that it trains on, its score is μ-GDP for a
@@ -154,10 +152,8 @@ def tune_privately(
         The choice for each row, in the order of `rows`.  It has no setting if the row had no run.
 
     Raises:
-        InputError: The guarantee of a run is no μ for one record, or exceeds that of the scenario.  Or, before any
-            run: a trial cannot be run, a row has no noise, shares of the budget, another unit than a record or a
-            regression, a setting has another promise than the scenario, or a record influences which records are
-            held out or read together.
+        InputError: A row or a setting is of a kind to which the guarantee does not apply, or a trial cannot be
+            run.
         RunError: A run fails.
     """
     # Refuse rows and settings to which the guarantee does not apply.
@@ -314,8 +310,7 @@ def _find_target(row: TuningRow) -> float:
 def _check_metric(cells: Sequence[Cell], metric: str) -> None:
     """Check that evaluations of the trials' cells have a metric.
 
-    The initial model is evaluated on the held-out records, which are the test records of a trial, once for cells
-    with the same sections [data], [model] and [run].  So a wrong name is found before any training.
+    The initial model is evaluated on the held-out records, so that a wrong name is found before any training.
 
     Raises:
         InputError: An evaluation lacks the metric, or a cell's records or model cannot be loaded.
@@ -353,8 +348,7 @@ def format_tuned_scenario(
 ) -> tuple[str, Scenario]:
     """Add a rule for each choice with a setting, and [tuned], to the scenario file `text`.
 
-    A rule [[where]] has keys and values of a row under `when`, and the chosen setting, which then holds, under
-    `set`.  The keys of a row are the swept ones, or algorithm.name if nothing is swept.
+    A rule [[where]] has the keys and values of a row under `when`, and the chosen setting under `set`.
 
     Args:
         text: Content of the scenario file.

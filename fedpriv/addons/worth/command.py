@@ -63,9 +63,8 @@ class WorthRequest:
 def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthRequest) -> None:
     """Print the references of a scenario, the gains of a run's models, or the gain against ε.
 
-    References are the scores of the silos' local models, for the first point of a scenario.  A run's folder has
-    models to compare with them, and a grid in the request runs the scenario anew for each ε.  With `only_local`
-    references alone are computed, for all points.
+    A run's folder has models to compare with the references.  A grid in the request runs the scenario anew for
+    each ε.  With `only_local` the references alone are computed.
 
     Args:
         path_or_run: Folder of a run, with results.json, or a scenario by name or file.
@@ -73,9 +72,8 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
         request: Options of the comparison.
 
     Raises:
-        InputError: The comparison is not possible, as for `compute_references`, `compare_run` and `study_joining`,
-            or options do not fit together, such as overrides for a run's folder.
-        RunError: The claims of a run's folder differ from its releases, after the figures were printed.
+        InputError: The comparison is not possible, or options do not fit together.
+        RunError: The claims of a run's folder differ from its releases.
     """
     is_run = (path_or_run / "results.json").exists()
     _check_options(overrides, request, is_run=is_run)
@@ -119,7 +117,7 @@ _GRID_OPTIONS = "--splits, --seeds, --trust, --epsilon, --plot"
 
 
 def _check_options(overrides: Sequence[str], request: WorthRequest, *, is_run: bool) -> None:
-    """Refuse options that would have no effect, with the remedy.
+    """Refuse options that would have no effect.
 
     Raises:
         InputError: One of the options would have no effect.
@@ -148,7 +146,7 @@ def _print_run_folder(folder: Path, request: WorthRequest) -> None:
 
     Raises:
         InputError: The run cannot be compared.
-        RunError: The run's claims differ from its releases, after the figures were printed.
+        RunError: The run's claims differ from its releases.
     """
     results = read_claims(folder)
     if request.only_local:
@@ -171,8 +169,7 @@ def _print_run_folder(folder: Path, request: WorthRequest) -> None:
 def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
     """Print the scores of the local models, once for all cells with the same records and model.
 
-    The scores are computed unless they are in the user's cache, and stored there.  Tables of results read their
-    row of local models from it.
+    The scores are stored in the user's cache, for tables of results.
     """
     cells_by_key = {cache_key(cell): cell for cell in cells}
     all_references = (
@@ -199,8 +196,7 @@ def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
 def _reference_lines(seeds: Sequence[References], request: WorthRequest) -> list[list[str]]:
     """Return a head and the table lines of the local models and of a constant, as means over seeds.
 
-    A line of the best learners follows if they are requested, and one of balanced scores if any silo has more than
-    90 % of one class.
+    Lines of the best learners and of balanced scores follow, if they apply.
 
     Args:
         seeds: References for each seed, of which the first decides the metric.
@@ -274,9 +270,7 @@ def _print_points(rows: Sequence[PointGains], request: WorthRequest) -> None:
 def _describe_gains(rows: Sequence[PointGains], metric: str) -> list[str]:
     """Return a sentence on each verdict that occurs: points gain, lose, or have an interval that covers 0.
 
-    A sentence has the gain of each point, in points or in the unit of the metric, with its interval.  Points with
-    one seed, or with the same gain at every seed, have no standard error and no verdict, which a sentence says,
-    too.  If any point has a verdict, a last text says how verdicts are found.
+    A sentence has the gain of each point with its interval.  Points without a standard error have no verdict.
 
     Args:
         rows: Points of the sweep with their gains.

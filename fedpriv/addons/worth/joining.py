@@ -1,17 +1,15 @@
 """Gain of joining against ε: released models for many splits, compared with local models.
 
-For each split, trust setting, ε and noise seed there is a model of one cell, which is judged on the test records
-of silos.  All splits have the same noise seeds.  If the scenario sweeps other keys, these are settings to choose
-from.  The choice is made in each split, on a fifth of the training records, which the candidates do not read.  The
-candidates at ε include the settings at each smaller ε of the grid, with their noise, since a guarantee for a
-smaller ε holds for a larger one, too.  With one setting nothing is chosen.
-
 A split is a division of the records into training and test records.  The published split is the scenario's own,
 and the others are drawn.  A local model is fitted by one silo to its own training records.  The gain of a model is
 its score at a silo minus that of the local model.  A cell is one run, with every key of its scenario resolved.
 
-The result of a split is stored in the user's cache, readable for its owner only.  An interrupted study
-can thus be continued.
+For each split, trust setting, ε and noise seed there is a model of one cell, which is judged on the test records
+of silos.  If the scenario sweeps other keys, these are settings, and the best one is chosen on spared training
+records.  The candidates at ε include the settings at each smaller ε of the grid, since a guarantee for a smaller ε
+holds for a larger one, too.
+
+The result of a split is stored in the user's cache, so that an interrupted study can be continued.
 """
 
 import hashlib
@@ -182,7 +180,7 @@ class JoiningResult:
         )
 
     def verdict(self, break_even: BreakEven) -> str:
-        """Describe the break-even of one of the trust settings, by the noiseless gain of the first one."""
+        """Describe a break-even, by the gains of the settings without noise and of the pooled model."""
         grid = np.array(self.request.epsilons)
         return describe_break_even(break_even, grid, self.mean_of("noiseless"), self.mean_of("pooled"))
 
@@ -191,9 +189,7 @@ class JoiningResult:
 def study_joining(request: JoiningRequest, report_progress: ProgressCallback = lambda _: None) -> JoiningResult:
     """Run the grid of a request for each split, and compare its models with the silos' local models.
 
-    The grid has a run for each trust setting, ε and noise seed, with the chosen setting if there are several.
-    Split 0 is the scenario's own, the published one, and splits 1 … n are drawn.  Splits in the user's cache are
-    read and not run.
+    The grid has a run for each trust setting, ε and noise seed.  Splits in the user's cache are read and not run.
 
     Args:
         request: Scenario, grid and numbers of splits and seeds.
@@ -266,9 +262,8 @@ def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
 def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: float | None) -> Scenario:
     """Load the grid of one trust setting: the scenario at each ε of the request, for each seed.
 
-    Other keys that the scenario sweeps stay swept.  The request has the number of seeds, which are the scenario's
-    first ones.  If the scenario lists fewer, the numbers after its largest seed follow.  The seeds do not depend
-    on the split, and the standard errors account for noise that splits share.
+    Other keys that the scenario sweeps stay swept.  Seeds are the scenario's first ones, and as many more as the
+    request needs.  They are the same for all splits.
 
     Args:
         request: Scenario, its overrides, and the grid.
@@ -305,10 +300,9 @@ def _run_split(
 ) -> SplitGains:
     """Run the grid of one split on all trust settings, or read the result from the cache.
 
-    A cell is one run, named by its trust setting and by a key of ε, seed and the other swept keys (`CellKey`).
-    Beside the candidates of a choice, models are trained in four groups: the chosen cells, the rounds of one trust
-    setting at the largest ε without noise, the personal models if they are requested, and a model of all silos'
-    records together.  An evaluator for each noise seed compares a model with the silos' local models.
+    The models that are compared are those of the chosen cells with noise, those of the same rounds without noise,
+    the personal models if they are requested, and a model of all silos' records together.  An evaluator for each
+    noise seed compares a model with the silos' local models.
 
     Args:
         request: Scenario and grid.
@@ -518,11 +512,9 @@ def _personal_gains(
 ) -> tuple[dict[str, NDArray[np.float64]], str]:
     """Return gains of personal models, (ε, seeds) by trust, and the kind of records by which λ was chosen.
 
-    A personal model is a local one that is pulled with weight λ towards the released model of a chosen cell.  Its
-    gain is the mean score over silos minus that of the local models.  If the partition is "iid" or "site", the
-    cell is run again without a fifth of the records, and λ is chosen on these (`fit_personal_model`).  Otherwise,
-    and at a silo with few of these records, λ is chosen on folds.  The kind of records is "spared" or "folds",
-    that of the last cell.
+    A personal model is a local one that is pulled with weight λ towards the released model of a chosen cell.  If
+    the partition allows it, the cell is run again without a fifth of the records, and λ is chosen on these
+    ("spared").  Otherwise, and at a silo with few of these records, λ is chosen on folds ("folds").
 
     Args:
         request: Scenario and grid.

@@ -33,9 +33,8 @@ from fedpriv.show.plots import save_chart
 
 
 def make_gain_chart(result: JoiningResult) -> Chart:
-    """Make the chart of the gain over the local models against ε.
+    """Make the chart of the gain over the local models against ε, with a line for each trust setting.
 
-    The chart has a line with standard errors, if they are known, for each trust setting, and a line at zero.
     Gains are means over splits, seeds and silos, in percentage points for accuracies, and else in the metric.
     """
     grid, (scale, digits) = result.request.epsilons, scale_of(result.metric)
@@ -90,11 +89,9 @@ def _format_gains(values: np.ndarray[Any, Any], result: JoiningResult) -> list[s
 def _table_lines(result: JoiningResult) -> list[list[str]]:
     """Return the lines of the table: the references, and one line for each trust setting and ε.
 
-    References are the local models, the pooled model without noise, as it is and recalibrated, and the rounds
-    without noise.  A line has the score of the released and of the recalibrated models, the gain of the released
-    ones over the local models with its errors, and the fraction of silos that gain, beside the fraction that would
-    gain by chance.  Columns follow for personal models, if these were requested, and for the published split, if
-    others were drawn.
+    References are the local models, the pooled model without noise, and the rounds without noise.  A line has the
+    scores of the released and of the recalibrated models, the gain over the local models with its errors, and the
+    fraction of silos that gain, beside the fraction that would gain by chance.
     """
     local_score, (scale, digits) = result.mean_of("alone"), scale_of(result.metric)
 
@@ -258,9 +255,8 @@ def describe_budget_shares(shares: Mapping[str, float]) -> str:
 def _joining_data(result: JoiningResult) -> dict[str, Any]:
     """Return the result as plain data for JSON.
 
-    By trust setting it has the gain at each ε of the grid, the gain on the published split, the fitted line, the
-    break-even and the ends of its interval as texts, and the conclusion.  Without an interval its ends are None.
-    Gains of personal models follow if they were requested.
+    Each trust setting has the gains, the fitted line, the break-even with its interval as texts, and the
+    conclusion.
     """
     grid, trusts = np.array(result.request.epsilons), {}
     for trust in result.trusts:

@@ -1,12 +1,13 @@
 """Fit a silo's own model: the local model, a recalibrated release, or a personal model.
 
 With parameters x (d,) and a loss f of linear scores, the local model minimises (1/n) Σ f(x; record) + (κ/2) ‖x‖²
-over the silo's n training records.  Intercepts have no penalty, except for records of one class and for hazards
-(`make_penalties`), and κ is chosen on folds if there are enough records (`choose_penalty`).  The personal model
-adds (λ/2) ‖x - x̂‖² for the released x̂, with the same κ.  λ = 0 is the local model bit for bit, since the same
-solver starts from zero, and λ = ∞ is x̂ without a fit.  Folds are parts of the training records, which are held
-out of a fit to judge it.  A unit is what is protected: a record, or a person, whose records are in one fold.  A
-regression of hazards predicts the probability of an event in each bin of time.
+over the silo's n training records, mostly without a penalty of intercepts (`make_penalties`).  The personal model
+adds (λ/2) ‖x - x̂‖² for the released x̂, so that λ = 0 gives the local model and λ = ∞ gives x̂. κ and λ are
+chosen on held-out records, if there are enough of them.
+
+Folds are parts of the training records, which are held out of a fit to judge it.  A unit is what is protected: a
+record, or a person, whose records are in one fold.  A regression of hazards predicts the probability of an event
+in each bin of time.
 
 Not private: everything here is a function of the records, and in a deployment none of it leaves a silo.
 """
@@ -117,12 +118,8 @@ def fit_model(
 ) -> Floats:
     """Minimise the regularised mean loss by L-BFGS.
 
-    The objective is (1/n) Σ f(x; record) + Σ_j penalty_j x_j² / 2 + λ ‖x - x̂‖² / 2.
-
-    The solver stops where the largest entry of the gradient is at most `tolerance` times that at x = 0, where it
-    finds no smaller value, or after at most 1,000 steps.  With more than 2,000 records, fits are made faster in
-    two ways.  For up to 4,000 features, the steps and this gradient are in coordinates in which the curvature is
-    about 1 (`_find_basis`).  A rough fit (a tolerance of 1e-4 or more) computes losses and gradients in float32.
+    The objective is (1/n) Σ f(x; record) + Σ_j penalty_j x_j² / 2 + λ ‖x - x̂‖² / 2.  To save time with many
+    records, the solver may use other coordinates (`_find_basis`), and float32 for a large tolerance.
 
     Args:
         objective: Loss f of linear scores.
@@ -130,8 +127,7 @@ def fit_model(
         penalty: Penalty of each parameter, (d,).
         start: First point of the solver, (d,).
         tolerance: Largest entry of the gradient, relative to that at x = 0, at which the solver stops.
-        pull: Weight λ and released model x̂, or None for no pull, which is also λ = 0.  For λ = ∞ the result is
-            x̂ itself.
+        pull: Weight λ and released model x̂, or None for no pull.  For λ = ∞ the result is x̂ itself.
 
     Returns:
         Parameters x (d,), float64.
@@ -177,10 +173,9 @@ def fit_model(
 def _find_basis(records: Records, penalty: Floats) -> Floats | None:
     """Return B (features, features) such that the curvature is about 1 in u, where x = u B.
 
-    Rows of x and u are outputs.  B is the inverse of the Cholesky factor L of L Lᵀ = c AᵀA/n + diag(p), with A
-    (n, features) the features of the n records and c = 0.01 a guess of the loss's curvature.  p is the penalty of
-    the first output's parameters, plus 1e-9, which makes the sum positive definite.  The result is None if there
-    are more than 4,000 features.
+    Rows of x and u are outputs.  B is the inverse of the Cholesky factor L of L Lᵀ = c AᵀA/n + diag(p), with A (n,
+    features) the features of the n records, c = 0.01 a guess of the loss's curvature, and p the penalty of an
+    output's parameters.  The result is None if there are more than 4,000 features.
 
     Args:
         records: Training records.
@@ -209,8 +204,7 @@ def make_penalties(objective: Objective, records: Records, kappa: float) -> Floa
     """Return the penalty of each parameter, (d,): κ for weights, and 0 for intercepts.
 
     Intercepts have κ, too, if all records are of one class, since they would diverge, and for hazards, since a
-    small silo may have bins without an event.  If several classes occur, the intercept of a class without records
-    has no penalty, and is finite because the solver stops at its tolerance.
+    small silo may have bins without an event.
     """
     if isinstance(objective, LinearHazards):
         return np.full(objective.dimension, kappa)
@@ -241,13 +235,9 @@ def fit_local_model(objective: Objective, silo: SiloRecords, seed: int) -> tuple
 def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
     """Return the penalty κ with the smallest mean loss on held-out folds, the largest of equals.
 
-    Candidates are `PENALTIES`.  For each of five folds, models are fitted to the records of the other folds and
-    judged on those of this fold.  With more than 5,000 records only one fold is held out.  The public `seed`
-    decides the folds (`assign_folds`). The largest candidate is returned without folds in three cases:
-
-    - There are fewer than five units.
-    - A class that occurs has fewer than five records, unless the model is of hazards.
-    - All records are of one class, unless the model is of hazards.
+    The candidates are `PENALTIES`.  Models are fitted without the records of a fold and judged on these, for five
+    folds, or one with many records.  A silo whose records are too few or too alike for folds gets the largest
+    candidate.
 
     Args:
         objective: Loss f of linear scores.
@@ -304,10 +294,9 @@ def _has_one_class(records: Records) -> bool:
 def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Floats:
     """Fit the intercepts of x̂ and one scale of its other weights to the silo's training records.
 
-    With w the weights of x̂, the model x has weights s w/‖w‖ and intercepts b.  The fit over the scale s and over b
-    starts at x̂ and minimises (1/n) Σ f(x; record) + 1e-3 (s² + ‖b‖²)/2.  An intercept is the weight of a last
-    feature that is 1 in all records.  Without the scale, intercepts would dominate a model with small weights,
-    such as one in a ball of radius .1.  The penalty keeps intercepts and scale finite for a silo with one class.
+    With w the weights of x̂, the model x has weights s w/‖w‖ and intercepts b.  The fit over the scale s and over
+    b starts at x̂ and minimises (1/n) Σ f(x; record) + 1e-3 (s² + ‖b‖²)/2.  The penalty keeps intercepts and scale
+    finite for a silo with one class.
 
     Source: Platt 1999.
 
@@ -373,15 +362,12 @@ def fit_personal_model(
 ) -> PersonalModel:
     """Fit the personal model with the smallest λ within one standard error of the best.
 
-    The personal model is pulled with weight λ towards x̂: λ = 0 is the local model, and λ = ∞ is x̂.  For each λ of
-    `PULL_WEIGHTS` a model is fitted without the held-out records and judged by its losses on them.  The best λ has
-    the smallest mean loss.  Another λ is within one standard error if the mean difference of its losses and those
-    of the best λ is at most the standard error of this difference.
+    For each λ of `PULL_WEIGHTS` a model is fitted without the held-out records and judged by its losses on them.
+    The best λ has the smallest mean loss.  Another λ is within one standard error if the mean difference of its
+    losses and those of the best λ is at most the standard error of this difference.
 
-    Held out are the training records that the release has not read, if there are ten or more and the release has
-    read any of the silo's records.  Otherwise each of up to five folds of the training records is held out in
-    turn, which favours large λ if the release has read them.  A silo with one unit gets its local model, with
-    λ = 0, and counts as judged on folds.
+    Held out are training records that the release has not read, or folds of the training records.  A silo with one
+    unit gets its local model.
 
     Args:
         objective: Loss of linear scores.
@@ -438,10 +424,9 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
     """Return the test score and the name of the learner that is best by folds.
 
     The learners are the local model ("the model"), six settings of kernel ridge regression, and boosted trees.
-    The best one has the largest sum of scores on up to five held-out folds of the training records.  Its score on
-    the test records is returned after a fit to all training records.  A score is the accuracy, or for a regression
-    minus half the mean squared error, and `score_model` for the local model.  With training records of one class,
-    or fewer than 10 of them, the local model is taken without folds.
+    The best one has the largest sum of scores on held-out folds of the training records, and is then fitted to all
+    of them.  A score is the accuracy, or for a regression minus half the mean squared error.  With training
+    records of one class, or fewer than 10 of them, the local model is taken without folds.
 
     Args:
         objective: Loss of linear scores.
@@ -551,10 +536,9 @@ def score_model(objective: Objective, point: Floats, records: Records) -> float:
 def score_constant(objective: Objective, silo: SiloRecords) -> float:
     """Return the score on the test records of a constant prediction from the training labels.
 
-    For classes the prediction is the most frequent label, the smallest of equals, and the score is its accuracy.
-    For a regression it is the mean label, and the score is minus half the mean squared error.  For hazards, the
-    probabilities of an event in each bin of time, it is their estimate for all records, and the score is minus the
-    mean loss.
+    The prediction is the most frequent class, the mean label of a regression, or the estimated hazards.  The score
+    is the accuracy for classes, minus half the mean squared error for a regression, and minus the mean loss for
+    hazards.
     """
     labels, tests = silo.train.labels, silo.test.labels
     if isinstance(objective, LinearHazards):

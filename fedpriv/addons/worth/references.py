@@ -101,8 +101,7 @@ def cache_key(cell: Cell) -> str | None:
     """Return the key of a cell's references, or None if the records have no source that identifies them.
 
     The key digests the source of the records, and the settings by which silos have them and fit local models, such
-    as partition, seed and model.  Settings of the training, such as clip norm and step, are not in it.  A data set
-    of fedpriv is identified by its name, without reading a record.  A user's own file or arrays are hashed.
+    as partition, seed and model.  Settings of the training, such as clip norm and step, are not in it.
     """
     if (source := _data_source(cell.data.name)) is None:
         return None
@@ -127,8 +126,8 @@ def cache_key(cell: Cell) -> str | None:
 def _data_source(name: str) -> str | None:
     """Return the name or digest that identifies the data, or None if there is neither.
 
-    A data set of fedpriv has its name.  A user's own arrays have the digest of records and labels, and a file that
-    of its content.  A file that is not regular, or cannot be read, gives None.
+    A data set of fedpriv has its name.  A user's own arrays have the digest of records and labels, and a file has
+    that of its content.
     """
     if name in COMPUTED_DATA_SETS or name in ORIGINS:
         return name
@@ -148,12 +147,11 @@ def _data_source(name: str) -> str | None:
 def _digest_file(name: str, facts: tuple[int, ...]) -> str | None:
     """Return SHA-256 of a regular file as hexadecimal text, or None for another kind of file.
 
-    The digests of the last 16 files are kept, and one of these is read again only if `facts`, which change with
-    the file, are other ones.
+    The cache has the digests of the last 16 files.
 
     Args:
         name: Path of the file.
-        facts: Device, inode, size and times of the file (`_file_facts`).
+        facts: Device, inode, size and times of the file (`_file_facts`), so that a changed file is read again.
 
     Raises:
         OSError: The file cannot be read, or has other facts by now.
@@ -194,8 +192,8 @@ def write_cached(kind: str, key: str, records: str, content: Mapping[str, Any]) 
 def read_cached(kind: str, key: str, records: str | None = None) -> Mapping[str, Any] | None:
     """Return the content that is cached under `key`, or None without it.
 
-    A file is not used if another user owns it or can write it, if it is a link or not regular, if it is damaged,
-    or if it is of another key or of other records.
+    A file is not used if another user owns it or can write it, if it is no regular file, if it is damaged, or if
+    it is of another key or of other records.
 
     Args:
         kind: Name of the folder in the cache.
@@ -264,8 +262,7 @@ def _check_count(value: object) -> int:
 def find_references(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, References]:
     """Return the cached references of resolved scenarios by their index, without computing any.
 
-    Scenarios that differ only in trust, clip, step or privacy target have the same ones.  A scenario has none if
-    none are cached under its `cache_key`, if this version cannot resolve it, or if it has clients in cohorts.
+    Scenarios that differ only in trust, clip, step or privacy target have the same ones.
 
     Args:
         scenarios: Scenarios of the cells of a run, as nested dictionaries with every key resolved.
@@ -309,9 +306,8 @@ def _local_models_text(
 ) -> str:
     """Return the metric of the local models at the points with the keys `fixed`, or "" if none is cached.
 
-    A point has the mean over its seeds.  The text is a range if points have different values, because they change
-    the silos' records or their model.  It is "" for a metric other than that of the references, which is the
-    accuracy of classes, and the loss of a regression or of hazards.
+    A point has the mean over its seeds.  The text is a range if points have different values.  It is "" for a
+    metric other than that of the references.
 
     Args:
         results: Results of the run.

@@ -88,13 +88,12 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
     Args:
         policy: The silo's policy, which names its shard.
         cell: Cell of the run's scenario.
-        held_out: File of further training records that the silo's guard never held, or None.  Test records of
-            this file are not used.
+        held_out: File of further training records that the silo's guard never held, or None.  Test records of this
+            file are not used.
 
     Raises:
-        InputError: The scenario's model is code that is not fedpriv's, is not one of linear scores, or does not
-            fit records or labels.  Or a file cannot be read, or other users can read or change the held-out file.
-            Or there are no test records, or fewer than two training records.
+        InputError: The scenario's model or a file cannot be used, other users can read or change the held-out
+            file, or there are too few records.
     """
     if cell.model.import_paths:
         raise InputError(
@@ -204,8 +203,8 @@ def measure_learning_curve(home: HomeData) -> list[tuple[int, float, float]]:
     """Fit local models to about a quarter, a half and all of the units, in a public random order.
 
     Returns:
-        For each model the number of training records, the score on the test records, and the balanced score, for
-        classes the mean of the accuracies at each class.
+        For each model the number of training records, the score on the test records, and the balanced score, which
+        for classes is the mean of the accuracies at each class.
     """
     units = np.unique(home.silo_records.units)
     order = units[public_generator(home.seed, "learning curve").permutation(len(units))]
@@ -269,14 +268,12 @@ def print_refined(
         policy: Policy of the silo, which names the records.
         scenario: Scenario of the run.
         model: File of the released model, or None with `only_curve`.
-        held_out: File of further training records that the guard never held, or None.  The weight of the pull is
-            chosen on them if there are ten or more.
+        held_out: File of further training records that the guard never held, or None.
         out: Folder for the personal model, or None to write nothing.
         only_curve: Whether only the learning curve of local models is printed, without a released model.
 
     Raises:
-        InputError: Options do not fit together, a file cannot be used, or `out` can be read by others, cannot be
-            made, or is a run's folder.
+        InputError: Options do not fit together, or a file or the folder `out` cannot be used.
     """
     if (model is None) != only_curve:
         raise InputError(

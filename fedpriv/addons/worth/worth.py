@@ -2,7 +2,7 @@
 
 | term | meaning |
 |---|---|
-| D_i, T_i | training and test records of silo i; T_i may have all test records (`_select_test_rows`) |
+| D_i, T_i | training and test records of silo i |
 | local_i | the scenario's model and features, fitted to D_i without noise and without a release |
 | pooled | a fit to the records of the silos together, for simulations and public data only |
 | released | x̂, the model that a run published |
@@ -13,10 +13,8 @@ References are the scores m(local_i, T_i), for at most 16 silos.  A model of lin
 function of products of its parameters x with a record's features.  Spared records are training records that a run
 does not read (`data.spared`).  A cell is one run, with every key of its scenario resolved.
 
-local_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over the n_i records of D_i.  κ is chosen on folds if there
-are enough records, and intercepts have no penalty as a rule (`local_models`).  A partition by labels gives a silo
-test records with about its own label shares (`partition_alike`).  On a common test set, a local model would be
-judged on classes that are missing from its training records.
+A partition by labels gives a silo test records with about its own label shares.  On a common test set, a local
+model would be judged on classes that are missing from its training records.
 
 Not private: every number here is a function of the records.  In a deployment none of them leaves a silo.
 """
@@ -118,8 +116,8 @@ def load_silo_records(cell: Cell, max_silos: int = MAX_REFERENCE_SILOS) -> tuple
         The number of all silos, and the records of the chosen ones.
 
     Raises:
-        InputError: Units are clients, whose records are too few to train on.  Or a record has several labels, no
-            silo has records of both kinds, or they cannot be loaded.
+        InputError: Units are clients, a record has several labels, no silo has records of both kinds, or records
+            cannot be loaded.
     """
     if cell.privacy.protected_unit.name == CLIENT.name:
         raise InputError("privacy.unit = client: a client alone has too few records; worth is for silos")
@@ -247,8 +245,7 @@ def compute_references(
 ) -> References:
     """Fit and judge the local models of up to 16 silos, or read the scores from the user's cache.
 
-    The cache is used if the same records, partition, seed and model were fitted before, and if learners of
-    scikit-learn were tried then or are not requested.  Spared records are training records here, too.
+    Spared records are training records here, too.
 
     Args:
         cell: A cell of a scenario.
@@ -259,8 +256,8 @@ def compute_references(
         Scores of the local models, also stored in the cache.
 
     Raises:
-        InputError: The model is not one of linear scores, units are clients, a record has several labels, no silo
-            has training and test records, records cannot be loaded, or learners of scikit-learn cannot be tried.
+        InputError: The model is not one of linear scores, the records cannot be loaded or compared, or learners of
+            scikit-learn cannot be tried.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
@@ -317,8 +314,7 @@ def _verify_references(key: str, records: str, silos: Sequence[SiloRecords]) -> 
 def digest_silos(silos: Sequence[SiloRecords]) -> str:
     """Return SHA-256 of the silos' records as the model sees them, their names, and the candidates for κ.
 
-    The result is a hexadecimal text.  Cached scores of local models have the digest of their records, and are not
-    taken for other records by `compute_references`.
+    The result is a hexadecimal text.
     """
     digest = hashlib.sha256(json.dumps(PENALTIES).encode())
     for silo in silos:
@@ -330,10 +326,7 @@ def digest_silos(silos: Sequence[SiloRecords]) -> str:
 
 @dataclass(frozen=True)
 class GainEvaluator:
-    """Records of the references' silos, with which any number of models can be judged.
-
-    `references` are the scores of the local models, and `objective` is the loss, of linear scores.
-    """
+    """Records of the references' silos, with which any number of models can be judged."""
 
     cell: Cell
     """Cell without spared records."""
@@ -346,10 +339,9 @@ class GainEvaluator:
 
     @limit_to_one_thread()
     def evaluate(self, released: Floats) -> Gains:
-        """Compute the gain of a published model over each local model, with the scores of both its forms.
+        """Compute the gain of a published model over each local model, and its scores.
 
-        The forms are the model as it was published, and recalibrated: with intercepts and scale fitted by the
-        silo.
+        Scores are of the model as it was published, and of the model with intercepts and scale fitted by the silo.
 
         Args:
             released: Parameters of the model, (d,).
@@ -461,8 +453,8 @@ def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.
 def fit_pooled_model(cell: Cell) -> Floats:
     """Fit the model to the training records of all silos that also have test records, without noise.
 
-    The result has shape (d,).  The penalty κ is chosen as for a silo's own model.  For more than 20,000 records it
-    is the smallest candidate, and the fit ends at a relative gradient of 1e-4, to save time.
+    The result has shape (d,).  The penalty κ is chosen as for a silo's own model, or, to save time, is the
+    smallest candidate for more than 20,000 records.
 
     Raises:
         InputError: The model is not one of linear scores, or `load_silo_records` refuses the cell.
@@ -504,8 +496,7 @@ class PointGains:
     def standard_error(self) -> float | None:
         """Standard error of `gain` over seeds, or None for one seed.
 
-        Seeds draw the noise anew, and the partition unless it is by site, but use the same records.  Equal gains
-        of all seeds give None as well, since they do not show an error of 0.
+        Equal gains of all seeds give None as well, since they do not show an error of 0.
         """
         if len({gains.gain for gains in self.gains}) < 2:
             return None
@@ -554,8 +545,7 @@ def compare_run(
         with_personal: Also fit and judge the silos' personal models.
 
     Raises:
-        InputError: The run has no finished cells, a cell cannot be resolved, references cannot be computed, as for
-            `compute_references`, or a model cannot be read, has another shape or a number that is not finite.
+        InputError: The run has no finished cells, references cannot be computed, or a model cannot be used.
     """
     if not results.cells:
         raise InputError(f"{folder}: no cell is finished yet, so no model is there to be compared")

@@ -123,8 +123,7 @@ class RunStatus:
 class ControlClient:
     """Client of the Control API at `unix:SOCKET` or host:port, over TLS if there are root certificates.
 
-    Requests raise RunError for a refusal, and its subclass UnreachableError if there is no connection within 5
-    seconds, for a silence of 30, and for an answer that cannot be read.
+    Requests raise RunError for a refusal, and its subclass UnreachableError if no readable answer comes in time.
     """
 
     address: str

@@ -3,7 +3,7 @@
 A silo is named silo-N by the key that is registered for it.  The Control API serves commands, and the Fleet API
 serves SuperNodes.  A follower of a run is a command that asks for the run's status until it ends.
 
-The state of silos is kept in memory.  The list of runs can be kept in a file over restarts.
+A restart loses the state of silos.  The list of runs can be kept in a file over restarts.
 """
 
 import datetime

@@ -363,7 +363,8 @@ def _add_objects(tree: Any, value: InflatableObject, contents: dict[str, bytes])
 def read_configuration(bundle: bytes) -> dict[str, Any] | None:
     """Return the run configuration in a bundle by dotted keys, or None for another app or a broken bundle.
 
-    A bundle has the configuration in its pyproject.toml.  One with a file of more than 1 MiB counts as broken.
+    A bundle has the configuration in its pyproject.toml.  If this file has more than 1 MiB, the bundle counts as
+    broken.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
