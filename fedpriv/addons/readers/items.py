@@ -1,8 +1,8 @@
 """Items of torch Datasets, DataLoaders, Hugging Face data sets and lists, as arrays.
 
 An item is a pair (record, label), a longer tuple, or a dictionary.  `fields` names the parts of an item that are
-record and label.  Without `fields`, a dictionary of two entries has its label under the one usual name that it has
-(`_LABEL_NAMES`), or else last.
+record and label.  Without `fields`, a dictionary of two entries has its label under a usual name (`_LABEL_NAMES`)
+if one of the two names is usual, or else last.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Sized

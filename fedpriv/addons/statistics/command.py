@@ -386,7 +386,7 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
 
     Args:
         stats: Plan and scenario.
-        for_release: Whether the noise is that of a release, which is made of integers, or of a simulation.
+        for_release: Whether the noise is that of a release, made of integers, and not of a simulation.
         as_json: Whether JSON is printed in place of text.
     """
     privacy = stats.cell.privacy

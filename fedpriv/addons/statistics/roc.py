@@ -214,10 +214,10 @@ class TwoClassTable:
 
 
 def combine_groups(tables: Sequence[Floats], stds: Sequence[float]) -> tuple[Floats, float]:
-    """Combine groups' tables by inverse variance into one table of all records.
+    """Combine tables of the same records by different groupings into one table of all records.
 
-    Each table is summed over its groups.  The result is the mean of these sums, with weights by the inverse of
-    the variance of their noise.
+    Each table is summed over its groups.  The result is the mean of these sums, weighted by the inverse variance
+    of their noise.
 
     Args:
         tables: Tables of the same records by different groupings, (groups, 2, bins) each.

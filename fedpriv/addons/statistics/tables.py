@@ -115,7 +115,7 @@ class Statistics:
 
         Args:
             trust: Trust setting in place of the plan's own, or None for that of the plan.
-            for_release: Whether the noise is that of a release, which is made of integers, or of a simulation.
+            for_release: Whether the noise is that of a release, made of integers, and not of a simulation.
         """
         cell = self.cell
         if trust is not None:
@@ -127,7 +127,7 @@ class Statistics:
 
         Args:
             trust: Trust setting in place of the plan's own, or None for that of the plan.
-            for_release: Whether the noise is that of a release, which is made of integers, or of a simulation.
+            for_release: Whether the noise is that of a release, made of integers, and not of a simulation.
         """
         std = self.make_plan(trust, for_release=for_release).noise.std_in_mean * self.unit_count
         return tuple(float(std) / scale for scale in self.settings.scales)
@@ -137,7 +137,7 @@ class Statistics:
 
         Args:
             model: Released model, (d,), the noisy mean of (a_j C_j e_k)_j (`Indicators`).
-            for_release: Whether the noise is that of a release, which is made of integers, or of a simulation.
+            for_release: Whether the noise is that of a release, made of integers, and not of a simulation.
         """
         settings, stds = self.settings, self.noise_stds(for_release=for_release)
         parts = np.split(np.asarray(model), np.cumsum([table.size for table in settings.tables]))[:-1]

@@ -43,7 +43,7 @@ def check_grid(grid: Any, source: str) -> None:
         source: Start of the error message, which names the option or file of the grid.
 
     Raises:
-        InputError: The grid is refused.  The message names the key, unless the value is no mapping.
+        InputError: The value is no grid, or varies a key that it may not.
     """
     if not isinstance(grid, Mapping):
         raise InputError(

@@ -371,7 +371,7 @@ class SuperLinkApp:
         )
 
     async def check_access(self, *, has_registered_keys: bool, has_fleet: bool) -> None:
-        """Check, before anyone is answered, that routes exist and that protected ones refuse strangers.
+        """Check that the routes exist, and that protected ones refuse strangers.
 
         Guarantee: nobody without the executor's secret gets a task, and no SuperNode without a registered key gets
         a message, if `has_registered_keys`; or the service does not start.
