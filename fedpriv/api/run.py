@@ -61,20 +61,14 @@ def insert_own_data(
 ) -> dict[str, Any]:
     """Return a scenario whose [data] and [model] name these records and this module.
 
-    Records and module are registered in this process under their names, and `tree` is not changed.  Without
-    records the scenario keeps its own data and model, and without a module its own model.  The names are digests,
-    by which a resumed run recognises records and module.  That of records is under a key of the user.  In that of
-    a module are its parameters, buffers, modes and printed structure, the shape of its records, and its loss.
-
-    If the scenario sets none of `federation.samples`, `batch`, `batches` and `clients`, samples, or batches by
-    site, follow from the number of training records.  In own-data, keys of [federation] follow the records and the
-    overrides.  Each site becomes a silo.
+    Records and module are registered in this process under names made of their digests, so that a resumed run
+    recognises them.  [federation] may be adapted to the number of records and sites.  `tree` is not changed.
 
     Args:
         tree: Scenario as nested dictionaries.
-        train: Training records, or a DataFrame for the scenario's [data.table], or None.
-        test: Test records, or None with a DataFrame and without records.
-        model: Module, or None for the scenario's model.
+        train: Training records, or a DataFrame for the scenario's [data.table], or None for the scenario's data.
+        test: Test records, or None with a DataFrame or without training records.
+        model: Module for these records, or None for the scenario's model.
         classes: Number of classes, 0 for a regression, or None to infer it from the labels.
         loss: Loss of the module, or None for its default.
         overrides: Overridden keys of the shipped scenario own-data, whose other settings `fedpriv advise` may
@@ -135,17 +129,17 @@ def insert_own_data(
 def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: object) -> dict[str, Any]:
     """Register a DataFrame, write its name into the scenario's [data], and return the scenario.
 
-    The scenario's [data.table] describes the columns, and which rows are test records.
+    The scenario's section [data.table] describes the columns, and which rows are test records.
 
     Args:
         tree: Scenario as nested dictionaries, which is changed.
-        frame: Table with the records of the training and of the test part.
-        test: Test records, which have to be None.
-        model: Module, which has to be None.
+        frame: Table with training and test records.
+        test: Test records, refused unless None.
+        model: Module, refused unless None.
 
     Raises:
-        InputError: Test records or a module are given, too, the scenario does not describe a table, or the frame
-            cannot be read.
+        InputError: Test records or a module are given, the scenario has no [data.table], or the frame cannot be
+            read.
     """
     if test is not None or model is not None:
         raise InputError(
@@ -166,9 +160,7 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
 def _describe_loss(loss: LossArgument) -> str:
     """Describe a loss as text for the digest that names a module.
 
-    A function is described by its code, the defaults of its positional arguments and the values that it closes
-    over, without globals.  Anything else is described by its `str`, and no loss as "squared", whichever loss is
-    then the default.
+    A function is described by its code, its defaults and the values that it closes over, any other loss by `str`.
     """
     if loss is None:
         return "squared"
@@ -211,8 +203,7 @@ def run(
 ) -> RunResults:
     """Run every cell of a scenario, as `fedpriv run` does, and return the results.
 
-    The results are written into a folder while cells finish, and a table of measured and published values at the
-    end.
+    A cell is one run: a value of each swept key and a seed.  Results are written into a folder as cells finish.
 
     Args:
         scenario: Name of a shipped scenario, a file, or a scenario as nested dictionaries.
@@ -222,8 +213,7 @@ def run(
             other integers are tokens; several inputs are a tuple.  Labels are integers for classes, or floats for
             a regression: (n,), or (n, …) if a record has several.  A DataFrame (pandas, polars, Arrow) replaces
             the table that the scenario's [data.table] describes, which also defines the test records.
-        test: Test records of the same form, given with `train`, except for a DataFrame.  A list of silos may have
-            one set of test records, which is then of no site.
+        test: Test records of the same form, given with `train` unless that is a DataFrame.
         sites: Site of each training record, (n,), numbers or names; each site becomes a silo.
         fields: Names or positions of an item's record and label where items are no pairs, such as
             ("image", "label"), or ((0, 1), 2) for two inputs of a record.
@@ -238,12 +228,10 @@ def run(
         epsilon: Value of `privacy.epsilon`, or several to sweep.
         trust: Value of `algorithm.trust`, or several to sweep.
         algorithm: Value of `algorithm.name`, or several to sweep, also of algorithms of your own.
-        set: Values for dotted keys.  A value or a list takes the place of a swept key's values, and a list makes
-            another key a swept one.
+        set: Values for dotted keys, such as {"federation.silos": 10}.  A list sweeps the key.
         engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need one of the
             first two.
-        out: Folder in which results are written during the run; by default the first of runs/NAME, runs/NAME-2, …
-            without results, or with `resume` the last one with results.
+        out: Folder of the results; by default a new one in runs/, or with `resume` the last one of this scenario.
         resume: Whether to keep the results in `out` and to run missing cells, including those of new seeds.
         observers: Observers of the run's events.
         progress: Whether to show a progress bar; by default in a notebook and in an interactive session.

@@ -1,24 +1,15 @@
 """Privacy claim of a run: guarantee, neighbouring relation and unit, computed from its releases.
 
-A number without its neighbouring relation and its unit says nothing.  A `PrivacyClaim` holds all three.  Its
-numbers are those of `claim_figures`.  Its sentences are those of `PrivacyClaim.format_sentence` for one claim, of
-`describe_cells` for several cells that differ in their figures only, and of `format_figures` for a cell of
-results.json.
+A number without its neighbouring relation and its unit says nothing.  A `PrivacyClaim` holds all three.
 
-* A stream is the sequence of releases of one party (a silo, several silos alike, or the server) over the rounds of
-  one step of a run.  Its guarantee is a μ of Gaussian differential privacy, or a curve of (ε, δ) if records take
-  part in secret rounds, and None without noise.
+* A stream is the sequence of releases of one party, such as a silo or the server, over the rounds of one step.
 * A step is the rounds of a run, or its first step: a release before the rounds, about the same records, by whose
   result columns of numbers are scaled.
 * A unit is what neighbouring data sets differ in, such as a record or a person.  The relation says how they differ
   in it: another unit takes its place (replace-one), or it contributes zero (zero-out).
-* μ by counting is a bound that is counted exactly, smaller than the charged μ where a paper's constants charge
-  more.
+* μ by counting is an upper bound that is counted exactly.  It is below the charged μ where a paper's constants
+  charge more.
 * A cell is one run of a scenario, with an entry in results.json.
-
-Three cases need sentences of their own: several records of one person (`describe_group_privacy`), the test records
-on which silos evaluate (`describe_evaluation`), and a first step that a run uses and is charged for without having
-taken it (`EXTERNAL_STEP_NOTE`).
 """
 
 import json
@@ -82,10 +73,7 @@ class PrivacyClaim(Generic[Promise]):
     exact: bool = False
     """Whether the guarantee holds for the program's own arithmetic, not for real numbers alone."""
     attained: bool = False
-    """Whether μ is exact in real arithmetic, not an upper bound.
-
-    The value is False for integers, for units in several silos, and for a first step composed with rounds.
-    """
+    """Whether μ is known to be exact in real arithmetic, not only an upper bound."""
     mu_by_counting: float | None = None
     """Smaller upper bound on μ by exact counting, or None if the paper's constants charge no more."""
 
@@ -117,9 +105,8 @@ class PrivacyClaim(Generic[Promise]):
 def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
     """Describe the claim of cells of results.json whose claims differ in their figures only.
 
-    The text names the unit, the relation, the trust setting, the figures or their ranges over the cells, the
-    source of the noise, and the budgets of silos that differ.  If the first cell has no noise, it says that there
-    is no privacy.  All but the figures and the silos' budgets is read from the first cell.
+    The text has the unit, the relation, the trust setting, the figures or their ranges over the cells, and the
+    source of the noise, or says that the run adds no noise.
 
     Args:
         cells: One or more cells, as in results.json.
@@ -141,11 +128,9 @@ _EPSILON_TOLERANCE, _MAX_NAMED_SILOS = 1e-6, 12
 
 
 def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> str:
-    """Describe the ε at δ of each silo's messages in all steps of a run, or return "" if all are equal.
+    """Describe the ε at δ of each silo's messages, or return "" if these are equal or no silo has one.
 
-    The result is "" as well if no silo's own messages have a guarantee, for example if only sums are released.
-    Two ε count as equal up to a relative 1e-6.  Silos with one stream for all are listed as one.  If more than
-    twelve would be listed, the text has the smallest and the largest ε only.
+    If there are many silos, the text has the smallest and the largest ε only.
 
     Guarantee: every ε is computed from the streams of releases, so that a silo's ε follows from the noise that the
     silo added, whatever noise the scenario asked for.  A first step, of the silo or elsewhere, is composed with
@@ -189,8 +174,7 @@ def _compose_silo_steps(
 
     Args:
         rounds: Stream of the rounds of one silo, or of several alike.
-        streams: All streams of the run.  First steps by one of these silos are composed with the rounds, and first
-            steps by no silo, since these are about the records of all silos.
+        streams: All streams of the run.  A first step by no silo is about the records of all silos.
     """
     claims = [
         None if (guarantee := stream.guarantee) is None else PrivacyClaim(guarantee, stream.relation, stream.unit)
@@ -202,10 +186,7 @@ def _compose_silo_steps(
 
 
 def describe_silo_budgets_of_cells(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the ε of each silo's messages in the cell of results.json that protects least.
-
-    The result is "" where that of `describe_silo_budgets` is "".
-    """
+    """Describe the ε of each silo's messages in the cell of results.json that protects least."""
     from fedpriv.claims.ledger import stream_from_data
 
     worst_cell = max(cells, key=lambda cell: cell["epsilon"] or 0.0)
@@ -322,11 +303,11 @@ def compute_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee]
 def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[Guarantee] | None:
     """Compose the claims of all steps of a run, or return None if a step has no claim.
 
-    The μ of the result is √Σμ² over the steps.  Its μ by counting, a smaller bound that is counted exactly, is
-    composed alike, with the charged μ of a step that has none.  It is None if no step has one.
+    The μ of the result is √Σμ² over the steps.  Its μ by counting is composed alike, with the charged μ of a step
+    that has none.
 
     Args:
-        claims: Claim of each step, None for a step without noise.
+        claims: Claim of each step, or None for a step without noise.
 
     Raises:
         InputError: If the steps have different relations or units, or a step has no μ.
@@ -354,8 +335,7 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
     """Compute the claim of the streams of one step, or None without streams or if one has no noise.
 
     A unit with records in one silo is in one of the streams, so that the weakest guarantee of the streams is
-    claimed.  For a unit in several silos, as many of them are composed, those of largest μ.  The claim is exact,
-    that is, it holds for the program's own arithmetic, if all streams are of integers.
+    claimed.  For a unit in several silos, the largest μ of that many silos are composed.
 
     Raises:
         InputError: If streams have different relations or units, or cannot be accounted for or compared, or if
@@ -381,7 +361,6 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
     claim = PrivacyClaim(weakest_guarantee, relations.pop(), unit, exact)
     if exact or (mu := weakest_guarantee.mu) is None:
         return claim
-    # Only for floating point and a μ: the largest μ by counting, and whether the charged μ is exact.
     counted_mu = max(stream.mu_by_counting for stream in streams)
     return replace(
         claim,
@@ -526,15 +505,14 @@ def evaluation_to_data(
 def describe_evaluation(evaluation: Mapping[str, Any], delta: float) -> str:
     """Describe federated evaluation from its entry in results.json.
 
-    All figures are recomputed from the releases in the entry, and none of its other fields is read.  The text
-    differs between exact sums, for which nothing is guaranteed, and sums with noise.
+    Silos evaluate the model on their own test records.  The figures are recomputed from the entry's releases.
 
     Args:
         evaluation: Entry `evaluation` of a cell of results.json, with one release stream or more.
         delta: δ of the ε in the text.
 
     Raises:
-        InputError: If a release is none of a run, or all together have no μ.
+        InputError: If a release is none of a run, or the releases cannot be accounted for together by a μ.
         KeyError, TypeError or ValueError: If the entry or a release has another form.
     """
     from fedpriv.claims.ledger import stream_from_data
@@ -573,14 +551,18 @@ def has_external_first_step(releases: Sequence[Mapping[str, Any]]) -> bool:
 def add_external_first_step(
     streams: Sequence["ReleaseStream"], first_step_mu: float
 ) -> tuple["ReleaseStream", ...]:
-    """Add a first step to the streams of a run that uses its result without having taken it.
+    """Add a first step to the streams of a run that uses the result of one without having taken it.
 
-    The added step is `first_step_mu`-GDP and comes first, and its party is named "elsewhere".  If no stream has
-    noise, one is a first step already, or `first_step_mu` is 0, none is added.
+    A run may scale columns of numbers by the result of a first step that was taken elsewhere.  Such a step is
+    added as one Gaussian release by a party named "elsewhere".  A run without noise gets no step.
 
     Guarantee: a run that uses the result of a first step is charged for one.  The charge is the step that the run
     took if its streams include one, and otherwise a Gaussian release elsewhere of the whole μ that was set aside
     for the step.
+
+    Args:
+        streams: Streams that the run released.
+        first_step_mu: μ that is set aside for a first step, or 0 for a run that uses none.
     """
     from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream
     from fedpriv.noise.diagonal import IndependentGaussian
@@ -590,7 +572,7 @@ def add_external_first_step(
     if not first_step_mu or not noisy or any(stream.step == FIRST_STEP for stream in streams):
         return tuple(streams)
     relation = noisy[0].relation
-    # One release of clipped records of norm 1 and weight 1, with the noise that makes its μ `first_step_mu`.
+    # One release of clipped records of norm 1 and weight 1, whose noise makes its μ `first_step_mu`.
     external_step = ReleaseStream(
         party_name=EXTERNAL_PARTY,
         mechanism=IndependentGaussian(),

@@ -4,22 +4,17 @@ An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names a
 docs/python.md makes the objects.
 
 * A cell is one run of a scenario.  Its record is its entry in results.json: the scenario, the figures of privacy
-  that were written, and the releases.  A record in this sense is named `record` here, and other records are those
-  of a silo's data.
+  that were written, and the releases.  `record` means this record, not one of a silo's data.
 * A stream is the releases of one party over the rounds of a step, with the noise, the clips and the weight of one
   data record.  A step is the rounds, or a first step: a release before them by whose result columns are scaled.
-* A clip is the norm bound of an increment, and an increment is one data record's contribution to a round.
-* `apart`, the increment diameter, is the largest distance of two increments, in clips: 2 unless a loss is known to
-  have less.
+* An increment is one data record's contribution to a round, and its clip the bound on its norm.
+* `apart`, the increment diameter, is the largest distance of two increments, in clips: 2, or less for some losses.
 * The participation says which data records take part in which rounds: in a public order, or in secret.
 
 In real arithmetic, a stream in a public order is a Gaussian mechanism.  With A s the running sums of the
 increments s, and A = B C (`noise.mechanism`), A s + B z is post-processing of C s + z, and one record moves C s by
-at most the sensitivity, whatever queries were sent in between.  The noise multiplier of a Gaussian event is the
-noise over the distance by which one neighbour moves the sums, and this distance contains the factor of the
-relation.  So an accountant bounds such a stream's ε under the accountant's own default relation.  With
-"REPLACE_ONE" dp-accounting's two accountants disagree about a factor of 2 (google/differential-privacy, issue
-378).
+at most the sensitivity.  The noise multiplier of a Gaussian event is the noise over this distance, which contains
+the factor of the neighbouring relation.
 """
 
 import itertools
@@ -93,7 +88,7 @@ class LedgerEntry:
 
     @property
     def recomputed_record(self) -> dict[str, Any]:
-        """Record of the cell in which figures of privacy are computed from the releases.
+        """Record of the cell, with its figures of privacy computed anew from the releases.
 
         Guarantee: the figures of `claim_figures`, `rho` and the figures of evaluations are computed from the
         releases, whatever was written beside these.
@@ -143,14 +138,13 @@ class LedgerEntry:
 
     @cached_property
     def resolved_cell(self) -> "Cell | None":
-        """Resolved scenario, or None if it names an algorithm, a model or others that are not imported here.
+        """Resolved scenario, or None if it cannot be resolved because it names code that is not imported here.
 
-        Others are a mechanism and a sampling.  The names are looked up after resolving has failed.
+        Such code is an algorithm, a model, a mechanism or a sampling of a user.
 
         Raises:
-            InputError: These names are known, and the scenario cannot be resolved by this version.
-            KeyError, TypeError or AttributeError: The record has no scenario, or one that cannot be resolved and
-                in which a section or a name is missing or has another form.
+            InputError: The scenario cannot be resolved, and its names are known.
+            KeyError, TypeError or AttributeError: The record has no scenario of the usual form.
         """
         from fedpriv.loss.models import MODELS
         from fedpriv.noise.registry import MECHANISMS
@@ -184,11 +178,10 @@ class LedgerEntry:
         )
 
     def _differences_from_scenario(self) -> Iterator[str]:
-        """Describe differences from the scenario, first those of the record and then those of its streams.
+        """Describe differences of the record and its streams from the record's scenario.
 
-        Compared of the record are trust, silos, δ, relation, unit and rounds.  If the scenario cannot be resolved
-        here, rounds, participation, weights and clips are not compared, and streams with increments closer than
-        two clips count as a difference, because they cannot be checked.
+        If the scenario names code that is not imported here, rounds, participation, weights and clips are not
+        compared, and an increment diameter below two clips counts as a difference, because it cannot be checked.
         """
         federation, privacy = self._sections
         scenario_values: dict[str, Any] = {
@@ -212,12 +205,10 @@ class LedgerEntry:
         yield from self._differences_from_target(privacy)
 
     def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
-        """Describe differences of streams in participation, weights, clips and increment diameter.
+        """Describe differences of noisy streams in participation, weights, clips and increment diameter.
 
-        Only streams of the rounds with noise are compared.  A stream of silos has the weight of a record in each
-        of these silos, and any other stream the weight of a record in the mean over silos.  Clips are left out if
-        `recompute_clips` has none, for example as they depend on shapes of records.  A diameter is compared if it
-        is below two clips.
+        The weight is that of a data record in its silo for a silo's own stream, and otherwise its weight in the
+        mean over silos.  Clips that depend on shapes of records are not compared.
 
         Args:
             cell: Resolved scenario of the record.
@@ -251,10 +242,8 @@ class LedgerEntry:
     def _differences_from_target(self, privacy: "PrivacySection") -> Iterator[str]:
         """Describe noise that is not that of the scenario's target of privacy.
 
-        Compared is the claim's μ, or its ε at the scenario's δ if it has no μ.  It may be up to about 1 % below
-        the target: with more noise the releases are another run's.  Above the target, rounding is allowed for a μ,
-        and 1 % for an ε that is computed numerically.  A claim without a target is a difference, and so is a
-        target without a claim.
+        The claim's μ, or its ε if it has no μ, may be up to about 1 % below the target.  Above the target,
+        rounding is allowed for a μ, and 1 % for an ε, which is computed numerically.
 
         Args:
             privacy: Section [privacy] of the scenario.
@@ -280,8 +269,7 @@ class LedgerEntry:
     def _differences_from_streams(self) -> Iterator[str]:
         """Describe differences of the record's figures, releases and engine from the streams and the scenario.
 
-        Figures are recomputed from the streams.  An ε without a μ is computed numerically, and may be up to 1 %
-        larger in the record.
+        An ε without a μ is computed numerically, and may be up to 1 % larger in the record.
         """
         mu, epsilon = self._figures["mu"], self._figures["epsilon"]
         if not _is_close(self.claimed_mu, mu):
@@ -297,10 +285,10 @@ class LedgerEntry:
             yield "noise for release is drawn by a deployment only"
 
     def _differences_of_evaluations(self) -> Iterator[str]:
-        """Describe evaluations that differ from the scenario's in presence, silos, number, relation or noise.
+        """Describe how evaluations by silos differ from those that the scenario asks for.
 
-        Relation and silos of evaluations without noise are not compared.  Increments closer than two clips are
-        accepted for evaluations of curves only.  The record's μ of the evaluations is compared, too.
+        Their number, silos, relation, increment diameter and noise are compared, and the record's μ for them with
+        the one that their releases give.
         """
         tests, section = self.test_streams, self.record["scenario"].get("evaluation")
         if not bool(section) == bool(tests) == bool(self.record.get("evaluation")):
@@ -345,9 +333,8 @@ class LedgerEntry:
     def _streams_match_scenario(self) -> bool:
         """Whether the streams are those of all rounds, silos and steps, by the parties that add noise.
 
-        Parties, relation and unit are compared of streams with noise, and budget shares of those of the rounds.
-        Budget shares are the targets of silos relative to the whole target.  A scenario with `data.scale` needs a
-        first step, which this run took or which is charged as one elsewhere.
+        A scenario with `data.scale` needs a first step if the run has noise.  The run took this step, or is
+        charged for one elsewhere.
         """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
         first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
@@ -399,13 +386,13 @@ def _cover_all_silos(streams: Sequence[ReleaseStream], trust: str, silos: int) -
 
 
 def _promise_shares(streams: Sequence[ReleaseStream], section: Mapping[str, Any]) -> bool:
-    """Whether every silo's stream keeps the target that [privacy] sets for this silo, not for another.
+    """Whether every silo's stream keeps the target that [privacy] sets for this silo.
 
-    The answer is False if the section is malformed or has no target for a silo.  Streams keep a target if their ε
-    at the scenario's δ is at most that of the target μ, up to rounding for a μ, and up to 1 % for a curve.
+    A stream keeps its target if its ε at the scenario's δ is at most that of the target, up to rounding for a μ,
+    and up to 1 % for a curve of (ε, δ).
 
     Args:
-        streams: Streams of the rounds with noise.
+        streams: Streams of the rounds, with noise.
         section: Section [privacy] of the scenario, as plain data.
     """
     from fedpriv.scenario.sections import PrivacySection
@@ -471,13 +458,13 @@ def format_differing_cells(cells: Sequence[int]) -> str:
 
 
 def read_ledger(folder: Path) -> list[LedgerEntry]:
-    """Read results.json in a run's folder, and cells.jsonl beside it, if there is one.
+    """Read the ledger entries of a run from results.json and cells.jsonl in its folder.
 
     A cell of cells.jsonl takes the place of the same cell in results.json.
 
     Raises:
         InputError: If results.json is missing, if a file is no ledger, if a release is none that a run can have,
-            or if `check_copies` refuses a cell.
+            or if a cell is refused by `check_copies`.
     """
     path, newer_path = folder / "results.json", folder / "cells.jsonl"
     try:
@@ -494,12 +481,10 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
 
 
 def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse cells of fedpriv 0.3.0 with copies of records in a secret order.
+    """Refuse cells of fedpriv 0.3.0 with copies of records and secret participation.
 
-    With `model.augment` a record's increment is computed on shifted and mirrored copies of its picture.  Such
-    cells released more than their claim says.  Cells by other versions pass.  Nothing is refused by a program
-    whose own version number is 0.3.0, because an editable installation of a later program keeps the number with
-    which it was made.
+    With `model.augment` a record's increment is computed on changed copies of its picture.  In version 0.3.0 such
+    cells released more than their claim says.
 
     Args:
         source: Folder or name of the run, for errors.
@@ -510,6 +495,7 @@ def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterabl
         InputError: If there is such a cell.
         KeyError, TypeError or AttributeError: If a cell of version 0.3.0 has another form.
     """
+    # An editable installation of a later program may still have the number 0.3.0, so that nothing is refused.
     if versions.get("fedpriv") != _LEAKY_COPIES_VERSION or metadata.version("fedpriv") == _LEAKY_COPIES_VERSION:
         return
     for cell in cells:
@@ -529,15 +515,14 @@ _TOLERANCE = 1e-9
 def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
     """Return a cell's event, the accountant's neighbouring relation for this event, and fedpriv's claim.
 
-    An event tells an accountant of dp-accounting what was released.  It is by rounds where that is possible, and
-    else the one that the guarantee gives for the whole run.
+    An event tells an accountant of dp-accounting what was released: round by round if that is possible, and
+    otherwise for the whole run at once.
 
     Guarantee: `event` under `neighboring_relation` dominates the cell's releases about one unit of training
     records under the cell's own relation, up to the slack of exact releases and a relative 1e-9 in μ.
 
     Raises:
-        InputError: The cell has no guarantee or no claim that can be computed, or dp-accounting has no event for
-            the guarantee.
+        InputError: The cell has no noise, its claim cannot be computed, or dp-accounting has no event for it.
     """
     claim = entry.claim
     if claim is None:
@@ -562,11 +547,10 @@ def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
-    """Return the event of a guarantee round by round, or None without a μ, or if no stream allows it.
+    """Return the event of a guarantee round by round, or None if no stream has one.
 
-    A stream allows an event by rounds if the μ of the worst record's rounds, as `_mus_of_worst_record` finds them
-    for a fixed order, compose to the guarantee's μ, the root of their sum of squares.  A round of μ is a Gaussian
-    event of noise multiplier 1/μ.  Equal rounds in a row become one repeated event.
+    A stream has an event by rounds if √Σ μ_t² over the rounds of its worst record is the guarantee's μ.  A round
+    of μ_t is a Gaussian event of noise multiplier 1/μ_t.  Equal rounds in a row become one repeated event.
 
     Guarantee: in each of its forms, one Gaussian event or several, the event composes to the guarantee's μ, up to
     a relative 1e-9 in which two sums of the same squares round.
@@ -585,14 +569,13 @@ def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> 
 
 
 def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
-    """Return μ of every round of the worst record, as in a fixed order, for a stream in public order.
+    """Return μ_t of every round of the worst record of a fixed order, or [] if they are not known.
 
-    A record of a fixed order takes part every `rounds_per_epoch` rounds, and the worst one has the largest Σ μ_t²
-    over its rounds.  A round moves at most `blocks.bands` rows of C s, from its own on, where C is the mechanism's
-    factor and s are the increments.  The result is [] if there are more bands than rounds from one participation
-    to the next, since two rounds of a record could then move the same row.  It is [] as well if bands are not
-    known, and for secret rounds or without noise.  For other public orders than a fixed one the result may be that
-    of no record, so that callers compare it with the guarantee.
+    A record of a fixed order takes part every `rounds_per_epoch` rounds, and the worst one has the largest Σ μ_t².
+    In a public order with noise the μ_t are known if no two rounds of a record move the same row of C s, where C
+    is the mechanism's factor and s the increments.  A round of a record moves at most `blocks.bands` rows.
+
+    For another public order the result is only a candidate, which the caller compares with the guarantee.
     """
     blocks = stream.mechanism.blocks(stream.workload)
     epoch_rounds = stream.schedule.rounds_per_epoch

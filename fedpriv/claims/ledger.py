@@ -1,8 +1,7 @@
 """Releases of a run as data, the only input of its accounting.
 
 A `ReleaseStream` describes the releases of one party (a silo, several alike, or the server) or the sums of masked
-messages, over the rounds of a step.  A step is the rounds of a run, or its first step, a release before them.  The
-guarantee of the run is recomputed from the streams alone (`claims.claim`).
+messages, over the rounds of a step.  A step is the rounds of a run, or its first step, a release before them.
 
 * An increment is a record's clipped contribution to a round, and the running sum adds increments over rounds,
   times a decay.  A clip is the norm bound of an increment.
@@ -99,10 +98,10 @@ class ReleaseStream:
         if self.integer_release is None:
             return self.schedule.guarantee(self.sums, self.std)
         if self.schedule.secret:
-            # Raises InputError if the rounds are no blocks, whoever wrote the data.
+            # Raises InputError if the rounds cannot be accounted for, whoever wrote the data.
             self.schedule.distance(self.sums)
-        # Displacements by a unit add up over silos whose increments are summed, and so does their rounding.
         # A silo's own stream has a unit's records in this silo; a sum or mean over silos, in up to `max_silos`.
+        # There the displacements by a unit add up over silos, and so does their rounding.
         silo_mu, silo_count = (
             self._integer_claim(self.integer_release).mu,
             1 if self.party_name.startswith("silo") else self.unit.max_silos,
@@ -132,13 +131,11 @@ class ReleaseStream:
 
     @property
     def mu(self) -> float:
-        """Gaussian-DP parameter of a stream in public order, or inf without noise.
-
-        The parameter is an upper bound unless it is `attained`.
+        """Gaussian-DP parameter μ of the stream, or inf without noise.
 
         Raises:
-            InputError: If the stream cannot be accounted for, or the participation is secret, so that the
-                guarantee is a curve of (ε, δ).
+            InputError: If the stream cannot be accounted for, or its guarantee is a curve of (ε, δ), which has
+                no μ.
         """
         guarantee = self.guarantee
         if guarantee is None:
@@ -256,7 +253,7 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
 def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -> float:
     """Read the increment diameter of a stream, the largest distance of two increments, in clips.
 
-    Without the key `apart` it is 2, which holds for any increments.
+    The diameter is the value of the key `apart`, or 2 without this key.
 
     Guarantee: the diameter is below 2 clips only in a public order, of one round or with independent noise for the
     increments of each round alone.  In secret rounds an increment's distance from zero leaks, too, and this
@@ -267,9 +264,8 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
         schedule: Participation of the stream.
 
     Raises:
-        InputError: If the diameter is no number from 1 to 2 clips, or is below 2 clips with secret rounds, or with
-            several rounds whose sums or noise go on from one to the next.
-        KeyError, TypeError or ValueError: If clips, mechanism or decay are missing, or clips have a wrong form.
+        InputError: If the diameter is no number from 1 to 2, or is below 2 where the guarantee above forbids it.
+        KeyError, TypeError or ValueError: If the data have another form.
     """
     bound = data.get("apart", APART)
     if isinstance(bound, bool) or not isinstance(bound, int | float):
@@ -295,12 +291,12 @@ def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
 
     Each party that adds noise has a stream, and consecutive silos with equal weights and noise share one.  Masked
     messages are one stream: their sums, with the noise of all sources together.  A plan without noise has one
-    stream of "everyone", with standard deviation 0.  Clips, weights and noise come from the parts of the plan that
-    compute them, not from the target of their calibration.
+    stream of "everyone", with standard deviation 0.
 
     Args:
         plan: Plan of the run.
-        rounds: Number of rounds that were released.  Participations that charge a whole schedule ignore it.
+        rounds: Number of rounds that were released.  If participation can only be charged as a whole, the stream
+            has all rounds.
     """
     unit, sources = plan.unit, plan.noise.sources
     mean_weight = unit.weight_in_mean(plan.weights, plan.batch_sizes)

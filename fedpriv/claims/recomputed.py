@@ -1,10 +1,7 @@
 """Releases of a run, recomputed from its scenario.
 
-The record of a run is its entry in results.json, which lists its releases, too.  That list is compared with the
+The record of a run is its entry in results.json, with a list of its releases.  This list is compared with the
 recomputed releases.
-
-A silo recomputes with the shapes of its own records, as its guard did.  A reader has no records, and recomputes
-with the shapes that silos signed.
 
 * A plan has what is known of a run before round 1, such as batch sizes, clips and noise.
 * A stream is the releases of one party over the rounds.  Its owner is the name of this party.
@@ -97,17 +94,16 @@ def _streams(plan: Plan) -> tuple[ReleaseStream, ...]:
 def recompute_plans(
     cell: Cell, objective: Objective, releases: Sequence[Mapping[str, Any]], plan_first_step: PlanFirstStep
 ) -> RunPlans:
-    """Plan the rounds of a run again, and its first step and evaluations if it has them, for a release.
+    """Plan a run again: its rounds, and its first step and its evaluations if it has these.
 
     Args:
-        cell: The run's resolved scenario.
-        objective: The model's own objective, without the views that a plan adds.
-        releases: Releases in the run's record.  A first step is planned only if they have one that this run took.
-        plan_first_step: Function that makes the plan of a first step, which is a run of its own.
+        cell: Resolved scenario of the run.
+        objective: Objective of the cell's model.
+        releases: Releases in the run's record, which say whether the run took a first step.
+        plan_first_step: Function that makes the plan of a first step from its cell.
 
     Raises:
         InputError: If the run cannot be planned, or `releases` have a first step and the scenario has none.
-        KeyError: If the release of a first step names no owner.
     """
     plans = {ROUNDS_PART: make_plan(cell, objective, for_release=True)}
     if any(release.get("step") == FIRST_STEP and release["owner"] != EXTERNAL_PARTY for release in releases):
@@ -118,10 +114,9 @@ def recompute_plans(
 
 
 def first_step_before(cell: Cell) -> Cell:
-    """Return the cell of the first step whose release gave a cell its numbers under [data.scale].
+    """Return the cell of the first step that gave a cell its means and deviations in [data.scale].
 
-    A cell without these numbers (means and deviations) is one whose first step is still to be taken.  So they are
-    left out to make the cell of the first step again, a run of one round.
+    The first step is planned for a cell without means and deviations, so these are left out here.
 
     Raises:
         InputError: If the cell has no [data.scale], no table, or a trust setting without a first step.
@@ -140,14 +135,12 @@ def describe_difference(
 ) -> str | None:
     """Describe the first field in which a record's streams differ from a plan's.
 
-    The owners of all streams are compared first, and then the other fields stream by stream.
-
     Args:
         plan_streams: Streams of the plan as plain data (`stream_to_data`).
         record_streams: Streams of the record, as they are in its file.
 
     Returns:
-        A clause for an error message, or None if all fields are equal, floats up to a relative 1e-9.
+        Clause for an error message, or None if all fields are equal, floats up to a relative 1e-9.
 
     Raises:
         AttributeError: If a stream of the record is no dictionary.
@@ -168,10 +161,10 @@ def describe_difference(
 
 
 def _describe_value_difference(name: str, record_value: Any, plan_value: Any, owner: str) -> str | None:
-    """Describe how two values of a field of an owner's stream differ, or None if they are equal.
+    """Describe how two values of a field of an owner's stream differ, or return None if they are equal.
 
     Dictionaries are compared key by key, and the first difference is described.  Floats may differ by a relative
-    1e-9, and other values count as equal if their types are, too.
+    1e-9.
 
     Args:
         name: Dotted name of the field, or "" for a whole stream.
@@ -213,7 +206,7 @@ def shapes_to_data(layout: FeatureLayout, classes: int) -> dict[str, Any]:
 
 
 def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
-    """Return the model's loss over records of these shapes.
+    """Make the objective of a cell's model for records of these shapes.
 
     For a table the shapes follow from its schema, and `shapes` are only checked.
 
@@ -221,9 +214,9 @@ def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
 
     Args:
         cell: Cell with the model and the data section.
-        shapes: Shapes as `shapes_to_data` returns them: `width`, an integer; `inputs`, pairs of a shape and a kind
-            of values; `labels`, the shape of one record's labels; `classes`, or 0 for labels that are numbers.
-            They can come from a file of anybody, so that at most 64 sizes of at most 2^31 are accepted.
+        shapes: Shapes as `shapes_to_data` returns them: `width`, the number of features; `inputs`, pairs of a
+            shape and a kind of values; `labels`, the shape of one record's labels; `classes`, or 0 for labels that
+            are numbers.  At most 64 sizes of at most 2^31 are accepted, since the shapes may come from anybody.
 
     Raises:
         InputError: If the model runs code outside fedpriv or does not take these records, or sizes of `shapes` are
@@ -254,7 +247,7 @@ def recompute_clips(cell: Cell) -> tuple[float, ...] | None:
         A clip for each round.  The result is None if the clips depend on shapes of records or on code outside
         fedpriv, or if the model takes no records of one or two numbers.
     """
-    # No clip depends on the seed, so that all seeds share a cached value, unless permutations are of one seed.
+    # Clips depend on the seed only if the participation does, so that other seeds share a cached value.
     seed = cell.seed if isinstance(cell.schedule, FreshOrder) else 0
     return _cached_clips(json.dumps({**cell.canonical_data(), "seed": seed}, sort_keys=True))
 
