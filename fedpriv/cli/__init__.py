@@ -91,14 +91,13 @@ _OPTION_KEYS = {
 def _refuse_key_options(arguments: Sequence[str]) -> None:
     """Refuse an option of `fedpriv run` that stands for a key of a scenario, such as --epsilon.
 
-    The message has the option --set that is meant.  Its value is what follows an equals sign, or else the next
-    word, or VALUE if that is missing or begins with a hyphen.  Options such as --gpu stand for a whole assignment.
+    The message names the option --set that is meant, with the user's value if there is one.
 
     Args:
         arguments: Words of the command line behind `fedpriv`.
 
     Raises:
-        InputError: The first word is `run`, and another is a key of `_OPTION_KEYS`, alone or with =VALUE.
+        InputError: The command is `run`, and a word is such an option.
     """
     for index, argument in enumerate(arguments if arguments[:1] == ["run"] else ()):
         option, _, value = argument.partition("=")
@@ -121,7 +120,7 @@ def _end(message: str, code: int) -> None:
 def _translate_torch_errors() -> Iterator[None]:
     """Convert torch's errors for an overflow or a lack of CPU memory to OverflowError and MemoryError.
 
-    They are recognized by words of their messages, because torch raises RuntimeError for both.  Other errors pass.
+    torch raises RuntimeError for both, so that words of the message tell them apart.
     """
     try:
         yield

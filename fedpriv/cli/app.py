@@ -1,7 +1,7 @@
 """Command-line app: commands with their help, and those of the add-ons.
 
-A run computes the cells of a scenario: a cell is a sweep point (a value of each swept key) with a seed.  A command
-imports the modules that do its work when it is called, so that help is fast.
+A run computes the cells of a scenario: a cell is a sweep point (a value of each swept key) with a seed.  Commands
+import the modules that do their work late, so that help is fast.
 """
 
 from collections.abc import Mapping, Sequence

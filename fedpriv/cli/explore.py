@@ -1,7 +1,7 @@
 """Commands `fedpriv list`, `show` and `compare`.
 
-On a terminal, tables and sentences are at most as wide as it.  A sweep point is a value of each swept key of a
-scenario, and a cell is a sweep point with a seed.  The claim of a cell is the guarantee that its results state.
+A sweep point is a value of each swept key of a scenario, and a cell is a sweep point with a seed.  The claim of a
+cell is the guarantee that its results state.
 """
 
 import json
@@ -63,9 +63,8 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table at most as wide as the terminal, or a block for each row if the table does not fit.
 
-    The table counts as fitting if it has room for the full width of each column that may not wrap, 12 characters
-    of each other column, and two spaces for each column.  Output that is not a terminal counts as at least 160
-    characters wide, unless the environment variable COLUMNS is set.
+    The table fits if there is room for the full width of each column that may not wrap, 12 characters of each
+    other column, and three spaces between columns.
 
     Args:
         caption: Caption above the table, or "" for none.
@@ -99,8 +98,8 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
 def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a block of lines for each row, with a line for each column.
 
-    A line has the column's name, padded to the longest name, and the row's text.  A text that does not fit beside
-    its name goes to the next line, and an empty text is left out with its name.
+    A text that does not fit beside its column's name goes to the next line, and an empty text is left out with the
+    name.
 
     Args:
         caption: Caption above the blocks, or "" for none.
@@ -151,8 +150,11 @@ def list_kinds(kind_name: str | None, *, as_json: bool = False) -> None:
 def show_run(folder: Path, *, as_json: bool = False) -> None:
     """Print a run's tables, warnings, measurement, guarantees and folder.
 
-    Privacy figures of cells are computed anew from the stored releases.  JSON is one object, with facts and
-    sentences on the run, and its finished cells.
+    Privacy figures of cells are computed anew from the stored releases.
+
+    Args:
+        folder: Folder of the run.
+        as_json: Whether to print one JSON object instead, with facts and sentences on the run, and its cells.
 
     Raises:
         InputError: The folder has no results, or they cannot be read or accounted for.
@@ -183,10 +185,13 @@ def show_run(folder: Path, *, as_json: bool = False) -> None:
 def compare_runs(first: Path, second: Path, *, as_json: bool = False) -> None:
     """Print the settings in which two runs differ, and the mean differences of their metrics.
 
-    A difference is that of two cells with one seed, second minus first, at sweep points that agree in all keys
-    which both runs sweep.
+    A difference is that of two cells with the same seed, second run minus first.
 
-    JSON has "settings", with key, first and second value each, and "rows", with texts by column.
+    Args:
+        first: Folder of the first run.
+        second: Folder of the second run.
+        as_json: Whether to print one JSON object instead, with "settings" (key, first and second value) and "rows"
+            (texts by column).
 
     Raises:
         InputError: A folder has no results that can be read, or no metric can be compared, as without a finished

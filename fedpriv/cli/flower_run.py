@@ -1,7 +1,6 @@
 """ServerApp of `flwr run .`, which writes the results folder itself.
 
-A cell is one run of a scenario: a sweep point and a seed.  Its noise may be fitted to the scenario before it is
-run.
+A cell is one run of a scenario: a sweep point and a seed.
 """
 
 import json
@@ -22,19 +21,16 @@ from fedpriv.study.sweep import find_free_folder
 def open_run_folder(run_config: Mapping[str, Any]) -> RunObserver:
     """Make a results folder for the one cell that a user's run configuration names.
 
-    The folder is `out`, or for an empty `out` the first of runs/NAME, runs/NAME-2, … that has no results.json.
-
     Args:
         run_config: Flower's run configuration.  The keys `scenario` (file or name), `set` (overrides) and `cell`
-            (its number over all sweep points and seeds, from 0) name the cell, and `out` names the folder.  A
-            `run-token` that is not empty marks a deployment.
+            (its number over all sweep points and seeds, from 0) name the cell.  The key `out` names the folder, a
+            new one in runs/ if it is empty.  A `run-token` that is not empty marks a deployment.
 
     Returns:
         Observer of the run, which writes its results into the folder.
 
     Raises:
-        InputError: The configuration names no cell, no noise can be fitted to it, or the folder holds results,
-            even damaged ones.
+        InputError: The configuration names no cell, no noise can be fitted to it, or the folder holds results.
         OSError: The folder cannot be written.
     """
     scenario, fits = fit_scenario_noise(scenario_from_run_config(run_config), {})

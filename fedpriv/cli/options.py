@@ -1,10 +1,7 @@
 """Options that commands share, and the printing of accounting facts.
 
-A dataclass whose fields are options is a group of options: `expand_option_groups` makes a command from a
-function that takes one.  Facts are named numbers and texts, such as those of a guarantee, and are printed as a
-table or as one JSON object.  In a table a noise multiplier is rounded down, and any other float up.  A setting has
-rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither a mechanism nor
-a target.
+A dataclass whose fields are options is a group of options.  Facts are named numbers and texts, such as those of a
+guarantee, and are printed as a table or as one JSON object.
 """
 
 import json
@@ -260,8 +257,7 @@ MetricsAddress = Annotated[
 def parse_settings(model: type[M], assignments: Sequence[str], defaults: Mapping[str, Any] | None = None) -> M:
     """Make an object of a pydantic model from the KEY=VALUE texts of the option --set.
 
-    A value is TOML, as in a scenario file, and counts as a text if it is no TOML.  Of several texts
-    for a key, the last one counts.
+    A value is TOML, as in a scenario file, and counts as a text if it is no TOML.
 
     Args:
         model: Type of the object.
@@ -314,10 +310,10 @@ def target_facts(mu: float, delta: float, federation: "FederationOptions") -> di
 
 
 def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, rounds: int | None) -> "Guarantee":
-    """Compute the guarantee of a noise multiplier for records that take part in secret.
+    """Compute the guarantee of a noise multiplier for records that take part in secret rounds.
 
     Args:
-        order: Options of participation, which has to be secret, and of the neighbouring relation.
+        order: Options of the participation and the neighbouring relation.
         multiplier: Noise multiplier, the standard deviation of a round's noise over the clip norm.
         rounds: Number of rounds, or None if the user gave none.
 
@@ -395,9 +391,8 @@ GROUP_SUFFIX = "_together"
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     """Print facts as one JSON object, or as a table with explanations below it.
 
-    If the facts have a μ above 0 and a unit, a sentence says how well an attacker can guess at that μ.  Caveats
-    are sentences on an ε and δ that protect little.  They are about the fact "delta", and about the largest fact
-    whose name begins with "epsilon".  An ε by another formula, or of several units, is left out of this.
+    The explanations say how well an attacker can guess at μ, and warn of an ε or δ that protects little.  An ε by
+    another formula, or of several units, causes no warning.
 
     Args:
         facts: Values by name, with numbers unrounded.
@@ -430,9 +425,8 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
 def _format_fact(name: str, value: Any) -> str:
     """Format the value of a fact with this name.
 
-    Floats have at most nine significant digits.  A noise multiplier is rounded down, and any other float up, so
-    that the printed guarantee is not too good.  An ε of 0 becomes a text that names δ.  A truth value is whether a
-    sensitivity is exact.  Texts and integers stay as they are.
+    A noise multiplier is rounded down, and any other float up, to nine significant digits, so that the printed
+    guarantee is not too good.  A truth value says whether a sensitivity is exact.
     """
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"

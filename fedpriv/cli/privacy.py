@@ -1,17 +1,13 @@
 """Commands `fedpriv privacy …`: accounting without a run, and the claim of a run's releases.
 
-A command imports the modules that do its work when it is called.
-
-* A mechanism is independent noise or a way to correlate the noise of rounds, such as a tree.  Its sensitivity is
-  the farthest that one unit moves the sums to which it adds fresh noise.
+* A mechanism is independent noise or a way to correlate the noise of rounds, such as a tree.
 * The running sum of a round adds the records' increments in this round to the decay times the running sum of the
-  round before, or to 0 where it begins.  An increment is a record's clipped contribution to a round.
+  round before.  An increment is a record's clipped contribution to a round.
 * A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither
   a mechanism nor a target.
-* Participation says in which rounds a record takes part.  If it is secret, which means known to the record's silo
-  only, its randomness counts as protection, too, and amplifies that of the noise.
-* A stream is the releases of one party (such as a silo or the server) in one step of a run, or in its evaluations.
-  A step is the rounds, or a first step before them, about the same records.
+* Participation says in which rounds a record takes part.  If it is secret, its randomness amplifies the protection
+  of the noise.
+* A stream is the releases of one party, such as a silo or the server, over the rounds or in another step of a run.
 * A cell is one run of a scenario, and its claim is the guarantee that its entry in results.json states.
 * A fact is a named number or text that a command prints.
 """
@@ -176,11 +172,9 @@ def compare(
 def _print_amplified(
     setting: "AccountingSetting", unit: str, mu: float, delta: float, claim: dict[str, Any], as_json: bool
 ) -> None:
-    """Print the noise of mechanisms that every secret participation amplifies, at one guarantee.
+    """Print the noise that mechanisms need for one guarantee if participation is secret.
 
-    The guarantee is the (ε, δ) that μ-Gaussian DP gives at δ.  Errors are standard deviations per coordinate of
-    the noise in a running sum: the root mean square (rms) over rounds, in the last round, and the rms in the mean
-    over silos.
+    The guarantee is the (ε, δ) that μ-Gaussian DP gives at δ.
 
     Args:
         setting: Setting with secret participation.
@@ -216,12 +210,10 @@ def _print_amplified(
 def _find_response(
     algorithm: str | None, settings: list[str], setting: "AccountingSetting"
 ) -> tuple["NoiseResponse", "Workload"]:
-    """Return the points in which noise is compared, and the running sums that they are computed from.
+    """Return the weights of running sums in the points where noise is compared, and the running sums.
 
-    Without an algorithm, the points are the setting's running sums themselves.  The points of an algorithm, such
-    as its output and its queries, are weighted sums of its noisy running sums, so that the weights give the noise
-    in a point.  These running sums have the algorithm's decay, the setting's participation, and the algorithm's
-    clip norms times the setting's.
+    Without an algorithm the points are the running sums themselves.  With one they are points such as its output
+    and its queries, which are weighted sums of its noisy running sums.
 
     Args:
         algorithm: Name of a row of the table of algorithms, or None.
@@ -229,7 +221,7 @@ def _find_response(
         setting: Rounds, participation and clip norm.
 
     Returns:
-        The weights of the running sums in the points (response), and participation, decay and clip norms of the
+        Weights of the running sums in the points (response), and participation, decay and clip norms of the
         running sums (workload).
 
     Raises:
@@ -275,8 +267,7 @@ def _comparison_lines(
 ) -> list[tuple[str, ...]]:
     """Format a table of mechanisms as texts: a header, a line for each mechanism, and the lower bound.
 
-    There are columns for the noise in running sums, and for its ratio to the lower bound.  If an algorithm's
-    output is compared, there are two of each instead, for the output and for the queries.
+    Columns "/least" are ratios of noise to its lower bound.
 
     Args:
         table: Mechanisms at one guarantee, and the lower bound of their noise.
@@ -379,10 +370,6 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
 
     A stream without a μ has its ε at the cell's δ, and one without noise "∞".  Streams of evaluations come last,
     with the claim on test records, which are other records.
-
-    The claim of a cell can be larger than each μ, because it composes a first step with the rounds, and for
-    persons in several silos the worst streams of a step.  For records the claim of a step is that of its worst
-    stream.
     """
     from fedpriv.claims.claim import format_price
     from fedpriv.claims.ledger import ROUNDS

@@ -1,8 +1,7 @@
 """Observers that display a run: for people, log files and programs.
 
-`Progress` shows a live panel on a terminal, and plain lines elsewhere.  The panel has a progress bar, and after an
-evaluation a line on its cell: swept values and seed, ε, the loss, with the accuracy if there is one, and a
-sparkline, which is a row of bars, if it fits.  `JsonLines` writes JSON lines.
+`Progress` shows a live panel on a terminal, and plain lines elsewhere.  The panel has a progress bar, and a line
+on the cell that was evaluated last, with a sparkline (a row of bars) if it fits.  `JsonLines` writes JSON lines.
 
 A cell is one run of a scenario: a sweep point (a value of each swept key) and a seed.  A place is the number of a
 cell, its index in the scenario's points.
@@ -84,10 +83,11 @@ def format_privacy(cell: Cell) -> str:
 
 
 def draw_sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the last `width` of finite values as bars of eight heights between their least and largest.
+    """Draw the last `width` values as bars of eight heights, from the least to the largest of them.
 
-    If these values are all equal, each has the lowest bar.  The result is "" without a value, and for a width of 0
-    or less.
+    Args:
+        values: Finite numbers.
+        width: Most bars.  The result is "" for 0 or less.
     """
     recent_values = values[-width:] if width > 0 else []
     if not recent_values:
@@ -106,15 +106,17 @@ class _RoundsPerSecond(rich_progress.ProgressColumn):
 
 
 class Progress(RunObserver):
-    """Progress on a console: a live panel on a terminal, otherwise lines, such as one a finished cell.
+    """Progress on a console: a live panel on a terminal, otherwise a line for each finished cell.
 
-    With `quiet`, nothing is shown but absent silos, lost workers and other notices, on stderr.
+    With `quiet`, only absent silos, lost workers and other notices are shown, on stderr.
     """
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
-        """Prepare the progress bar and its panel on `console`, by default that of stderr.
+        """Prepare the progress bar and its panel, which `started` shows.
 
-        The panel is shown by `started`.
+        Args:
+            quiet: Whether to show no progress.
+            console: Console of the panel, or None for stderr.
         """
         self._quiet = quiet
         self._console = console or Console(stderr=True, quiet=quiet)
@@ -136,10 +138,9 @@ class Progress(RunObserver):
         self._print(fit.summary)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        """Begin to count cells and rounds, and show the panel on a terminal.
+        """Begin to count cells and rounds, and show the panel on a terminal unless quiet.
 
-        If rounds leave some samples of a cell unread, print the largest number of them in a cell.  Nothing is
-        shown if quiet.
+        If the rounds of a cell leave some samples unread, the largest such number is printed.
 
         Args:
             scenario: Scenario of the run.
@@ -169,7 +170,7 @@ class Progress(RunObserver):
     def finished(self, place: int, finished: CellOutcome) -> None:
         """Count a finished cell, and print a line on it if there is no panel and the display is not quiet.
 
-        Rounds that silos missed are reported on stderr, even if quiet, unless the run is a simulation.
+        Rounds that silos missed in a deployment are reported on stderr, even if quiet.
 
         Args:
             place: Number of the cell.

@@ -1,9 +1,7 @@
 """Command `fedpriv run`: load a scenario, run it, write the table and show the results.
 
-With --watch the report page is served during the run, on loopback only.
-
-A cell is one run of a scenario: a sweep point and a seed.  An engine computes cells, and an observer handles the
-events of a run, such as a finished cell.  A claim is the guarantee that is stored with the results of a cell.
+With --watch the report page is served during the run, on loopback only.  A cell is one run of a scenario: a sweep
+point and a seed.  An observer handles the events of a run, such as a finished cell.
 """
 
 import hashlib
@@ -38,7 +36,7 @@ _FINAL_SERVE_SECONDS = 3.0
 
 
 class LivePage(RunObserver):
-    """Report page of a run's folder, rendered again on request after new events, at most once a second."""
+    """Report page of a run's folder, rendered again on request after new events of the run."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -63,14 +61,12 @@ class LivePage(RunObserver):
         """Return the page, as encoded HTML, and its version.
 
         The page is rendered again if there were events since the last time, and more than a second has passed.
-        Results that cannot be read leave the last page.  The version is a digest of the number of events before
-        the page was rendered, and a browser reloads the page when it changes.  Before the first page, a sentence
-        takes its place, and the version is "".  The lock keeps requests in several threads from rendering at the
-        same time.
+        Results that cannot be read leave the last page.  A browser reloads the page when the version changes.
+        Before the first page, a sentence takes its place.
         """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
-        with self._lock:
+        with self._lock:  # requests come in several threads, and one of them renders
             is_due = (
                 self._event_count != self._rendered_count
                 and time.monotonic() - self._render_time > _REFRESH_SECONDS
@@ -91,8 +87,7 @@ class LivePage(RunObserver):
 def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
     """Make the request handler of a live page, which answers GET / and GET /version.
 
-    The page asks for its version again and again, and reloads itself when the version changes.  A GET request for
-    another host name or port than this server's gets the status 403, and one for another path 404.
+    The page asks for its version again and again, and reloads itself when the version changes.
     """
 
     class PageHandler(BaseHTTPRequestHandler):
@@ -128,8 +123,7 @@ def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
 def serve_page(live_page: LivePage) -> Iterator[str]:
     """Serve the page on loopback during the block, and yield its address.
 
-    The port is any free one.  After a block without an exception the page is served for 3 more seconds, so that a
-    browser gets the last state.
+    After a block without an exception the page is served for 3 more seconds, for a browser's last request.
 
     Guarantee: the server listens on 127.0.0.1 only, answers GET / and /version, and refuses host names other than
     127.0.0.1 and localhost.
@@ -138,7 +132,7 @@ def serve_page(live_page: LivePage) -> Iterator[str]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/"
-        time.sleep(_FINAL_SERVE_SECONDS)  # for a browser's last request
+        time.sleep(_FINAL_SERVE_SECONDS)
     finally:
         server.shutdown()
         server.server_close()
@@ -149,8 +143,6 @@ INTERRUPTED = 130
 
 def print_memory_need(path: Path, options: RunOptions) -> None:
     """Check a scenario without running it, and print the memory that is needed and that is available.
-
-    The folder of the results is not looked at.
 
     Args:
         path: Scenario file, or name of a shipped scenario.
@@ -172,13 +164,8 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
 def run_scenario(path: Path, options: RunOptions, display_options: DisplayOptions) -> None:
     """Run a scenario's missing cells, write the table of results, and show the results.
 
-    In a new folder all cells are missing.  With --quiet stdout has the folder of the results alone, and with
-    --json the run's events as lines of JSON.  With either of them, findings, such as that a model learnt nothing,
-    are printed on stderr.
-
-    An interrupt or SIGTERM during the run ends the process with exit code 130, and finished cells stay stored.
-    The display then shows how to resume the run, unless it is quiet or the run was not started yet
-    (`RunObserver.started`).  It also does so before a RunError, if the engine can resume a cell that failed.
+    With --quiet stdout has the folder of the results alone, and with --json the run's events as lines of JSON.  An
+    interrupt or SIGTERM during the run ends the process with exit code 130, and finished cells stay stored.
 
     Args:
         path: Scenario file, or name of a shipped scenario.
@@ -213,7 +200,7 @@ def run_scenario(path: Path, options: RunOptions, display_options: DisplayOption
             display.stopped(rerun)
         raise
     except (KeyboardInterrupt, PydanticSerializationError) as error:
-        # pydantic wraps an interrupt during serialization in an error, as its cause.
+        # pydantic raises its own error for an interrupt during serialization, with the interrupt as its cause.
         if not isinstance(error.__cause__ or error, KeyboardInterrupt):
             raise
         display.stopped(rerun)
