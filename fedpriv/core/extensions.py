@@ -1,13 +1,12 @@
 """Extensions: users' algorithms, models and data, and fedpriv's own add-ons.
 
-A Python file is named by `--import` or in `FEDPRIV_IMPORT` (several files with the system's path separator between
-them).  A package names a module as an entry point of the group `fedpriv.extensions`.  File and module call
-functions such as `fedpriv.add_algorithm`, `add_model` and `add_data` when they are imported.  Files of `--import`
-are imported by `import_files`, the others and the modules by `load_extensions`.
+An extension is a Python file that is named by `--import` or in `FEDPRIV_IMPORT`, or a module that a package names
+as an entry point of the group `fedpriv.extensions`.  When it is imported, it calls functions such as
+`fedpriv.add_algorithm`, `add_model` and `add_data`.
 
 An add-on is a file or a folder of `fedpriv/addons`, which the core imports by name only: the modules in
 `COMMANDS`, which add commands, when the command line starts, and its parts in `ADD_ON_PARTS` on use.  The core
-works without add-ons, and `load_add_on_part` raises an InputError that names a missing one.
+works without add-ons.
 """
 
 import importlib
@@ -103,10 +102,10 @@ def _import_attribute(path: str, part: str) -> Any:
 
     Args:
         path: Module and attribute, such as "statistics.tables:cell_of_plan".
-        part: What the attribute is for, the beginning of the error message.
+        part: Purpose of the attribute, which begins the error message.
 
     Raises:
-        InputError: A module of the add-ons' package is not installed.  The message names `part` and the add-on.
+        InputError: A module of the add-ons' package is not installed.
         ModuleNotFoundError: Another module, which the add-on imports, is not installed.
     """
     module, _, attribute = path.partition(":")
@@ -157,11 +156,10 @@ def import_files(files: Sequence[Path]) -> None:
 def load_extensions() -> None:
     """Import the files in `FEDPRIV_IMPORT` and the entry points of installed packages.
 
-    A file that was imported is imported again only if its content has changed, and an entry point is not imported
-    again.  After a failed import the next call tries a file again, but not an entry point.
+    Files that were imported before with this content, and entry points that were tried before, are skipped.
 
     Raises:
-        InputError: An import fails.  The message names the file or the entry point.
+        InputError: An import fails.
     """
     for path in filter(None, os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep)):
         _import_file(Path(path))
@@ -192,8 +190,6 @@ def import_module(name: str, key: str) -> None:
 def _import_file(path: Path) -> None:
     """Import a Python file, unless this content at this path is imported already.
 
-    The module's name has a digest of path and content, so that files of one name do not replace each other.
-
     Raises:
         InputError: The file cannot be read or imported.
     """
@@ -204,7 +200,7 @@ def _import_file(path: Path) -> None:
     key = sha256(str(path).encode() + b"\0" + content).hexdigest()
     if key in _imported_extensions:
         return
-    name = f"fedpriv_import_{path.stem}_{key[:8]}"
+    name = f"fedpriv_import_{path.stem}_{key[:8]}"  # files of one name must not replace each other
     spec = util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"--import {path}: not a Python file; its name must end in .py")

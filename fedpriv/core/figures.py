@@ -120,16 +120,16 @@ def privacy_caveats(
 ) -> list[str]:
     """Return one sentence for each fact that weakens the pair (`epsilon`, `delta`), or none.
 
-    The facts are a δ of 1/n or more, which a release of one of n records in full satisfies, an ε above
-    `MAX_USEFUL_EPSILON`, and the slack of an exact release if it adds more than a thousandth of δ to δ.  An exact
-    release is made of integers, and its guarantee holds up to a total variation of `EXACT_RELEASE_SLACK`.
+    Such facts are a δ of 1/n or more, which the publication of one of n records satisfies, an ε above
+    `MAX_USEFUL_EPSILON`, and a slack that adds more than a thousandth of δ to δ.  The slack is the total variation
+    `EXACT_RELEASE_SLACK` up to which the guarantee of an exact release, one of integers, holds.
 
     Args:
         epsilon: ε of the pair.
         delta: δ of the pair.
         units: Public upper bound n on the records, persons or clients of the smallest silo, or None.  With None a
             δ of .001 or more counts as too large.
-        unit: Noun for one of them.
+        unit: Noun for a record, person or client.
         slack: Whether the pair is that of an exact release.
     """
     caveats = []

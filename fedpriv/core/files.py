@@ -1,9 +1,8 @@
 """Write files whole or not at all, append to journals, and find scenarios by name.
 
 A whole file is written to a draft, a new file beside it, which then takes its place by a rename.  So a write that
-fails, as on a full disk, leaves the file unchanged.  A journal is a file of JSON lines.  A process that is killed,
-or a full disk, may leave its last line incomplete, and `read_complete_lines` leaves this line out.
-Scenarios are those that fedpriv ships, and users' files.
+fails, as on a full disk, leaves the file unchanged.  A journal is a file of JSON lines, whose last line may be
+incomplete after a kill of the process.  Scenarios are those that fedpriv ships, and users' files.
 """
 
 import errno
@@ -56,12 +55,12 @@ def write_bytes(path: Path, content: bytes, mode: int = _READABLE_MODE, *, durab
 def create_secret_file(path: Path, size: int) -> None:
     """Write `size` random bytes to a private file, unless it exists.
 
-    The bytes are written to a draft, and a hard link makes the draft the file, since a link replaces no file.
+    The bytes are written to a draft, which a hard link makes the file.  A link replaces no file.
 
     Guarantee: if several processes create the file at once, all of them read the same content, and no file is
     replaced or cut short.
     """
-    # A power cut or a kill may leave this draft, which has the suffix of `path` and is as private.
+    # A power cut or a kill may leave this draft, which is as private as the file.
     draft = path.with_name(f"{path.stem}.{secrets.token_hex(8)}{path.suffix}")
     try:
         write_bytes(draft, secrets.token_bytes(size), PRIVATE_MODE)
@@ -103,7 +102,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durable: bool = True) -> None:
-    """Write a draft beside the file and rename it, so that the file has its old or its new content.
+    """Write a draft beside the file, and rename it to the file.
 
     Args:
         path: File to be replaced or created, whose folder is created if it is missing.
@@ -112,8 +111,7 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
         durable: Whether the content has to be on the disk before the rename.
 
     Raises:
-        OSError: The file cannot be written, or is a folder.  If the draft cannot be opened, written or renamed,
-            the error does not name it, because users do not know the draft.
+        OSError: The file cannot be written, or is a folder.
     """
     if path.is_dir():  # checked before a draft is written
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -129,7 +127,7 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
         draft_path.replace(path)
     except BaseException as error:
         draft_path.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(draft_path):  # users do not know the draft's name
+        if isinstance(error, OSError) and error.filename == str(draft_path):  # users do not know the draft
             error.filename = str(path)
         raise
 
@@ -137,12 +135,12 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
 def acquire_lock(file: int, seconds: float = 10.0) -> None:
     """Lock an open file against other processes that lock it, too.
 
-    The lock is attempted every 10 ms, because a process that was killed may take some seconds to end and to give
-    up its lock.  The lock ends when all copies of the descriptor are closed, those of forked processes included.
+    A process that was killed may take some seconds to end and to give up its lock, so the lock is attempted again
+    and again.
 
     Args:
         file: Descriptor of an open file.
-        seconds: Approximate wait for the present holder of the lock.
+        seconds: Approximate longest wait for the present holder of the lock.
 
     Raises:
         BlockingIOError: The lock is held elsewhere even after the wait.
@@ -174,8 +172,8 @@ def list_shipped_scenarios() -> dict[str, Path]:
 def find_scenario_file(path: Path) -> Path:
     """Return the file of a scenario that a person names by a path or by a shipped scenario's name.
 
-    If there is a file at the path, it is returned.  Otherwise NAME, NAME.toml, scenarios/NAME and
-    scenarios/NAME.toml stand for the shipped scenario NAME, even if they are the path of a folder.
+    A file at the path goes first.  Otherwise NAME, NAME.toml, scenarios/NAME and scenarios/NAME.toml stand for the
+    shipped scenario NAME.
 
     Raises:
         InputError: There is neither a file nor a shipped scenario of this name.

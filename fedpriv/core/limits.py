@@ -42,9 +42,10 @@ def format_mebibytes(size: int) -> str:
 
 
 def memory_limits() -> dict[str, int]:
-    """Return the memory limits of this process in bytes, without those that are not set.
+    """Return the memory limits of this process in bytes, by name.
 
-    "address space" and "data" are soft limits of the process, and "memory" is that of its control groups.
+    "address space" and "data" are soft limits of the process, and "memory" is that of its control groups.  Limits
+    that are not set are left out.
     """
     limits = dict[str, int | None]()
     if find_spec("resource") is not None:  # it is missing on Windows
@@ -76,10 +77,10 @@ def check_memory_limits(policy: Path) -> None:
 
 @contextmanager
 def report_low_memory(policy: Path) -> Iterator[None]:
-    """Check the limits of memory, and report a lack of it within the block as an InputError.
+    """Check the limits of memory, and report a lack of memory in the block as an InputError.
 
     Args:
-        policy: Path of the guard's policy, which the message names.
+        policy: Path of the guard's policy, for the message.
 
     Raises:
         InputError: A limit is too small for a guard, or the block raises an error that means a lack of memory.
@@ -100,9 +101,7 @@ def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _
     """Return the smallest memory limit of this process's control groups, in bytes, or None.
 
     Control groups are folders of Linux, and a process is under the limits of its group and of all groups above it.
-    The groups are those that `membership_file` lists for memory or for version 2, all groups above them, and the
-    root.  The root counts because a container may see its own group there, while the list has a path that only its
-    host knows.  Paths with ".." lie outside of the container's view, and are left out.
+    The root is read as well, because a container may see its own group there.
 
     Args:
         groups: Folder where the control groups are mounted, of version 1, 2 or both.

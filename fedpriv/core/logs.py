@@ -1,8 +1,7 @@
 """Log lines of a service: time (UTC), level, event, silo, run and round, as text or as JSON objects.
 
-The environment variable FEDPRIV_LOG selects `text`, which is the default, or `json`.  The event, run and round of
-a record come from `log_fields`, and its silo from `configure_service_logging`, as far as they are given there.
-The message comes last.
+The environment variable FEDPRIV_LOG selects `text`, which is the default, or `json`.  Event, silo, run and round
+are in a line if they are known, and the message comes last.
 
 Guarantee: text of another party in a field or a message begins no log record and ends no field.  In text format
 only the first line of a record begins with a time, and the value of a field with other characters than letters,
@@ -41,8 +40,8 @@ class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format a record with its UTC time, its level and those of event, silo, run and round that it has.
 
-        The message may have several lines, such as a traceback.  In text format 2,000 characters of each are
-        printed at most, some as escapes, and lines behind the first are indented.
+        The message may have several lines, such as a traceback.  In text format each of them is cut to 2,000
+        characters and sanitized, and those behind the first are indented.
         """
         time_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         fields = {key: getattr(record, key) for key in _LOG_FIELDS if hasattr(record, key)}

@@ -1,23 +1,13 @@
 """Random numbers of fedpriv: keyed noise, sampling randomness, secrets, and public choices.
 
-Sources of random numbers in this module:
+Keyed numbers are pure functions of a key, a party, a round and more.  The party is a silo's number or `SERVER`.
+AES-256 in counter mode (NIST SP 800-38A) gives the bits, and the Box-Muller transform (Box & Muller 1958) makes
+normal numbers of them.
 
-* `KeyedNormal`: normal vectors as pure functions of (key, party, round, node).  The party is a silo's number or
-  `SERVER`, and the node numbers the vectors that a party draws in a round.  AES-256 in counter mode (NIST SP
-  800-38A; OpenSSL through `cryptography`) gives the bits, and the Box-Muller transform (Box & Muller 1958) the
-  normals, in reused memory (`Workspace`).  `seed_key` derives the public key of a simulation from its seed, and
-  `system_key` draws a secret key from the operating system.
-* `SamplingRandomness`: bits for secret participation, independent for everybody without the key.
-* `RowRandomIntegers`: public numbers for the rows of a silo, such as those of augmentation.
-* `KeyedNormal.derive_secret`: a party's secret for agreeing on keys with other parties.
-* `public_generator`: a NumPy generator for public choices, such as the partition of records to silos.
-
-torch's CPU generator is no substitute.  A keyed stream needs a key of at least 128 bits, and that generator keeps
-32 bits of its seed.
-
-A stream is the vectors of one party and round.  A block is the 16 bytes that AES makes of one counter, of 4
-float32 or 2 float64 numbers.  A vector whose length, rounded up to whole blocks, is 2 h is made of h pairs
-(radius · cos, radius · sin): the cosines come first and then the sines, as many as the vector has room for.
+A stream is the vectors of one party and round, and the node numbers the vectors in a stream.  A block is the 16
+bytes that AES makes of one counter, for 4 float32 or 2 float64 numbers.  A vector whose length, rounded up to
+whole blocks, is 2 h is made of h pairs (radius · cos, radius · sin): the cosines come first and then the sines, as
+many as the vector has room for.
 """
 
 import hashlib
@@ -40,17 +30,16 @@ class Workspace:
     """Reused memory for `pairs` pairs of normals of each of `count` streams.
 
     The first h numbers of a vector's bits are for the radii of its h pairs, and the next h for the angles.  So a
-    draw of some of the pairs reads two ranges of blocks.  The first `skipped` numbers of the second range are
-    left out, because it begins with a whole block.
+    draw of some of the pairs reads two ranges of blocks, one of radii and one of angles.
     """
 
     def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
-        """Allocate counters of whole AES blocks, and views of the bits that normals are made of.
+        """Allocate AES counters and their bits, and views of the bits of radii and angles.
 
         Args:
             count: Number of streams.
             pairs: Number of pairs of normals of each stream.
-            skipped: Number of values before the angles in their first block, which are not used.
+            skipped: Number of values in the first block of the angles that come before the angles.
             dtype: float32 or float64, the type of the normals.
         """
         per_block = BLOCK_BYTES // dtype.itemsize
@@ -199,8 +188,7 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """Return values `first` … `last`-1 of `vector(size, party, t, node)`, (last - first,).
 
-        The values are drawn in pieces of limited size, so that no temporary array grows with `size`.  A piece
-        draws pairs, of which the cosines or the sines are used.
+        The values are drawn in pieces, each of pairs of which the cosines or the sines are used.
 
         Args:
             size: Number of values of the whole vector.
@@ -229,7 +217,11 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """Return `vector(size, parties[i], rounds[i], node)` for every i, stacked: (len(parties), size).
 
-        `parties` and `rounds` are equally long.
+        Args:
+            size: Number of values of a vector.
+            parties: Party of each vector.
+            rounds: Round of each vector, as many as parties.
+            node: Number of each vector in its stream.
         """
         out = np.empty((len(parties), size), self.dtype)
         rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
@@ -272,8 +264,7 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """Return Σ_k weights[k] · vector(size, parties[k], t, node), (size,).
 
-        Several short vectors are drawn at a time.  Long ones are drawn in pieces, and each piece party by party,
-        so that no more than a piece of a party's vector is in memory.
+        Long vectors are drawn in pieces, and each piece party by party, to save memory.
 
         Args:
             size: Number of values of a vector.
@@ -316,7 +307,11 @@ class KeyedNormal:
     ) -> None:
         """Fill each row of `out`, (n, size), with the vector of its party, its round and its node.
 
-        `parties` and `rounds` have n numbers each.  `node` is one number for all rows, or an array (n,).
+        Args:
+            out: Array that is written.
+            parties: Party of each row.
+            rounds: Round of each row.
+            node: Node of all rows, or one for each, (n,).
         """
         if not out.size:  # a round that draws no client
             return
@@ -328,15 +323,13 @@ class KeyedNormal:
     def _chunks(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
         """Divide the pairs of normals of a vector into pieces that are drawn one after another.
 
-        There is at most one piece if `count` vectors have at most `MAX_VALUES_PER_DRAW` values together.
-
         Args:
             count: Number of vectors that are drawn together, 1 or more.
             size: Number of values of a vector.
 
         Returns:
-            The number of pairs in a vector, which is half of `size` after this is rounded up to whole blocks, and
-            each piece as (index of its first pair, number of its pairs).
+            Number of pairs in a vector, half of its length in whole blocks, and each piece as (index of its first
+            pair, number of its pairs).
         """
         per_block = BLOCK_BYTES // self.dtype.itemsize
         half = -(-size // per_block) * per_block // 2
@@ -358,12 +351,12 @@ class KeyedNormal:
         Args:
             cosines: First normal of each pair, (streams, pairs), written.
             sines: Second normal of each pair, (streams, at most pairs), written.
-            streams: Upper half of each stream's counters, (streams,), for its party and its round.
+            streams: Upper half of each stream's counters, for its party and its round, (streams,).
             node: Node of all streams, or one for each, (streams,).
             position: Index of the first pair that is drawn, and number of pairs in a whole vector.
 
         Raises:
-            ValueError: A stream cannot number this node, or vectors of this length.
+            ValueError: The node is out of range, or the vector is too long.
         """
         (start, half), per_block = position, BLOCK_BYTES // self.dtype.itemsize
         max_node, nodes = (node, None) if isinstance(node, int) else (int(node.max()), node)
@@ -386,7 +379,7 @@ class KeyedNormal:
         Args:
             count: Number of streams.
             pairs: Number of pairs of normals of each stream.
-            skipped: Number of values before the angles in their first block, which are not used.
+            skipped: Number of values in the first block of the angles that come before the angles.
         """
         shape = (count, pairs, skipped)
         workspace = self._workspaces.pop(shape, None) or Workspace(count, pairs, skipped, self.dtype)
@@ -424,12 +417,12 @@ class SamplingRandomness:
     def numbers(self, count: int, choices: int, party: int, t: int) -> NDArray[np.int64]:
         """Draw a uniform number of 0 … choices-1 for each of the rows 0 … count-1, (count,).
 
-        A result is a 64-bit number modulo `choices`.  64-bit numbers beyond the largest multiple of `choices`
-        would make some results likelier, so they are rejected and drawn again.
+        A result is a 64-bit number modulo `choices`.  The largest 64-bit numbers are drawn again where they would
+        make some results likelier than others.
 
         Args:
             count: Number of rows.
-            choices: How many results are possible, 1 to 2^32.
+            choices: Number of possible results, 1 to 2^32.
             party: Silo of the rows.
             t: Round, or another number of the draw.
 
@@ -494,7 +487,7 @@ class RowRandomIntegers:
 
         Args:
             rows: Row indices, (..., B).
-            choices: How many numbers each result is chosen from, (len(choices),), 1 or more each.
+            choices: Number of possible results for each of the numbers of a row, 1 or more.
             silos: Silo of each row, (B,).
             t: Round.
         """

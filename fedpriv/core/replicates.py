@@ -45,9 +45,8 @@ _GPU_BYTES_PER_VALUE = 64
 def max_values_at_once(values: int, device: "torch.device") -> int:
     """Return how many values of a long computation to hold at a time on a device.
 
-    On a CPU these are `values`.  On another device a small piece takes as long to launch as a large one.  So the
-    result is at least the number of values that the GPU's memory has room for at 64 bytes each, with CUDA, and
-    elsewhere at least `_MIN_DEVICE_VALUES`.
+    On another device than a CPU the result may be larger than `values`, because a small piece takes as long to
+    launch as a large one.
 
     Args:
         values: Number of values for a CPU, such that they fit into its caches.
@@ -84,10 +83,9 @@ Stackable = TypeVar("Stackable")
 def stack_signature(component: Any) -> Any:
     """Return the data of a component that must be equal in all components that are stacked.
 
-    A component is an estimator, a mechanism or an optimizer, or a value in one.  For a dataclass the result is its
-    type and the signatures of its fields.  For a float it is the type float, since floats may differ, and any
-    other value is its own signature, as are tuples with floats in them.  A field that is `SHARED` has its value
-    instead of a signature, and a field that is `PER_REPLICATE` is left out.
+    A component is an estimator, a mechanism or an optimizer, or a value in one.  The signature of a dataclass is
+    its type and those of its fields, without `PER_REPLICATE` fields, and with the value of a `SHARED` field.
+    Floats may differ, so that the signature of a float is its type.  Any other value is its own signature.
     """
     if isinstance(component, float):
         return float
@@ -105,8 +103,8 @@ def stack_signature(component: Any) -> Any:
 def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
     """Return one component for R components that differ only in floats and in entries for each replicate.
 
-    A float that is equal in all of them stays a float, and other floats become a column (R, 1).  Tuples in fields
-    that are `PER_REPLICATE` are concatenated.  All else is taken from the first component.
+    A float that is equal in all of them stays a float, and other floats become a column (R, 1).  Tuples in
+    `PER_REPLICATE` fields are concatenated.  All else is taken from the first component.
 
     Args:
         components: One component for each replicate, R of them, with equal `stack_signature`.

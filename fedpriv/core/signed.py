@@ -1,9 +1,9 @@
 """Signed documents: canonical JSON, Ed25519 keys in OpenSSH's files, and lists of trusted signers.
 
 Canonical JSON is byte for byte unique: sorted keys, one space of indentation for each level, ASCII, and floats as
-the shortest decimal that reads back the same.  A signature is that of a DSSE envelope (Dead Simple Signing
-Envelope 1.0.0), which other programs verify, unless the document has a type of fedpriv 0.3.1.  It covers the type
-of the document together with its canonical JSON, so that no signature is valid for another type.
+the shortest decimal that reads back the same.  A signature covers the type of the document together with its
+canonical JSON, so that no signature is valid for another type.  New documents have the signature of a DSSE
+envelope (Dead Simple Signing Envelope 1.0.0), which other programs verify.
 
 Source: https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md .
 """
@@ -199,8 +199,7 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
     """Read an Ed25519 private key without a passphrase from a file of OpenSSH.
 
     Raises:
-        InputError: The file cannot be read, the key cannot be used, or the mode of the file gives its group or
-            others any right.
+        InputError: The file cannot be read, the key cannot be used, or the file gives its group or others a right.
     """
     content = read_file_bytes(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -217,10 +216,10 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 def load_or_create_key(path: Path) -> Ed25519PrivateKey:
     """Return the private key in the file at `path`, or a new key, stored there, if there is no file.
 
-    The new file has the mode 0600, so that no other user but root can read it.
+    The new file has the mode 0600.
 
     Raises:
-        InputError: The key cannot be used (`read_private_key`), or cannot be created.
+        InputError: The key cannot be used, or cannot be created.
     """
     if path.exists():
         return read_private_key(path)
