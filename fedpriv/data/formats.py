@@ -6,13 +6,11 @@
 * Pickles may hold plain data and NumPy arrays.  A pickle that names any other class or function is refused before
   that one can run.
 * Packages of a package index are downloaded by pip, checked by their hash, and neither installed nor imported.
-* torchvision is imported for its data sets, even beside a torch that it was not built for.  Beside a CPU torch,
-  the import of a torchvision for CUDA fails while it registers meta kernels of missing operators, which its data
-  sets do not use.
+* torchvision is imported for its data sets, even beside a torch that it was not built for.
 
 The cache verifies files each time they are used, and fetches them again if they do not verify.  Files are written
-to a draft folder below the root, and moved to their place whole by one `os.replace` each.  So an interrupted fetch
-leaves no file half-written, and two fetches at the same time put the same bytes in place.
+to a draft folder below the root, and moved to their place by one `os.replace` each, so that an interrupted fetch
+leaves no file half-written.
 """
 
 import hashlib
@@ -81,8 +79,7 @@ def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
         Array of uint8 in the shape that the file names.
 
     Raises:
-        InputError: The bytes are of another format, or are more or fewer than the shape says.  The message names
-            `path`.
+        InputError: The bytes are of another format, or are more or fewer than the shape says.
     """
     if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
         raise InputError(f"{path}: is not an IDX file of unsigned bytes")
@@ -164,8 +161,7 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
 def pip_download(folder: Path, requirement: str) -> Path:
     """Download the wheel of a requirement NAME==VERSION to a folder.
 
-    In an environment without pip, uv runs pip in an environment of its own, if uv is beside the interpreter or on
-    the path.
+    In an environment without pip, uv runs pip if it is installed.
 
     Args:
         folder: Empty folder to download to.
@@ -176,6 +172,7 @@ def pip_download(folder: Path, requirement: str) -> Path:
 
     Raises:
         InputError: The download fails or takes too long.
+        OSError: The command cannot be started.
     """
     search_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     uv = shutil.which("uv", path=search_path)
@@ -202,11 +199,11 @@ def run_download(
         folder: Folder of the download, without a file that matches the pattern.
         file_kind: Kind of the file in error messages.
         pattern: Pattern of the file's name, such as "*.whl".
-        prefix: Prefix that is removed from the command's last line of errors, which is the reason in messages.
+        prefix: Prefix that is removed from the command's last line of errors, for the message.
         cwd: Working directory, or None for that of this process.
 
     Returns:
-        The path of the file.
+        Path of the file.
 
     Raises:
         InputError: The command fails, takes more than `_TIMEOUT_SECONDS`, or leaves no such file.
@@ -231,8 +228,8 @@ _REGISTRATIONS = "torchvision._meta_registrations"
 def import_torchvision() -> ModuleType:
     """Import torchvision, without its registration of operators if the plain import fails on it.
 
-    The plain import counts as failed on the registration if it raises a RuntimeError or an AttributeError.  The
-    second attempt forgets all modules of torchvision and puts an empty module in place of the registration.
+    Beside a torch without CUDA, a torchvision for CUDA fails while it registers operators, which its data sets do
+    not use.  A second attempt then puts an empty module in place of the registration.
 
     Raises:
         ImportError: torchvision, or a module that it needs, is not installed.
@@ -284,14 +281,14 @@ class Origin:
 def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], None]) -> None:
     """Verify the files of `origin` below `root`, and fetch them all if one does not verify.
 
-    Files that verify are only read.  Otherwise the sources are tried in order.  Each writes to an empty draft
-    folder, and the first whose files verify and can be moved to their place ends the search.
+    The sources are tried in order, each with an empty draft folder, until the files of one verify and are moved to
+    their place.
 
     Args:
         name: Name of the data set in messages.
         origin: Files, hashes and sources.
-        root: Folder of the data, created if it is missing.
-        say: Function that gets a line before each source is tried, and one on an unusable copy.
+        root: Folder of the data, created if files are fetched.
+        say: Function that gets lines on the progress.
 
     Raises:
         InputError: The folder cannot be used, or no source gives the right files.
@@ -341,7 +338,7 @@ def _move_files(origin: Origin, draft: Path, target: Path) -> None:
 
 
 def _why_unusable(folder: Path, files: Mapping[str, str]) -> str | None:
-    """Return the reason why the files in `folder` cannot be used, or None if each has its hash.
+    """Return the reason why files in `folder` cannot be used, or None if each has its hash.
 
     Args:
         folder: Folder of the files.

@@ -34,7 +34,7 @@ def to_array(values: Any, source: str = ARGUMENT_NAMES) -> NDArray[Any]:
         source: Name of the values in messages.
 
     Raises:
-        InputError: NumPy or torch refuses to convert the values, such as lists of unequal length.
+        InputError: The values cannot be converted, such as lists of unequal length.
     """
     try:
         if not isinstance(values, torch.Tensor):
@@ -72,22 +72,19 @@ def _is_array(value: Any) -> bool:
 def to_record_arrays(
     data: RecordSource, source: str = ARGUMENT_NAMES, fields: Fields | None = None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Copy records and labels, so that the program may change its own later.
+    """Copy the records and labels of a program to arrays.
 
     Args:
-        data: Records and labels, as a pair or as items, such as those of a torch Dataset, a DataLoader or a
-            Hugging Face data set.  Without `fields`, the last of two or more tensors of a TensorDataset is the
-            labels, and the others are inputs.
+        data: Records and labels, as a pair of arrays or as items, such as those of a torch Dataset, a DataLoader
+            or a Hugging Face data set.
         source: Name of the argument in messages.
-        fields: Names or positions of an item's record and label, or None for pairs and for dictionaries of two
-            entries.
+        fields: Names or positions of an item's record and label, or None for items that are pairs.
 
     Returns:
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).
 
     Raises:
-        InputError: `data` are no records with labels, inputs differ in length, or items are none or have several
-            shapes.
+        InputError: `data` are no records with labels, or cannot be converted to arrays.
     """
     if isinstance(data, TensorDataset) and fields is None:
         if len(data.tensors) < 2:

@@ -74,15 +74,14 @@ def add_data(
     """Register `load` under a name for `data.name`, or replace the registered data set of this name.
 
     Args:
-        name: Name of the data set, of lower-case letters, digits and dashes.
+        name: Name of the data set, of lower-case letters, digits and dashes, without a dash in front.
         load: Function that returns the training pair and the test pair of (records, labels).
-        classes: Number of classes, or 0 for a regression.  With None there is a class for each integer from 0 to
-            the largest label of both parts, which is public from then on.  Booleans count as integers, and other
-            labels are a regression.
+        classes: Number of classes, 0 for a regression, or None to infer it from the labels, which makes the number
+            public.
         sites: Site of each record, for the partition "site", or None.
 
     Raises:
-        InputError: The name is one of fedpriv's own, is empty, has other characters, or begins with a dash.
+        InputError: The name is one of fedpriv's own, or not of the form above.
     """
     if name in (*ORIGINS, *COMPUTED_DATA_SETS):
         raise InputError(f"add_data: {name!r} is a data set of fedpriv; give yours another name")
@@ -117,7 +116,7 @@ def load_user_data(name: str) -> Dataset:
 def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int | None) -> Dataset:
     """Return checked arrays as a data set.
 
-    Labels become int64 for classes and float64 for a regression.  Records in one array of booleans become float32.
+    Labels become int64 for classes and float64 for a regression.
 
     Args:
         name: Name of the data set, or `ARGUMENT_NAMES` for the arguments of a program.
@@ -127,7 +126,7 @@ def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int 
             both parts if the labels of both are integers or booleans, else 0.
 
     Raises:
-        InputError: An array cannot be used, or the parts differ in shape or kind (`check_same_shapes`).
+        InputError: An array cannot be used, or both parts differ in shape or kind.
     """
     (records, labels), (test_records, test_labels) = (
         (_as_records(split[0]), np.asarray(split[1])) for split in (train, test)
@@ -174,11 +173,10 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
 
     Args:
         name: Name of the data set, or path of its file.
-        table: Schema from a scenario, which a table without a schema of fedpriv's own needs and nothing else
-            takes, or None.
+        table: Schema in the scenario, for the path of a table's file, or None for another data set.
 
     Raises:
-        InputError: The file of a table has no schema, or a schema is given for another data set.
+        InputError: The schema is missing, or is given for another data set.
     """
     if name in _NAMED_TABLES or not is_table_path(name):
         if table is not None:
@@ -224,8 +222,6 @@ def load(
 ) -> Dataset:
     """Load a data set by its name or path.
 
-    Data sets that are fetched are fetched on first use and verified on every use.
-
     Args:
         name: One of the following names or paths.
 
@@ -240,8 +236,8 @@ def load(
               visits (made up).
             * A name that was added (`add_data`).
         root: Folder of the data, or None for the default one.
-        table: Public schema of the table, for the path of a table's file, or the name of a DataFrame, and nothing
-            else.  It is not looked at for a name that was added.
+        table: Public schema of the table, for the path of a table's file or the name of a DataFrame, or None for
+            another data set.
         with_cells: Whether the result has the raw cells of a table's training records.
         dtype: Floating-point type that the features of a table are rounded to.
 
@@ -273,15 +269,13 @@ def load(
 
 
 def load_held_out(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOutData:
-    """Load the test records, for a server, which needs no training record.
-
-    Training records that come with them, as in data sets that users added or that are computed, are dropped.
+    """Load the test records of a data set, for a server, which needs no training record.
 
     Args:
         name: Name of a data set, or path of an .npz file or of a table's file (`load`).
         root: Folder of the data, or None for the default one.
-        table: Public schema of the table, for the path of a table's file, or the name of a DataFrame, and nothing
-            else.  It is not looked at for a name that was added.
+        table: Public schema of the table, for the path of a table's file or the name of a DataFrame, or None for
+            another data set.
 
     Raises:
         InputError: The name is unknown, its data cannot be fetched or used, or `table` is missing or superfluous.
@@ -299,7 +293,7 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
 
 
 def _read_emnist(folder: Path, split: str) -> _Images:
-    """Read images and labels out of the published archive, the only file that a hash is published for.
+    """Read images and labels of EMNIST out of the published archive.
 
     Args:
         folder: Folder of the archive.

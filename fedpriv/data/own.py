@@ -8,8 +8,7 @@
 | `train_features.NAME`, `test_features.NAME` | inputs of a record with several ones, in the order of the file |
 | `classes` | one integer, 0 for a regression |
 
-Among several labels of a record, -100 stands for one that is not counted.  The server of a deployment needs the
-test arrays and `classes` only.
+Among several labels of a record, -100 stands for one that is not counted.
 """
 
 import zipfile
@@ -124,18 +123,15 @@ def load_npz_held_out(name: str) -> HeldOutData:
 def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, source: str) -> None:
     """Check the shapes, types and ranges of records and their labels.
 
-    There is one record at least.  Records are bytes, other integers or floats, and booleans only as one of several
-    inputs.  Records that are one array have two axes at least.
-
     Args:
-        images: Records, (n, ...), or a structured array (n,) of several inputs.
+        images: Records, (n, ...) with at least two axes, or a structured array (n,) of several inputs.
         labels: Labels, (n,) or (n, ...).  Records with several labels may have IGNORED_CLASS among them.
         classes: Number of classes, or 0 if labels are numbers.
         source: Name of the data in error messages.
 
     Raises:
-        InputError: A shape or type cannot be used, a value is not finite, an integer is larger than 2^24 in size,
-            or a label is none of the classes.
+        InputError: There is no record, a shape or type cannot be used, a value is not finite, an integer is larger
+            than 2^24 in size, or a label is none of the classes.
     """
     # Types and shapes.
     inputs, has_inputs = split_inputs(images), images.dtype.names is not None
@@ -253,8 +249,8 @@ def _read_split(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the checked records and labels of the split "train" or "test".
 
-    Records are a structured array (n,) of the arrays `SPLIT_features.NAME` if there are any, or else the array
-    `SPLIT_features`, or else `SPLIT_images`, (n, ...).  Labels (n, ...) become int64, or float64 for a regression.
+    Records are the array `SPLIT_features` or `SPLIT_images`, (n, ...), or the arrays `SPLIT_features.NAME` of
+    several inputs as one structured array (n,).  Labels (n, ...) become int64, or float64 for a regression.
 
     Args:
         arrays: All arrays of the file by name.

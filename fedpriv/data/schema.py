@@ -1,6 +1,6 @@
 """Describe a table in public: the columns that are read, their ranges, vocabularies and target.
 
-The schema alone maps every record to its features.  So the map reads one record at a time, and releases nothing.
+The schema maps a record to its features, without a look at other records, so that the map releases nothing.
 Means, deviations, quantiles or vocabularies that were computed from the records would be releases.
 """
 
@@ -47,7 +47,7 @@ class FeatureColumn(TableSection):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
-        """Check that the column is of one kind, numbers or words, and `missing`, if given, too.
+        """Check that the column is of one kind, numbers or words, and that `missing` fits it.
 
         Raises:
             ValueError: Both or none of `range` and `values` are given, one of them is malformed, or `missing` is
@@ -106,12 +106,10 @@ class Survival(TableSection):
         """Compute the labels m + (K + 1) δ of records, each from its own time and event.
 
         Bin i of the K bins goes from edge i to edge i + 1, which is not in it.  A record survived the first m
-        bins, and δ is 1 if its event was seen in the next one, which has index m, and otherwise 0.
+        bins, and δ is 1 if its event was seen in the next bin, and otherwise 0.
 
-        * A record that was last seen in a bin without an event survived this bin, too, if `censored` says so:
-          always for "through", never for "before", and from the middle of the bin on for "midpoint".
-        * At or after the last edge, all K bins were survived, and an event is not counted.
-        * Before the first edge, no bin was survived, and an event is not counted.
+        Whether a record that was last seen in a bin without an event survived this bin, too, is set by `censored`.
+        An event before the first edge, or at the last edge or after it, is not counted.
 
         Args:
             times: Time of the event, or of the last sight of the record, (n,), in the unit of `edges`.

@@ -1,6 +1,6 @@
 """Synthetic data without a network: blobs, sentences, phase retrieval and linear regressions.
 
-The optimum of a regression is known: the minimizer of the expected loss over the distribution of records.
+The optimum of a linear regression is known: the minimizer of the expected loss.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ _COARSE_SIDE = 7
 def make_blobs(
     train: int, test: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
-    """Return training images and labels, test images and labels of ten classes.
+    """Return training and test images of ten classes, with their labels.
 
-    The records follow from `train` and `test`.  A class is a coarse 7 x 7 pattern enlarged to 28 x 28.  A record
-    is its class's pattern plus Gaussian noise on every pixel, clipped to 0 … 255 and cut to an integer.
+    A class is a coarse 7 x 7 pattern enlarged to 28 x 28.  A record is its class's pattern plus Gaussian noise on
+    every pixel, clipped to 0 … 255 and cut to an integer.
 
     Args:
         train: Number of training records.
@@ -41,18 +41,18 @@ def make_blobs(
 def make_phase_retrieval(
     train: int, test: int, dimension: int, outliers: float, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return training and test pairs of measurements and sizes, for a random vector x*.
+    """Return training and test measurements of a random vector x*, with their sizes.
 
-    Phase retrieval finds x*, up to its sign, from sizes.  The vector x* follows from seed and dimension and has
-    norm √dimension.  A measurement z is uniform on the unit sphere of R^dimension, and its size is |⟨x*, z⟩|.  In
-    both parts a size may be replaced by a uniform number between 0 and 5, an outlier.
+    Phase retrieval finds x*, up to its sign, from sizes.  The vector x* has norm √dimension.  A measurement z is
+    uniform on the unit sphere of R^dimension, and its size is |⟨x*, z⟩|, or for an outlier a uniform number
+    between 0 and 5.
 
     Args:
         train: Number of training records.
         test: Number of test records.
         dimension: Length of x*.
-        outliers: Probability that a size is replaced.
-        seed: Public seed, which determines all records together with the other arguments.
+        outliers: Probability of an outlier.
+        seed: Public seed.
 
     Returns:
         Training measurements (train, dimension), training sizes (train,), test measurements and test sizes.
@@ -188,12 +188,11 @@ Tokens = NDArray[np.int64]
 
 
 def make_sentences(train: int, test: int) -> tuple[Tokens, Tokens, Tokens, Tokens]:
-    """Return training tokens (n, 16) and labels, test tokens and labels, for tests of models of sequences.
+    """Return training and test sentences of 16 tokens, with their labels, for models of sequences.
 
-    The sentences follow from `train` and `test`.  A sentence has two parts about two different topics, with the
-    marker at a random position 2 … 7 between them, counted from 0.  Each word but the marker is one of its part's
-    topic with probability `_TOPIC_SHARE`, and otherwise a common word.  The topic of the second part is the label,
-    so that the order of the words matters.
+    A sentence has two parts about two different topics, with the marker at a random position 2 … 7 between them,
+    counted from 0.  Each word but the marker is one of its part's topic with probability `_TOPIC_SHARE`, and
+    otherwise a common word.  The topic of the second part is the label, so that the order of the words matters.
 
     Args:
         train: Number of training sentences.

@@ -2,9 +2,7 @@
 
 A silo is a party that holds records, and a site is the value in a table that names a record's silo.  A row of a
 table has a place in the training or the test part of the data, or in both, and counts in one of them or in none.
-
-A program may pass a DataFrame of pandas, polars or Arrow in place of a file (`add_frame`).  Scenarios and
-policies hold a table's public schema as TOML, which `format_schema_toml` writes.
+A program may pass a DataFrame of pandas, polars or Arrow in place of a file (`add_frame`).
 """
 
 import hmac
@@ -75,12 +73,9 @@ def in_memory_name(digest: bytes) -> str:
 def _read_or_create_key(folder: Path) -> bytes:
     """Return the user's secret key, under which records in memory get their names.
 
-    Records that a program passes as arrays have no file name, so that results name them by a digest of their
-    content.  Under the key nobody else can test a guess of the records against that name.
-
-    The key has `_KEY_BYTES` random bytes.  It is in the file records.key of the folder, and a missing file is
-    created.  If the file cannot be read or created, has another length, belongs to another user, or gives its
-    group or others any right, the key is drawn for this process only, and other processes use other names.
+    Results name such records by a keyed digest, so that nobody else can test a guess of the records against the
+    name.  The key is in the file records.key of the folder, and a missing file is created.  If the file cannot be
+    used, for example because others can read it, the key is drawn for this process only.
     """
     path = folder / "records.key"
     with suppress(OSError):
@@ -108,8 +103,7 @@ def load_table(
 ) -> Dataset:
     """Load a table as a data set, with the training records in a public random order.
 
-    Rows that have a place in a part and do not count there are zeros, with the label of no class or no number
-    (`blank_labels`).
+    Rows that have a place in a part and do not count there are zeros, with the label of no class or no number.
 
     Args:
         name: Name of the data set.
@@ -120,7 +114,7 @@ def load_table(
 
     Raises:
         InputError: The table cannot be read or does not keep to the schema, a person has records at two sites, or
-            no record counts in a part.  The test part may be empty if `test_share` is 0.
+            no record counts in a part that must not be empty.
     """
     table = read_raw_table(path, schema.cell_format)
     rows = read_rows(table, schema)
@@ -158,8 +152,7 @@ def load_table(
 def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutData:
     """Load the test records of a table, all that a server needs.
 
-    If the schema names a column `split`, the file may lack the training records.  The file may lack the column for
-    the site.  Rows that do not count are left out.
+    The file may lack the column for the site.  Rows that do not count are left out.
 
     Args:
         name: Name of the data set.
@@ -192,8 +185,7 @@ def _lacks_site(table: RawTable, schema: TableSchema) -> bool:
 def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
     """Load a silo's own table, in the order of its file, with or without a column for the site.
 
-    If the schema names a column for the site and the file lacks it, all records are the silo's, and the raw cells
-    have its number for the site.
+    Without a column for the site, all records are the silo's.
 
     Args:
         path: File of the silo's table.
@@ -201,8 +193,8 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
         silo: Number of the silo, from 0.
 
     Raises:
-        InputError: The table cannot be read, does not keep to the schema, holds a record of another site, or has a
-            column for the site and the schema names no site of this number.
+        InputError: The table cannot be read, does not keep to the schema or holds a record of another site, or it
+            has a column for the site and the schema names no site of this number.
     """
     table = read_table(path, schema.cell_format)
     if _lacks_site(table, schema):
@@ -229,7 +221,7 @@ def _read_cached(path: Path, cell_format: CellFormat, size: int, changed: int) -
 def read_raw_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable:  # noqa: B008
     """Return the cells of a file or of a registered DataFrame.
 
-    Up to four files are cached.  A file is read again if its size or its time of modification has changed.
+    Some files are cached.  A file is read again if its size or its time of modification has changed.
 
     Args:
         path: Path of the file, or of a registered DataFrame.
@@ -250,10 +242,8 @@ def read_raw_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTab
 def check_persons(encoded: TableRows, schema: TableSchema, path: Path) -> None:
     """Refuse a person with records at two sites, since no site's budget would bound that person's loss.
 
-    Rows that do not count are checked as well.
-
     Args:
-        encoded: Rows of the table.
+        encoded: Rows of the table, those that do not count included.
         schema: Public schema of the table.
         path: File of the table, for messages.
 
