@@ -1,7 +1,7 @@
 """End the child processes of an engine with the engine, even if the engine is killed.
 
 An engine gives its children the environment variable FLWR_HOME, a path in the engine's temporary folder HOME.  The
-variable is inherited, so that it marks their children too, even those in other sessions.
+variable is inherited, so that it marks their children, too.
 
 `python -P -m fedpriv.engines.children HOME` waits until its standard input is closed, then ends the processes
 whose FLWR_HOME is in HOME, and removes HOME.
@@ -78,9 +78,7 @@ def reap_processes(home: Path) -> Iterator[None]:
 def end_processes_in(home: Path) -> None:
     """End the processes of this machine whose variable FLWR_HOME is `home` or a path in it.
 
-    The descendants of these processes are ended, too, because Ray's agents overwrite their environment with a
-    title, so that their variable cannot be read.  Processes whose environment this user may not read are left
-    alone, unless they are such descendants.
+    The descendants of these processes are ended, too, because Ray's agents overwrite their environment.
     """
     processes = set()
     for process in psutil.process_iter():
@@ -95,8 +93,6 @@ def end_processes_in(home: Path) -> None:
 
 def end_processes(processes: Collection[Any], seconds: float = 5.0) -> None:
     """Terminate processes with SIGTERM, and kill those that still run after `seconds` seconds.
-
-    The call then waits up to 5 seconds for the killed ones.  Processes that have ended already are ignored.
 
     Args:
         processes: Objects of psutil or of subprocess.

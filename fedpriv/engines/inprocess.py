@@ -1,8 +1,8 @@
 """Engine that runs the real ServerApp, strategy and ClientApp in one process.
 
-A Flower Grid sends messages of the server to clients.  This one calls the deployed ClientApp in this process,
-without the network.  A cell is one run: the settings of a scenario, with one value for each swept key and one
-seed.  A silo is a party that holds records, here a node of the Grid.
+A Flower Grid sends messages of the server to clients.  This one calls the ClientApp in this process, without the
+network.  A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A silo is
+a party that holds records, here a node of the Grid.
 """
 
 import gc
@@ -80,10 +80,7 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _push(self, message: Message) -> str:
-        """Get the silo's reply at once, store it until it is pulled, and return the message's id.
-
-        An exception of the silo's app becomes a reply with an error, as in a deployment.
-        """
+        """Get the silo's reply at once, store it until it is pulled, and return the message's id."""
         message_id = f"m{next(self._message_numbers)}"
         set_message_id(message, message_id)
         reply = self._call(message)
@@ -123,8 +120,11 @@ class _SingleCellObserver(ObserverGroup):
 def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
     """Run cells one after another over an in-process grid, and yield each outcome with the cell's index.
 
-    Each cell has a server and silos of its own.  Silos are called in turn, on the CPU.  The observer receives the
-    cell's progress, and its evaluations under the cell's index in `cells`.
+    Silos are called in turn, on the CPU.
+
+    Args:
+        cells: Cells to run.
+        observer: Observer of progress and evaluations, for which a cell has its index in `cells`.
 
     Raises:
         InputError: A cell has a setting that only the vectorized engine supports, or cannot be planned.
@@ -145,7 +145,7 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Inde
 def quiet_flower_logs() -> Iterator[None]:
     """Silence Flower's logger below WARNING within this context.
 
-    The terminal shows fedpriv's own progress.  The earlier level is restored at the end.
+    The terminal shows fedpriv's own progress.
     """
     logger = logging.getLogger("flwr")
     level = logger.level

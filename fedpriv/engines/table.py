@@ -4,16 +4,13 @@ A cell is one run: the settings of a scenario, with one value for each swept key
 cells that an engine computes together, as replicates.  Each silo, a party that holds records, keeps a running sum
 over rounds, which is released with the noise of a mechanism.
 
-`make_engine` imports the function of an engine when it is called, because engines may have heavy dependencies.
-
-`check_memory` refuses a run that needs more memory than the machine is known to have, or than a limit allows,
-before the run starts.  The need is the memory that this process has already (the program and the records), plus an
-estimate for vectors of the model's size and for the records of a round.
+`check_memory` refuses a run that needs more memory than there is, before the run starts.  The need is the memory
+that this process has already (the program and the records), plus an estimate for vectors of the model's size and
+for the records of a round.
 
 `retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round of a large model allocates
-the same vectors as the round before, and getting and clearing their pages can take longer than computing with
-them.  Very long vectors are still returned to the system, because a second copy of each costs more than a slower
-round.
+vectors as long as those of the round before, and getting and clearing their pages can take longer than computing
+with them.
 """
 
 import ctypes
@@ -95,9 +92,8 @@ class MemoryNeed:
 def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> MemoryNeed | None:
     """Estimate the largest memory of a run of these cells, or return None if there is no estimate.
 
-    The result is the need of the group of cells that takes most, since a process computes one group at a time.  If
-    several processes run groups, each of them counts with this need.  There is no estimate for an engine with
-    processes of its own, and none for an empty list of cells.
+    A process computes one group of cells at a time, and counts with the need of the largest group.  There is no
+    estimate for an engine with processes of its own, and none for an empty list of cells.
 
     Args:
         cells: Cells of the run.
@@ -132,8 +128,8 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Memory
         The estimate, or None if there is none for this engine or for no cells (`estimate_memory`).
 
     Raises:
-        InputError: The machine, a control group or a limit of the process has less; the message names remedies.
-            Or the engine cannot compute a cell, or a cell cannot be loaded or planned.
+        InputError: There is too little memory, the engine cannot compute a cell, or a cell cannot be loaded or
+            planned.
     """
     available, limit = available_memory(min(workers, len(cells)))
     need = estimate_memory(cells, engine, workers)
@@ -162,9 +158,11 @@ def available_memory(processes: int = 1) -> tuple[int, str]:
     """Return the memory for `processes` processes like this one in bytes, and the setting that limits it.
 
     The memory is the least of the machine's (used or not), of the control group's limit, and of `processes` times
-    each limit of one process.  The setting is a text such as "mem_limit, MemoryMax", or "" if the machine's own
-    memory is the least.  What this process takes of a limit beyond its resident memory, such as mapped libraries,
-    is subtracted from the limit, because estimates count resident memory.
+    each limit of one process.  The setting is a text such as "mem_limit, MemoryMax", or "" if the machine's memory
+    is the least.  Use of a limit beyond resident memory, such as mapped libraries, is subtracted from the limit.
+
+    Args:
+        processes: Number of processes that run at the same time.
     """
     usage, resident = memory_usage(), _resident_bytes()
     has_sysconf = hasattr(os, "sysconf")  # not on Windows, where the machine's memory counts as unlimited
@@ -187,9 +185,9 @@ def describe_available_memory() -> str:
 def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
     """Estimate the bytes of the vectorized engine for one group of replicates, by purpose.
 
-    A replicate is a cell of the group.  Its state is the optimizer's vectors and the running sum's, the latter
-    once for all silos, or once for each silo if silos take local steps.  States count twice, before and after a
-    round, and twice again in a checkpoint.
+    A replicate is a cell of the group.  Its state is the optimizer's vectors and those of the running sum, the
+    latter for each silo by itself if silos take local steps.  States count twice, before and after a round, and
+    twice again in a checkpoint.
 
     Args:
         plan: Plan of the group's first cell.
@@ -197,8 +195,7 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
         cells: Cells of the group, one replicate each.
 
     Returns:
-        Bytes that the run adds, by purpose: states, blocks of noise that are drawn in advance, random directions
-        and copies of records that an objective needs, the vectors and records of a round, and checkpoints.
+        Bytes that the run adds, by purpose.
     """
     count = len(cells)
     size, vector = task.train.features.element_size(), plan.objective.dimension
@@ -418,13 +415,11 @@ _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC
 
 @contextmanager
 def retain_freed_pages() -> Iterator[None]:
-    """Keep freed memory in the process within these contexts, and return it after the last one.
+    """Keep freed memory in the process within this context, and return it after the last such context.
 
-    Blocks above 128 MiB, or above 32 MiB with glibc before 2.35, are returned at once.
-    By default glibc adapts its thresholds to the blocks that a process frees, and stops once they are set.  The
-    last context therefore leaves the largest thresholds that glibc would have reached by itself.
-
-    The context has no effect if malloc is not glibc's, or if an environment variable configures it.
+    Blocks above 128 MiB, or above 32 MiB with glibc before 2.35, are returned at once, because a second copy of
+    them costs more than a slower round.  The context has no effect if malloc is not glibc's, or if an environment
+    variable configures it.
     """
     libc = _load_glibc()
     if libc is None:
@@ -439,6 +434,7 @@ def retain_freed_pages() -> Iterator[None]:
     finally:
         _ACTIVE_RUNS.pop()
         if not _ACTIVE_RUNS:  # a run that starts in another thread right now is only slower
+            # Once they are set, glibc no longer adapts its thresholds, so leave those that it reaches at most.
             libc.mallopt(_MMAP_THRESHOLD, _MAX_OLD_GLIBC_BYTES)
             libc.mallopt(_TRIM_THRESHOLD, 2 * _MAX_OLD_GLIBC_BYTES)
             libc.malloc_trim(0)
@@ -447,7 +443,7 @@ def retain_freed_pages() -> Iterator[None]:
 def _load_glibc() -> ctypes.CDLL | None:
     """Load the C library, or return None if the thresholds of malloc cannot or must not be set.
 
-    They cannot if the library is not glibc, and must not if an environment variable configures malloc.
+    They must not be set if an environment variable configures malloc.
     """
     if any(name in os.environ for name in _MALLOC_VARIABLES) or "glibc.malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""

@@ -1,9 +1,8 @@
 """Checkpoints from which a killed simulation resumes.
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A checkpoint is
-bytes: a JSON header and the arrays of tensors, without code.  The header names the cells and the versions that
-computed the checkpoint, because other versions may compute other numbers.  States are trees of tensors, numbers,
-texts, None, tuples, named tuples and dataclasses.
+bytes: a JSON header and the arrays of tensors, without code.  States are trees of tensors, numbers, texts, None,
+tuples, named tuples and dataclasses.
 """
 
 import dataclasses
@@ -151,8 +150,8 @@ def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> Simula
 def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
     """Yield the header of a packed checkpoint, as parsed JSON, and its arrays by name.
 
-    The arrays are named "array0", "array1", ….  They are read within the block, so that an error of the types
-    `_DAMAGE_ERRORS` in the block counts as damage, too.
+    The arrays are named "array0", "array1", ….  They are read within the block, so that an error in it counts as
+    damage, too.
 
     Raises:
         ValueError: The checkpoint has another format or is damaged.
@@ -171,8 +170,7 @@ def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
     """Convert a state to a JSON tree, and append its tensors to `arrays`.
 
     A tensor becomes {"array": index in `arrays`, "shape": […]}, a number, text or None {"value": …}, and a tuple
-    or dataclass the list of its parts.  The types of tuples and dataclasses are not stored, and `_restore_state`
-    takes them from another state.
+    or dataclass the list of its parts, without its type.
 
     A tensor that is expanded along an axis (stride 0) is stored once and expanded again on loading, because
     arithmetic on a dense copy may round differently.
@@ -198,12 +196,12 @@ def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
 def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, device: torch.device) -> Any:
     """Restore a state from the JSON tree that `_flatten_state` made of it.
 
-    A list of the tree becomes the dataclass or named tuple that stands at its place in `like`.  Any other list
-    becomes a plain tuple, and so do the lists in it.
+    A list of the tree becomes the dataclass or named tuple that stands at its place in `like`, and otherwise a
+    plain tuple.
 
     Args:
         tree: JSON tree of the state.
-        arrays: Arrays of the tensors, that of index i under the name "array" followed by i.
+        arrays: Arrays of the tensors by name, "array0", "array1", ….
         like: State of the same types, such as the state before round 1.
         device: Device of the tensors.
     """

@@ -3,17 +3,14 @@
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its plan has the
 public numbers of the run.  The replicates are the cells of a group, which differ in seeds and some numbers only.
 In a round, silos form the clipped contributions of their records at a query (increments) and keep their running
-sum, which is released with the noise of a mechanism.  A silo that does not reply in a round is absent.  The
-outcome of a cell is its model, metrics and releases.
+sum, which is released with the noise of a mechanism.  A silo that does not reply in a round is absent.
 
-The engine runs the same round steps as a silo and a server, for all silos at once and with the replicate as the
-leading axis.  The running sum and every mechanism are linear.  So the engine keeps only the weighted mean over
-silos of both: it forms the increments of all silos' records in one batched call, and draws the mean of the
-silos' noise vectors (`NoiseFeed`).  Silos that take local steps are computed one after another.
+The engine computes all silos at once, with the replicate as the leading axis.  The running sum and the mechanism
+are linear, so that only their weighted mean over silos is kept: the increments of all silos' records are formed
+together, and the mean of the silos' noise vectors is drawn (`NoiseFeed`).  Silos that take local steps are
+computed one after another.
 
-At most every two seconds a group of replicates stores its state (`GroupCheckpoints`).  On the CPU a run that was
-killed resumes from it with the same bits on the same machine, because noise and secret participation are functions
-of seed and round.
+A group of replicates stores its state from time to time (`GroupCheckpoints`), and a killed run resumes from it.
 """
 
 import itertools
@@ -76,7 +73,7 @@ class GroupCheckpoints:
     def latest(self, like: Any, device: torch.device) -> SimulationCheckpoint | None:
         """Load the group's latest checkpoint, or return None without a readable one.
 
-        The observer is notified of a damaged checkpoint.  Versions are not compared here.
+        The observer is notified of a damaged checkpoint.
 
         Args:
             like: State with the types of the checkpoint's state, such as the state before round 1.
@@ -98,9 +95,8 @@ class GroupCheckpoints:
     def keep(self, checkpoint: SimulationCheckpoint) -> None:
         """Store a checkpoint, and schedule the next one.
 
-        The next one is due so late that writing takes a small share of the run time, and after two seconds at
-        least.  If the state cannot be packed, the observer is notified, and the group continues without further
-        checkpoints.
+        The next one is due so late that writing takes a small share of the run time.  If the state cannot be
+        packed, the observer is notified, and the group continues without further checkpoints.
         """
         start = time.perf_counter()
         try:
@@ -145,9 +141,8 @@ def run_vectorized(
 ) -> Iterator[IndexedOutcome]:
     """Run cells in groups, and yield each outcome with the index of its cell in `cells`.
 
-    The cells of a group differ only in seeds and numbers.  The outcomes of a group come together, after its last
-    round.  A group resumes from its checkpoint in `checkpoints`.  The checkpoint is deleted when the caller asks
-    for an outcome after the group's last one.
+    The cells of a group differ in seeds and some numbers only, and are computed together.  A group resumes from
+    its checkpoint, which is deleted once the caller has taken all outcomes of the group.
 
     Args:
         cells: Cells to run.
@@ -188,7 +183,7 @@ class _GroupState(NamedTuple):
 
 
 class _ReplicateGroup:
-    """Replicates that run in step, as tensors of shape (replicates, d) for models of d parameters."""
+    """Replicates that are computed together, with models as tensors (replicates, d)."""
 
     def __init__(
         self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: RunObserver
@@ -202,7 +197,7 @@ class _ReplicateGroup:
             observer: Observer of progress and evaluations.
 
         Raises:
-            InputError: torch knows no device of the name in the cells.
+            InputError: The device is unknown, or the cells cannot be loaded.
             RunError: The device cannot be used.
         """
         self._indices, self._cells, self._observer = indices, cells, observer
@@ -239,9 +234,7 @@ class _ReplicateGroup:
     def run(self, group_checkpoints: GroupCheckpoints) -> list[IndexedOutcome]:
         """Run all rounds from the group's checkpoint or from round 1, and return the outcome of each cell.
 
-        The observer receives progress, and the metrics of the rounds in which models are evaluated, the last round
-        among them.  Checkpoints are stored in between, when they are due.  The wall-clock time of a run that was
-        killed counts up to its checkpoint.
+        The observer receives progress and the metrics of evaluations.
 
         Raises:
             RunError: A test loss is not finite, or a query moved farther than the mechanism allows.
@@ -311,7 +304,7 @@ class _ReplicateGroup:
         """Compute rounds from `first_round` on, starting from `states`, and yield the state after each.
 
         Round t forms the mean of the silos' noisy releases at the query x_t, (replicates, d), and the optimizer
-        computes x_{t+1} from it.  Clipped records, and records of weight above 0, are counted.
+        computes x_{t+1} from it.
 
         Raises:
             RunError: The query moved farther than the mechanism's sensitivity assumes.
@@ -334,8 +327,7 @@ class _ReplicateGroup:
         """Make the silos of the group, for rounds from `first_round` on.
 
         Silos that take local steps are simulated one by one (`LocalSilos`), and others by their mean
-        (`AveragedSilos`).  The mean noise is that of all silos, so that it is corrected for absent ones if the
-        silos themselves add noise.
+        (`AveragedSilos`).
         """
         if self._steps_locally:
             return LocalSilos(self._replicates, first_round)
@@ -345,7 +337,8 @@ class _ReplicateGroup:
         )
         step, corrections = FloatSteps(self._plan, lambda party, t: FreshNoise(next(fresh), amplitude)), None
         if self._replicate_absences and self._plan.noise.sources and not self._plan.trust.adds_noise(SERVER):
-            # A correction depends on the noise of all earlier rounds, so that those before the first are computed.
+            # The mean noise is that of all silos, and is corrected for absent ones.  A correction depends on the
+            # noise of earlier rounds, so that the corrections of rounds before the first are computed, too.
             corrections = itertools.islice(
                 absence_corrections(self._replicates, self._replicate_absences), first_round - 1, None
             )
@@ -380,8 +373,7 @@ class _ReplicateGroup:
 
         A record's weight is p_i, the weight of its silo in the mean, divided by the number of the silo's records
         that the round reads (the expected number if records are sampled), or 0 if the record does not count or its
-        silo is absent.  If the unit of protection is a person or client with several records, units take the place
-        of records here, and the objective (`PerUnit`) leaves out the records that a unit lacks.
+        silo is absent.  If units of protection have several records, units take the place of records.
         """
         (train, presence), plan = (self._task.train, None), self._plan
         if plan.unit.max_records == 1:  # for units of several records, `PerUnit` masks absent records
@@ -416,12 +408,12 @@ class _ReplicateGroup:
     ) -> Iterator[RoundBatch]:
         """Gather the batches of sampled rounds, padded with records of weight 0.
 
-        If silos take local steps or may be absent, or if increments may depend on more than the records of the
-        batch, such as their silo or row, records are sorted by silo, with columns of its own for each silo.
+        Records are sorted by silo if silos take local steps or may be absent, or if increments may depend on more
+        than the contents of the batch, such as the silo.
 
         Args:
             train: Training records on the device.
-            rows_by_seed: For each seed of records the indices in `train` of each silo's records.
+            rows_by_seed: Indices in `train` of each silo's records, by seed.
             first_round: First round to gather.
             presence: Whether each record of `train` counts, or None if all count.
         """
@@ -440,11 +432,15 @@ class _ReplicateGroup:
             yield RoundBatch(records, weights if presence is None else weights * presence[on_device], silos, rows)
 
     def _evaluate(self, t: int, number: int, model: Tensor) -> list[dict[str, float]]:
-        """Evaluate the models, (replicates, d), after round t, and return and report the metrics of each cell.
+        """Evaluate the models after round t, report the metrics of each cell, and return them.
 
-        `number` is the number of the evaluation in the run, from 1, by which the noise of a federated evaluation
-        is keyed.  With federated evaluation the metrics are those of the silos' test records, otherwise those of
-        the test set.
+        With federated evaluation the metrics are those of the silos' test records, otherwise those of the test
+        set.
+
+        Args:
+            t: Round.
+            number: Number of the evaluation in the run, from 1, for the noise of federated evaluation.
+            model: Models, (replicates, d).
 
         Raises:
             RunError: The loss on the test set is not finite.

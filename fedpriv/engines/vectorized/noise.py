@@ -11,12 +11,7 @@ Noise: `NoiseFeed` draws the mean of the parties' fresh noise vectors, Σ_j p_j 
 the standard normal vector of party j in round t of T, σ_j the standard deviation of its noise, and p_j its weight
 in the mean.  A mechanism may take several vectors in a round: the vector's number, from 0, is called its node.
 The sum with the relative weights p_j σ_j / (p_1 σ_1) is a noise stream, and p_1 σ_1 is the amplitude of a
-replicate.
-
-Noise does not depend on the models, so on the CPU a thread draws blocks of rounds in advance, while the current
-block is consumed.  Replicates with the same seed share their vectors, each scaled, if the noise of their parties
-has the same proportions in floats.  Another device than the CPU draws with its own generator, which saves copies
-and gives other numbers of the same distribution.
+replicate.  Replicates can share a stream, each with its own amplitude.
 """
 
 import itertools
@@ -59,8 +54,7 @@ class _GatheredBlock(NamedTuple):
 class OrderedBatches:
     """Records of each round in a public order, gathered in blocks of rounds.
 
-    Records are gathered once for each order of records.  They are then copied to the replicates, unless all
-    replicates have one order, or each has its own.
+    Records are gathered once for each order of records, which several replicates may share.
     """
 
     def __init__(
@@ -78,7 +72,7 @@ class OrderedBatches:
         """Set up the batches of replicates.
 
         Args:
-            schedule: Public order, which says the batches that each round reads, the same of every silo.
+            schedule: Public order, which gives the numbers of the batches that every silo reads in a round.
             rows_by_replicate: For each replicate the indices in `train` of each silo's records, in the order in
                 which the silo reads them.  Replicates share an order if they have the same object.
             silo_weights: Weight p_i of each silo in the mean over silos.
@@ -106,12 +100,10 @@ class OrderedBatches:
 
         The records of a round, (replicates, B, ...), are sorted by silo.  A round without batches has no records.
 
-        Consecutive rounds with the same number of batches are gathered in blocks.  A block has one round, or so
-        many that one batch of each of them has at most 2^20 feature values, over all orders.  If blocks have one
-        round, a block is used again while rounds read the same batches.  The blocks do not depend on
-        `first_round`, so that records have the same memory layout as in a run from round 1.
+        Consecutive rounds with the same number of batches are gathered in blocks of limited size.  If a block has
+        one round, it is used again while rounds read the same batches.  The blocks do not depend on `first_round`,
+        so that records have the same memory layout as in a run from round 1.
         """
-        # Sizes: rounds of a block, the batches of every round, and weights and order for each number of batches.
         features, labels = self._train
         rounds_per_block = max(1, _MAX_GATHERED_VALUES // (self._record_indices[0].numel() * features[0].numel()))
         device = features.device
@@ -163,8 +155,8 @@ class OrderedBatches:
     def _expand_replicates(self, records: Records) -> Iterator[Records]:
         """Yield for each round the records of the replicates, (replicates, ...), from those of their orders.
 
-        `records` are (rounds, orders, ...).  Records are copied for each replicate only if some replicates share
-        an order and others have another one.
+        Args:
+            records: Records of each round and order, (rounds, orders, ...).
         """
         # One order: all replicates get views of the same records.
         if records.labels.shape[1] == 1:
@@ -220,10 +212,9 @@ class SampledRound(NamedTuple):
 
 
 class SampledBatches:
-    """Participating training records and their weights in rounds 1 … T.
+    """Training records that take part in rounds 1 … T, drawn as the simulated silos would draw them.
 
-    The records are those that the simulated silos would select.  Replicates with the same pair of seeds have the
-    same records, which are drawn once.
+    Replicates with the same pair of seeds have the same records, which are drawn once.
     """
 
     def __init__(
@@ -240,14 +231,13 @@ class SampledBatches:
 
         Args:
             schedule: Participation of the records.
-            seeds: For each replicate the seed of its records and the seed of its noise.  The random bits that
-                select records are derived from the key of the noise.
+            seeds: For each replicate the seed of its records and the seed of its noise, from which the selection
+                of records follows, too.
             rows_by_seed: For each seed of records the indices of each silo's training records, in the order of
                 the silo's row indices.
             silo_weights: Weight of each silo in the mean over silos.
             batch_sizes: Number of records of each silo in a batch, expected if sampled.
-            by_silo: Whether each silo has its own columns, as local steps and absent silos need them.  In a round
-                their number is that of the replicate with the most records of the silo.
+            by_silo: Whether each silo has its own columns, as local steps and absent silos need them.
         """
         self._schedule, self._silo_weights, self._batch_sizes = schedule, silo_weights, batch_sizes
         distinct = list(dict.fromkeys(seeds))
@@ -392,8 +382,7 @@ class NoiseFeed:
         self._rounds, self._dimension, self._draw_count = rounds, size, draws
         max_draws = max(draws(t) or 1 for t in range(1, rounds + 1))
         max_rounds = min(_MAX_BLOCK_ROUNDS, _MAX_BLOCK_VALUES // (size * len(replicate_sums) * max_draws))
-        # The vectors of a block have to fit into memory.  Short runs are split, too, so that one block is drawn
-        # while another is used.
+        # Blocks have to fit into memory.  Short runs are split, too, so that one is drawn while another is used.
         self._block_rounds = max(1, min(max_rounds, rounds // (2 * _PREFETCHED_BLOCKS)))
 
     @property
@@ -414,8 +403,8 @@ class NoiseFeed:
     def _prefetch(self, first_round: int) -> Iterator[Tensor]:
         """Yield the noise of each round from `first_round` on, which must be the first round of a block.
 
-        On the CPU a thread draws up to two blocks in advance, from round 2 on.  Round 1 is a block of its own,
-        drawn without the thread, so that it need not wait for a long block.
+        On the CPU a thread draws blocks in advance, from round 2 on.  Round 1 is a block of its own, drawn without
+        the thread, so that it need not wait for a long block.
         """
         if first_round == 1:
             yield from self._draw_block(range(1, 2))
@@ -441,12 +430,10 @@ class NoiseFeed:
         """Draw the vectors of all replicates for each round of a block, and scale them.
 
         Returns:
-            A tensor for each round, (replicates, d), or (draws, replicates, d) if the mechanism takes a number of
-            vectors in a round.  If the vectors stay unscaled, the axis of replicates has the length 1.
+            Tensor for each round, in the shape that the class documents.
         """
         if self._draw_count(rounds.start) is None:
             return list(self._scale_vectors(self._draw_vectors(rounds, node=0)))
-        # Node by node, each for the rounds that take more than `node` vectors.
         counts = {t: self._draw_count(t) or 0 for t in rounds}
         vectors_by_round: dict[int, list[Tensor]] = {t: [] for t in rounds}
         for node in range(max(counts.values())):
@@ -458,8 +445,10 @@ class NoiseFeed:
     def _scale_vectors(self, vectors: Tensor) -> Tensor:
         """Return for each replicate the vectors of its stream times its amplitude, (…, replicates, d).
 
-        `vectors` are those of the streams, (…, streams, d), and may be overwritten.  They are returned as they are
-        if the caller multiplies by `amplitude`.
+        Unscaled vectors are returned as they are.
+
+        Args:
+            vectors: Vectors of the streams, (…, streams, d), which may be overwritten.
         """
         if self._unscaled:
             return vectors
@@ -509,8 +498,7 @@ def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumS
 class DeviceSums:
     """Noise of a stream, Σ_j w_j z_j with its relative weights w_j, drawn by the generator of a device.
 
-    A sum does not depend on the sums drawn before, so that a run can be resumed.  The generator is torch's and not
-    cryptographic, which is enough for simulations.
+    The generator is torch's and not cryptographic, which is enough for simulations.
     """
 
     def __init__(self, noise_sum: NoiseSum, size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -523,8 +511,7 @@ class DeviceSums:
     def __call__(self, rounds: Sequence[int], node: int) -> Tensor:
         """Draw the weighted sum of the parties' vectors of one node for each round, (rounds, d).
 
-        The generator starts anew in each round, from a seed that is derived from the stream's seed and parties,
-        the round and the node.
+        The generator is seeded anew in each round, so that a run can be resumed.
         """
         sums = self._make_zeros(len(rounds), self._dimension)
         for row, t in zip(sums, rounds, strict=True):
