@@ -572,8 +572,8 @@ def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
     """Return μ_t of every round of the worst record of a fixed order, or [] if they are not known.
 
     A record of a fixed order takes part every `rounds_per_epoch` rounds, and the worst one has the largest Σ μ_t².
-    In a public order with noise the μ_t are known if no two rounds of a record move the same row of C s, where C
-    is the mechanism's factor and s the increments.  A round of a record moves at most `blocks.bands` rows.
+    They are known for noise in a public order, if C is banded so that no two rounds of a record move the same row
+    of C s.  Here C is the mechanism's factor, and s are the increments.
 
     For another public order the result is only a candidate, which the caller compares with the guarantee.
     """

@@ -7,7 +7,7 @@
   a mechanism nor a target.
 * Participation says in which rounds a record takes part.  If it is secret, its randomness amplifies the protection
   of the noise.
-* A stream is the releases of one party, such as a silo or the server, over the rounds or in another step of a run.
+* A stream is the releases of one party, such as a silo or the server, over the rounds or in another part of a run.
 * A cell is one run of a scenario, and its claim is the guarantee that its entry in results.json states.
 * A fact is a named number or text that a command prints.
 """

@@ -138,9 +138,10 @@ class Progress(RunObserver):
         self._print(fit.summary)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        """Begin to count cells and rounds, and show the panel on a terminal unless quiet.
+        """Begin to count cells and rounds, and show the panel on a terminal.
 
-        If the rounds of a cell leave some samples unread, the largest such number is printed.
+        If the rounds of a cell leave some samples unread, the largest such number is printed.  Nothing is shown if
+        quiet.
 
         Args:
             scenario: Scenario of the run.

@@ -55,7 +55,7 @@ def write_bytes(path: Path, content: bytes, mode: int = _READABLE_MODE, *, durab
 def create_secret_file(path: Path, size: int) -> None:
     """Write `size` random bytes to a private file, unless it exists.
 
-    The bytes are written to a draft, which a hard link makes the file.  A link replaces no file.
+    The bytes are written to a draft, and a hard link gives it the name of the file, since a link replaces no file.
 
     Guarantee: if several processes create the file at once, all of them read the same content, and no file is
     replaced or cut short.

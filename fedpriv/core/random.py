@@ -328,8 +328,8 @@ class KeyedNormal:
             size: Number of values of a vector.
 
         Returns:
-            Number of pairs in a vector, half of its length in whole blocks, and each piece as (index of its first
-            pair, number of its pairs).
+            Number of pairs in a vector, half of its length after rounding up to whole blocks, and each piece as
+            (index of its first pair, number of its pairs).
         """
         per_block = BLOCK_BYTES // self.dtype.itemsize
         half = -(-size // per_block) * per_block // 2

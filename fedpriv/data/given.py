@@ -78,7 +78,7 @@ def to_record_arrays(
         data: Records and labels, as a pair of arrays or as items, such as those of a torch Dataset, a DataLoader
             or a Hugging Face data set.
         source: Name of the argument in messages.
-        fields: Names or positions of an item's record and label, or None for items that are pairs.
+        fields: Names or positions of an item's record and label, or None if an item has these two only.
 
     Returns:
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).

@@ -78,7 +78,8 @@ def reap_processes(home: Path) -> Iterator[None]:
 def end_processes_in(home: Path) -> None:
     """End the processes of this machine whose variable FLWR_HOME is `home` or a path in it.
 
-    The descendants of these processes are ended, too, because Ray's agents overwrite their environment.
+    The descendants of these processes are ended, too, because Ray's agents overwrite their environment.  Other
+    processes whose environment this user may not read are left alone.
     """
     processes = set()
     for process in psutil.process_iter():

@@ -417,9 +417,8 @@ _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC
 def retain_freed_pages() -> Iterator[None]:
     """Keep freed memory in the process within this context, and return it after the last such context.
 
-    Blocks above 128 MiB, or above 32 MiB with glibc before 2.35, are returned at once, because a second copy of
-    them costs more than a slower round.  The context has no effect if malloc is not glibc's, or if an environment
-    variable configures it.
+    Blocks above 128 MiB, or above 32 MiB with glibc before 2.35, are returned at once.  The context has no effect
+    if malloc is not glibc's, or if an environment variable configures it.
     """
     libc = _load_glibc()
     if libc is None:

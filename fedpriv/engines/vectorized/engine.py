@@ -142,7 +142,7 @@ def run_vectorized(
     """Run cells in groups, and yield each outcome with the index of its cell in `cells`.
 
     The cells of a group differ in seeds and some numbers only, and are computed together.  A group resumes from
-    its checkpoint, which is deleted once the caller has taken all outcomes of the group.
+    its checkpoint, which is deleted when the caller asks for the next outcome after those of the group.
 
     Args:
         cells: Cells to run.

@@ -100,9 +100,9 @@ class OrderedBatches:
 
         The records of a round, (replicates, B, ...), are sorted by silo.  A round without batches has no records.
 
-        Consecutive rounds with the same number of batches are gathered in blocks of limited size.  If a block has
-        one round, it is used again while rounds read the same batches.  The blocks do not depend on `first_round`,
-        so that records have the same memory layout as in a run from round 1.
+        Consecutive rounds with the same number of batches are gathered in blocks.  If blocks have one round, a
+        block is used again while rounds read the same batches.  The blocks do not depend on `first_round`, so that
+        records have the same memory layout as in a run from round 1.
         """
         features, labels = self._train
         rounds_per_block = max(1, _MAX_GATHERED_VALUES // (self._record_indices[0].numel() * features[0].numel()))
@@ -445,7 +445,7 @@ class NoiseFeed:
     def _scale_vectors(self, vectors: Tensor) -> Tensor:
         """Return for each replicate the vectors of its stream times its amplitude, (…, replicates, d).
 
-        Unscaled vectors are returned as they are.
+        If the caller multiplies by `amplitude`, the vectors are returned as they are.
 
         Args:
             vectors: Vectors of the streams, (…, streams, d), which may be overwritten.
