@@ -98,7 +98,7 @@ class ReleaseStream:
         if self.integer_release is None:
             return self.schedule.guarantee(self.sums, self.std)
         if self.schedule.secret:
-            # Raises InputError if the rounds cannot be accounted for, whoever wrote the data.
+            # Raises InputError if the rounds are no blocks, whoever wrote the data.
             self.schedule.distance(self.sums)
         # A silo's own stream has a unit's records in this silo; a sum or mean over silos, in up to `max_silos`.
         # There the displacements by a unit add up over silos, and so does their rounding.
