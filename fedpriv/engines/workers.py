@@ -6,8 +6,8 @@ result of this run.  Checkpoints are stored states from which an unfinished grou
     cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine
     observer, checkpoints, caller ◀── progress and evaluations, checkpoints, outcomes, one stream a task ──
 
-Ray schedules the tasks.  A group is never split, because arithmetic on several replicates at once may round
-otherwise than on one.  A worker runs an engine and forwards the engine's events.
+Ray schedules the tasks.  A group is not split, because arithmetic on several replicates at once may round
+otherwise than on one.
 
 Ray is used, and no process pool of `concurrent.futures`, because its tasks yield streams of events, and a worker
 that dies ends no other worker's task.
@@ -62,14 +62,12 @@ def run_worker(
 ) -> Iterator[Event]:
     """Run cells on an engine in this worker, and yield its events and outcomes.
 
-    The engine runs in a thread and puts events into a queue, from which this generator yields them.  The first
-    event is "began".  Evaluations and outcomes name a cell by its index in `cells`.
+    The first event is "began".  Evaluations and outcomes name a cell by its index in `cells`.
 
     Args:
         engine: Name of the engine, a key of `ENGINES`.
         cells: Resolved cells as plain data (`Cell.canonical_data`).
-        imports: Files that define the user's algorithms, models and data.  The worker imports them before it
-            parses the cells.
+        imports: Files that define the user's algorithms, models and data, imported before the cells are parsed.
         checkpoints: Stored checkpoints of the cells, by name, or None without one.
 
     Raises:
@@ -83,7 +81,7 @@ def run_worker(
     sender = _EventSender(checkpoints or {}, events.put)
 
     def run() -> None:
-        """Run the cells, and put their outcomes and then None or an error into `events`."""
+        """Run the cells, and put their outcomes and then None into `events`, or an error."""
         try:
             for outcome in make_engine(engine, checkpoints=sender)(resolved, sender):
                 # An outcome comes after all progress of its rounds.
@@ -104,8 +102,7 @@ def run_worker(
 class _EventSender(RunObserver, Checkpoints):
     """Observer and checkpoint store that forward an engine's calls as events.
 
-    Progress is sent every 0.1 seconds at most, and before an outcome.  Checkpoints are sent as events, too,
-    because their folder may be on another machine and belongs to the submitting process.
+    Checkpoints are stored by the process that submitted the task, since their folder may be on another machine.
     """
 
     def __init__(self, checkpoints: Mapping[str, bytes], send: Callable[[Event], None]) -> None:
@@ -192,8 +189,6 @@ class _CellGroup:
 def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = NO_CHECKPOINTS) -> Engine:
     """Make a function that runs groups of cells as Ray tasks, each in a worker that runs the named engine.
 
-    Checkpoints of the workers' unfinished groups are stored in `checkpoints`.
-
     Guarantee: on a processor of the same kind, what a worker computes is what this process would compute.  The
     group of a worker that dies is run again from its last checkpoint, and the observer is notified of the death
     (`lost`).  RunError for a group whose worker died three times in a row, and for workers that have other
@@ -202,7 +197,7 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
     Args:
         name: Name of the engine that each worker runs.
         workers: Processes or cluster.
-        checkpoints: Store of checkpoints.
+        checkpoints: Store of the checkpoints of unfinished groups.
 
     Raises:
         InputError: There is no engine of this name, or the engine starts its own processes.
@@ -212,18 +207,15 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
         raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
 
     def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-        """Run groups of cells as tasks, and resubmit the group of a worker that died.
+        """Run groups of cells as tasks, and submit the group of a worker that died again.
 
-        Each task has a stream of events.  The loop waits for a stream with a next event, passes the event to the
-        observer or the checkpoints, and yields outcomes with their index in `cells`.  A stream that ends without
-        an error belongs to a finished group.  Tasks that still run when the loop ends are cancelled.
+        Each task has a stream of events.  An outcome is yielded with its index in `cells`, and other events go to
+        the observer or the checkpoints.  A stream that ends without an error belongs to a finished group.
 
         Raises:
-            FedprivError: A worker's task raised this error.
-            InputError: The engine cannot compute a cell or the cell cannot be planned, Ray is not installed, or
-                root may not start a cluster.
-            RunError: Another error ended a worker's task, the workers of a group died three times, a worker has
-                other versions, or Ray cannot be used.
+            InputError: The engine cannot compute a cell, or Ray cannot be started here.
+            RunError: An error ended a worker's task, the workers of a group died three times, a worker has other
+                versions, or Ray cannot be used.  An error of fedpriv that ended a task is raised itself.
         """
         cell_groups = [
             _CellGroup(list(members), [cells[member] for member in members]) for members in groups(cells)
@@ -269,9 +261,8 @@ def _forward_event(
 ) -> Iterator[IndexedOutcome]:
     """Pass a worker's event to the observer or the checkpoints, or yield it if it is an outcome.
 
-    Indices in the group become indices in the list of all cells.  The event "began" names the worker, and its
-    versions are checked.  Rounds, evaluations and outcomes that an earlier attempt of the group reported are not
-    repeated, but lines of `notified` are.
+    Indices in the group become indices in the list of all cells.  Rounds, evaluations and outcomes that an earlier
+    attempt of the group reported are not repeated.
 
     Raises:
         RunError: The worker has other versions than this process.
@@ -312,7 +303,6 @@ def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpo
     """Submit a group, with its last checkpoint if there is one, and return the task's stream of events.
 
     Ray itself does not retry (max_retries=0), so that each attempt starts from the checkpoint that is then stored.
-    The worker imports the files that FEDPRIV_IMPORT names in this process.
 
     Args:
         ray: The module `ray`, connected to a cluster.
@@ -333,9 +323,11 @@ def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpo
 def _connect_ray(workers: Workers) -> Iterator[Any]:
     """Connect to Ray's cluster, or start one on this machine, and yield the module `ray`.
 
-    `workers` has the address of a cluster, or the number of processes of the one to start.  A cluster that was
-    started for this block is stopped at the end of the block.  Within the block, lines that a thread of Ray prints
-    on stdout are dropped (`StreamWithoutRay`), and SIGTERM has Python's handler from before the block.
+    A cluster that was started for this block is stopped at the end of the block.  Within the block, lines that a
+    thread of Ray prints on stdout are dropped (`StreamWithoutRay`).
+
+    Args:
+        workers: Address of a cluster, or number of processes of the one to start.
 
     Raises:
         InputError: Ray is not installed, or root would start a cluster and FEDPRIV_ALLOW_ROOT is not 1.
@@ -380,12 +372,14 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
 def _ray_environment(home: Path) -> Iterator[None]:
     """Set the environment variables of the processes that Ray starts on this machine.
 
-    The variables make Ray require a new token for its messages, send no statistics of use, and leave the
-    accelerators that a task sees as they are.  FLWR_HOME = `home` marks the processes, which are found and ended
-    by it.  At the end of the context the earlier values are restored.
+    With the variables Ray requires a new token for its messages, sends no statistics of use, and leaves the
+    accelerators that a task sees as they are.  At the end of the context the earlier values are restored.
 
     Guarantee: Ray, which runs the code that it is sent, requires a token that is new and random.  The token stands
     only in the environment of this run's processes, which no other user but root can read.
+
+    Args:
+        home: Folder whose name marks the processes, so that they are found and ended.
     """
     variables = {
         "RAY_AUTH_MODE": "token",
@@ -419,8 +413,7 @@ def _reload_ray_token() -> None:
 class StreamWithoutRay:
     """Standard output without the lines that a thread of Ray prints.
 
-    Such lines would break this program's lines of JSON.  No error is lost with them, because Ray raises the errors
-    that they report.
+    Such lines would break this program's lines of JSON.
     """
 
     def __init__(self, stream: Any) -> None:

@@ -6,8 +6,7 @@
 
 An event is Flower's record of a kind of release: its noise multiplier, and the sizes of cohort and population.
 Releases without amplification compose to μ-Gaussian DP, with μ² = Σ 1/z² over their noise multipliers z.
-Poisson-sampled releases are composed by their privacy loss distributions, rounded up to a grid.  Flower's own
-accountant bounds both by Rényi DP.
+Poisson-sampled releases are composed by their privacy loss distributions, rounded up to a grid.
 """
 
 import json
@@ -136,8 +135,7 @@ class ExactAccountant:
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Replace the releases of this accountant by stored ones.
 
-        The stored releases are added to a new accountant first, which checks them as `compose` does.  So an error
-        leaves this accountant unchanged.
+        The stored releases are checked as `compose` does.  An error leaves this accountant unchanged.
 
         Args:
             state: State that `state_dict` of an accountant with this configuration returned.
@@ -165,7 +163,7 @@ class ExactAccountant:
         """Return the counts of events after `count` more releases, and leave the accountant unchanged.
 
         Raises:
-            InputError: The event or `count` is refused, as `compose` documents.
+            InputError: The event or `count` cannot be added.
         """
         refuse(
             {
@@ -183,9 +181,8 @@ class ExactAccountant:
 def _guarantee(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]) -> GaussianDP | PoissonGaussian:
     """Return the guarantee of the composition of all events, with rounding errors counted.
 
-    Poisson-sampled events are all equal, and compose by their privacy loss distribution at the sampling rate
-    sample_size / population_size.  Other events compose to μ² = Σ count / z² over their noise multipliers z.
-    Without events μ is 0 in both cases.
+    Poisson-sampled events are all equal, and have the sampling rate sample_size / population_size.  Other events
+    compose to μ² = Σ count / z² over their noise multipliers z.
     """
     if config.sampling_method is SamplingMethod.POISSON and counts:
         ((event, count),) = counts.items()

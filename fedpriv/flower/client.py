@@ -3,19 +3,16 @@
     private = PrivateClient(context, Net(), nn.CrossEntropyLoss())
     return private.train(msg, load_data(context))
 
-* The terms of a run are its scenario as JSON text, the round, and whether noise comes from the scenario's seed.
-* A cell is the scenario as an object, and a plan has what is known of the run before round 1.
+* A cell is the run's scenario as an object, and a plan has what is known of the run before round 1.
 * A guard is a process at the site with records, policy and budget, which answers in place of this class.
 * A mask is a key stream that hides a message and cancels in the sum over silos.
 * The query is the vector of parameters that the server sends for a round.
 * The release is the silo's answer to a query before a mask.
 * The state is what a silo keeps between rounds.
 
-A message of the server has the run's terms (`Terms`), among them the round t.  In round 0 a silo answers with its
-number, and with a public key if it masks.  In rounds t from 1 it answers with its release, to which the silo adds
-noise if the run has noise that the server does not add, and a mask if the run masks (`Silo.make_message`).
-
-If the node's or the run's configuration names a guard, the guard answers, and `records` are not read.
+A message of the server has the run's terms (`Terms`): the scenario as JSON text, the round t, and whether noise
+comes from the scenario's seed.  In round 0 a silo answers with its number, and with a public key if it masks.  In
+rounds t from 1 it answers with its release, with noise and a mask if the run calls for them.
 """
 
 import copy
@@ -135,15 +132,13 @@ class PrivateClient:
     def _answer(self, content: RecordDict, records: AppRecords | Callable[[], AppRecords]) -> RecordDict:
         """Answer a message by a guard if there is one, otherwise by a silo in this process.
 
-        The node's configuration names the guard's socket, or else the run's.
-
         Args:
             content: Content of the message.
             records: Records of the silo, or a function that loads them, which is not called if a guard answers.
 
         Raises:
             FedprivError: The message, the configuration or the records cannot be used, or the guard refuses or
-                does not answer.  A malformed message, or code of the app, can raise other errors, too.
+                does not answer.
         """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
@@ -165,10 +160,9 @@ class PrivateClient:
     ) -> RecordDict:
         """Pass the message to the guard at `socket`, which has the records and the budget.
 
-        In rounds from 1 the query, which the message's arrays hold, is sent to the guard, and the guard's release
-        is the answer.  Round 0 checks the shapes of the app's arrays against the guard's model, asks whether the
-        guard would admit the run, and, if the run masks noisy messages, asks for its public key.  The answer then
-        has the silo's number and this key, or b"" in its place.
+        Round 0 checks that the guard's model has the shapes of the app's arrays and that the guard would admit the
+        run, and answers with the silo's number and its public key, or b"" without masks.  Later rounds send the
+        query, which the message's arrays hold, and answer with the guard's release.
 
         Raises:
             RunError: The guard refuses or does not answer, or the strategy has a seed.
@@ -199,10 +193,9 @@ class PrivateClient:
     ) -> RecordDict:
         """Answer as silo `number` in this process, without a guard.
 
-        Rounds from 1 restore the silo from the run's memory in the Context, compute its release at the query,
-        which the message's arrays hold, and store the new state.  The last round forgets key and state.  With a
-        seed the answer also has the number of records and, if it is counted, that of clipped records.  Round 0
-        makes the memory (`_recall_memory`), and the answer has the silo's number and its public key, or b"".
+        Round 0 makes the run's memory in the Context, and answers with the silo's number and its public key, or
+        b"" without masks.  Later rounds restore the silo from this memory, answer with its release at the query,
+        which the message's arrays hold, and store the new state.
 
         Raises:
             InputError: The arrays are not floats of one type or not the module's trainable parameters, or
@@ -241,7 +234,7 @@ class PrivateClient:
         * "key": secret key of the silo, from which its noise is drawn without a seed, or b"" after the last round,
         * "state", once a round from 1 was answered: state of the silo, or b"" after the last round.
 
-        For round 0 the memory is new, but for the key of an earlier round 0 if there was one.
+        Round 0 makes a new memory, with the key of an earlier round 0 if there was one.
 
         Raises:
             RunError: This node has no memory of the run, the run is over, records or scenario have changed, or
@@ -294,7 +287,7 @@ class PrivateClient:
 
 
 def normalize_loss(loss: Any) -> LossArgument:
-    """Return torch's cross-entropy as a section with fedpriv's name for it, and any other loss unchanged.
+    """Return torch's cross-entropy as a dictionary in the form of a scenario, and any other loss unchanged.
 
     Raises:
         InputError: The loss is torch's cross-entropy with class weights, or leaves out a class (`ignore_index`).
@@ -318,7 +311,7 @@ def _read_records(records: AppRecords, count: int) -> Arrays:
 
     Raises:
         RunError: The records are a DataLoader with a RandomSampler (`shuffle=True`), cannot be read, or are fewer
-            than `count`.  The message has no values of records.
+            than `count`.
     """
     refuse(
         {
@@ -346,10 +339,9 @@ def _read_records(records: AppRecords, count: int) -> Arrays:
 def _objective_and_records(
     module: nn.Module, loss: LossArgument, features: NDArray[Any], labels: NDArray[Any], dtype: torch.dtype
 ) -> tuple[Objective, Records]:
-    """Make the objective of the module, and the records in the form that it reads.
+    """Make the objective of a copy of the module, and the records in the form that it reads.
 
-    Labels that are floats are values, as in a regression.  Other labels are classes, whose number is that of the
-    module's outputs, or 2 for a loss of a single output.  The module is copied and not changed.
+    Labels that are floats are values, as in a regression.  Other labels are classes.
 
     Args:
         module: Module that maps (n, …) to (n, outputs).
@@ -362,7 +354,7 @@ def _objective_and_records(
         The objective, whose increments are clipped gradients of the loss of single records, and the records.
 
     Raises:
-        RunError: The records cannot be used.  The message discloses nothing else about them.
+        RunError: The records cannot be used.
         InputError: The loss is invalid, or module, loss and shape of the records do not fit each other.
     """
     is_regression, record_shape = labels.dtype.kind == "f", features.shape[1:]
@@ -385,15 +377,20 @@ def _objective_and_records(
 
 
 def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
-    """Return the number of classes, which is that of the module's outputs for a record of zeros.
+    """Return the number of classes, which is the number of outputs for a record of zeros.
 
-    The number is 2 for a loss of a single output, such as the logistic loss, and for a module that fails, which is
-    reported later.  Of `features`, (n, …), only the shapes and types of a record's inputs are used.
+    The number is 2 for a loss of a single output, such as the logistic loss.
+
+    Args:
+        module: Module whose outputs are counted.
+        choice: Loss of the module.
+        features: Features of the records, (n, …), of which the shape and types are used.
+        dtype: Type of the computation.
     """
     has_logit = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].has_single_output
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
     network = wrap_module(module, describe_inputs(features), features.shape[1:])
     try:
         return 2 if has_logit else int(run_trial(network, probe).shape[-1])
-    except Exception:  # a module may raise anything; `make_layout_objective` reports it
+    except Exception:  # a module may raise any error, which `make_layout_objective` reports later
         return 2

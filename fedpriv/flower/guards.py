@@ -5,11 +5,10 @@
     guard = guard_of(context, Path(__file__).with_name("guard.toml"))
     arrays = guard.train(msg.content["arrays"], msg.content["config"]["server-round"])
 
-The app never sees a record, and the server keeps its strategy: docs/existing-flower-app.md.  The app's scenario
-is public, fixed before round 1, and the same at every silo.
-
 A guard is the process at a site that has the records and answers within the site's policy.  A release is its
-answer to one query, and a cell is the app's scenario as an object, with a value for each key.
+answer to one query, and a cell is the app's scenario as an object, with a value for each key.  The scenario is
+public, fixed before round 1, and the same at every silo.  The app never sees a record, and the server keeps its
+strategy (docs/existing-flower-app.md).
 
 `SiloGuard` replaces local training by noisy steps with the scenario's step size η:
 
@@ -20,9 +19,8 @@ server takes rounds (r-1)K + 1 … rK of this run.
 
 `ModelLayout` relates a model's named arrays, in the order of a state_dict, to the flat vector of their numbers.
 
-`Terms` are the terms of an app's run as a message carries them: its scenario, the round, and whether noise follows
-from a seed.  The training messages of a strategy of `fedpriv.flower`, from round 0 on, have the terms in `config`.
-From round 1 on the app's own `train_config` is there, too.
+`Terms` are what a message of fedpriv's own Flower strategies says about the run: its scenario, the round, and
+whether noise follows from a seed.
 """
 
 import json
@@ -109,7 +107,7 @@ class ModelLayout:
 
         Args:
             arrays: Arrays of the app's model.
-            names: Names of these arrays, for messages only.  The guard's model may have other names.
+            names: Names of these arrays, for messages.
             dtype: Type of the guard's vector.
             shapes: Shapes of the arrays of the guard's model.
 
@@ -164,8 +162,7 @@ class ModelLayout:
             module: Module of the client.  Parameters with requires_grad=False are not trainable.
 
         Raises:
-            InputError: An array has another name, shape or place than a parameter, is missing, or belongs to no
-                trainable parameter.  The message names the array at the first place where they differ.
+            InputError: Arrays and trainable parameters differ.  The message names the first one that does.
         """
         own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
         server_arrays = zip(self.names, self.shapes, strict=True)
@@ -271,9 +268,8 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
 
     Args:
         row: Name of a row of the table of algorithms.
-        keywords: Values by key, without their sections.  A key goes into the first of [algorithm] (the row's
-            keys), [federation] and [privacy] that has it, and into [algorithm] if none has.  `model` is the
-            section [model], or the name in it.
+        keywords: Values by key, without the names of their sections [algorithm], [federation] and [privacy].
+            `model` is the section [model], or the name in it.
         seed: Seed of a simulation, or None for a run whose noise is the operating system's.
 
     Raises:
@@ -282,7 +278,7 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
     tree: dict[str, Any] = {
         "name": row,
         "seed": seed or 0,
-        "data": {"name": "synthetic"},  # ignored: silos have their own records
+        "data": {"name": "synthetic"},  # not used, because silos have their own records
         "federation": {},
         "privacy": {},
         "algorithm": {"name": row},
@@ -341,7 +337,7 @@ def _require_app_cell(cell: Cell, source: str) -> Cell:
 def read_app_cell(path: Path) -> Cell:
     """Read the scenario of an app whose server is not fedpriv's.
 
-    Silos take its steps by `SiloGuard`.  Guards do not rely on these checks: they admit runs by their policies.
+    These checks protect nobody: guards admit runs by their policies.
 
     Raises:
         InputError: An app cannot take the steps of this scenario by itself.
@@ -429,9 +425,8 @@ class SiloGuard:
     ) -> list[NDArray[Any]]:
         """Take K noisy steps from a NumPyClient's list of arrays, in the order of a state_dict.
 
-        K is `local_steps`.  Step k is x_{k+1} = x_k - η · release_k, with the scenario's step size η, where the
-        guard forms release_k from the silo's records at x_k.  Round r of the server takes the guard's rounds
-        (r-1)K + 1 … rK.
+        Step k is x_{k+1} = x_k - η · release_k, with the scenario's step size η.  The guard forms release_k from
+        the silo's records at x_k.  K is `local_steps`.
 
         Args:
             arrays: Parameters of the module.
@@ -500,8 +495,7 @@ class SiloGuard:
     ) -> dict[str, float]:
         """Ask the guard for noisy mean scores of a NumPyClient's model on the silo's test records.
 
-        The scenario has `run.evaluations` evaluations, or one for each of its rounds if these are fewer.  They are
-        spread evenly over the server's rounds, the last one among them.  Other rounds ask nothing.
+        The scenario's evaluations are spread evenly over the server's rounds, the last one among them.
 
         Args:
             arrays: Parameters of the model, in the order of a state_dict.
@@ -510,8 +504,7 @@ class SiloGuard:
 
         Returns:
             "eval_loss", the mean of the losses clamped to [0, `loss_bound`] of the scenario, and of a classifier
-            "eval_acc", the share of right predictions, both with the noise of the evaluations, if there is any.
-            In a round without an evaluation the result is {}.
+            "eval_acc", the share of right predictions, or {} in a round without an evaluation.
 
         Raises:
             InputError: The round or an array is not that of the guard's scenario, or the scenario has no
@@ -577,8 +570,7 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
     """Find the guard of the silo to which `context` belongs, for an app's scenario file.
 
     The node configuration of a SuperNode has `guard`, the path of a socket, and `partition-id`, the silo's number.
-    In Flower's simulation, whose nodes have no `guard`, the run configuration has it, with {silo} in the path for
-    the silo's number.  The guard itself is not asked yet.
+    In Flower's simulation the run configuration has `guard`, with {silo} in the path for the silo's number.
 
     Args:
         context: Flower's context of the ClientApp.
@@ -586,8 +578,8 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
         local_steps: Number of noisy steps between two averages, a divisor of federation.rounds.
 
     Raises:
-        InputError: The scenario cannot be used, an app cannot take its steps, `local_steps` is below 1 or does not
-            divide its rounds, or a key of the configuration is missing or does not fit the scenario.
+        InputError: The scenario or `local_steps` cannot be used, or a key of the configuration is missing or does
+            not fit the scenario.
     """
     cell = read_app_cell(scenario)
     number, socket = find_guard(context, cell.federation.silos, f" of {scenario}")

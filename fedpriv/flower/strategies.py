@@ -8,10 +8,10 @@ A row is an algorithm in fedpriv's table, such as "dp-mu2-fl", with its noise an
 run's scenario as an object, a plan has what is known of the run before round 1, and the claim is the guarantee of
 the rounds so far.
 
-Every ClientApp answers with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number,
-and whether its guard, or else its module and records, fit the run.  In round t, from 1, the query x_t, (d,), goes
-to the silos as named arrays, they answer with their messages, and the row's optimizer turns the noisy mean of the
-messages, (d,), into x_{t+1} and into the model that the run would publish.
+The ClientApps answer with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number, and
+whether its guard, or else its module and records, fit the run.  In round t, from 1, the query x_t, (d,), goes to
+the silos as named arrays.  The row's optimizer turns the noisy mean of their messages, (d,), into x_{t+1} and into
+the model that the run would publish.
 """
 
 import logging
@@ -263,11 +263,10 @@ class PrivateStrategy(FedAvg):
             Flower's result, with the model and the metrics.
 
         Raises:
-            InputError: The strategy was started before, or the arrays, the number of rounds or the terms cannot
-                be used, or there is a `max_epsilon` that is NaN, that round 1 alone exceeds, or that a run without
-                noise cannot keep.  Nothing was sent yet.
-            RunError: The nodes are not one for each silo, or a silo fails, refuses for good, does not answer
-                although the run needs it, or sends what cannot be used, as a ClientApp without `PrivateClient`.
+            InputError: The strategy was started before, or the arrays, the number of rounds, the terms or
+                `max_epsilon` cannot be used.
+            RunError: The nodes are not one for each silo, or a silo that the run needs fails, refuses or does not
+                answer, or an answer cannot be used.
         """
         refuse(
             {
@@ -295,9 +294,9 @@ class PrivateStrategy(FedAvg):
         return result
 
     def _count_affordable_rounds(self, planned_rounds: int) -> int:
-        """Return the largest number of rounds whose ε is at most `max_epsilon`, or all rounds without a limit.
+        """Return the number of rounds until ε would exceed `max_epsilon`, or all rounds without a limit.
 
-        The number is found by bisection, since the ε of the first t rounds together does not fall with t.
+        The number is found by bisection, since ε does not fall with the number of rounds.
 
         Args:
             planned_rounds: Number of rounds of the plan.
@@ -352,15 +351,13 @@ class PrivateStrategy(FedAvg):
     ) -> tuple[ArrayRecord, MetricRecord | None]:
         """Update the optimizer with the noisy mean of the replies, and return the model.
 
-        At most 20 rounds, spread evenly with the last one among them, have metrics: "epsilon" of all rounds so
-        far, and its "delta".  A run without noise has none.
-
         Args:
             server_round: Number of the round, from 1.
             replies: Replies of the silos.
 
         Returns:
-            The model that the run would publish after this round, and the metrics or None.
+            The model that the run would publish after this round, and the metrics or None.  At most 20 rounds,
+            spread evenly, have metrics: "epsilon" of all rounds so far, and its "delta".
 
         Raises:
             RunError: A silo fails or refuses for good, or its answer is missing although the run needs it, or
@@ -378,10 +375,9 @@ class PrivateStrategy(FedAvg):
         return published, MetricRecord({"epsilon": epsilon, "delta": self.cell.privacy.delta})
 
     def summary(self) -> None:
-        """Log the terms of the run: algorithm, trust, silos, rounds, and whom noise protects under this trust.
+        """Log the terms of the run: algorithm, trust setting, silos, rounds, and whom noise protects.
 
-        A warning says if the noise is a seed's, and another one if clients evaluate, since their metrics are
-        releases outside the claim.
+        There is a warning if noise follows from a seed, and another one if clients evaluate.
 
         Raises:
             InputError: The strategy has not been started.

@@ -9,9 +9,8 @@ an increment is clipped by an upper bound of the exact norm of the vector that i
 
 * A norm is enlarged by its largest relative rounding, and by the largest norm that squares may lose by underflow.
 * The rounding of the increment itself, and of its product with the factor, is added to its norm.
-* Overflow is excluded: increments computed from numbers above `_MAX_REPRESENTABLE` count as not representable, and
-  so do increments that are not finite.
-* Increments that are not representable are set to zero by `where`, since a product with 0 would keep a NaN.
+* Increments computed from numbers that are not finite or above `_MAX_REPRESENTABLE`, which might overflow, are not
+  representable, and are set to zero.
 """
 
 import math
@@ -79,10 +78,8 @@ class Clipping(NamedTuple):
 def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
     """Bound the norm along an axis from above, in float64, and drop the axis.
 
-    The bound is the computed norm, times a factor and plus a number that cover all rounding and underflow.  It is
-    inf or NaN if a value is not finite or the sum of several squares overflows.  The n squares are computed in
-    float32 if the vectors are float32 and n is at most 1,024, else in float64.  The factor is 1 plus about n/2 + 4
-    half units in the last place of this type.
+    The bound is the computed norm, enlarged by all that rounding and underflow may have taken from it.  It is inf
+    or NaN if a value is not finite or the squares overflow.
 
     Args:
         vectors: Vectors of n values along `axis`, float32 or float64.
@@ -164,8 +161,7 @@ def clipping_if_certain(
     """Compute the clipping of outer products if a cheap bound shows that no product is clipped.
 
     A record's increment is the outer product of its output gradient and its input.  The cheap bound is the joint
-    norm of all output gradients, which is at least the norm of each, times the largest norm of an input.  For a
-    handful of records the joint norm takes a fraction of the time of all norms.
+    norm of all output gradients, which is at least the norm of each, times the largest norm of an input.
 
     Guarantee: if the result is not None, no increment is longer than the clip.  The result's factors are those of
     `compute_clipping`, bit for bit, unless that function's norm bound exceeds the clip by rounding, relatively by
@@ -173,15 +169,12 @@ def clipping_if_certain(
 
     Args:
         output_gradients: Output gradients of n values, one column for each record, (..., n, B).
-        max_input_norm: Function that returns an upper bound of the norms of all inputs, which covers the rounding
-            of these norms (`upper_norm`).
+        max_input_norm: Function that returns an upper bound of the norms of all inputs (`upper_norm`).
         weights: (..., B) or (B,), in the sum's type.
         clip: Clip norm, a number or a tensor that is broadcast to (..., B).
 
     Returns:
-        The clipping, or None if the cheap bound does not decide: it is above the clip or NaN, the numbers are too
-        large to be representable for certain, the clip is no float, or the output gradients are not on a CPU, have
-        no values, or have more than 1,024 values in all.
+        The clipping, or None if the cheap bound is above the clip, or cannot be used for such arguments.
     """
     if (
         not isinstance(clip, float)
@@ -202,11 +195,9 @@ def clipping_if_certain(
 def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipping:
     """Compute the factors weights · min(1, clip / norm) of increments with these bounds, (..., B).
 
-    `norm` is the upper bound of an increment's norm plus its largest rounding.
-
-    Increments whose operand norm, a bound on all numbers that they are computed from, is not finite or above
-    `_MAX_REPRESENTABLE` for the type of `weights` are not representable, and have factor 0.  The caller sets their
-    values to zero (`Clipping.zero_unrepresentable`).
+    `norm` is the upper bound of an increment's norm plus its largest rounding.  Increments that are not
+    representable, because they are computed from numbers that are too large or not finite, have factor 0.  The
+    caller sets their values to zero (`Clipping.zero_unrepresentable`).
 
     Guarantee: a factor times its increment, summed in the type of `weights`, has norm at most weight · `clip`
     whatever the increment is, for clips of 2^-40 to 2^40 and once unrepresentable increments are set to zero.

@@ -1,5 +1,9 @@
 """Gradient estimators: a record's increment in round t, and its sums, as public functions of t.
 
+An increment is what a record z adds to a round's sum: a combination of its gradients at the model x_t of round t
+(the query) and at earlier ones, clipped.  f is the loss, and d the number of parameters.  A silo is a party that
+holds records.  It keeps the running sum of its mean increments, which is multiplied by a decay in every round.
+
 Symbols of `RecursiveGradient` in its two papers:
 
 | here | paper | shape |
@@ -8,12 +12,7 @@ Symbols of `RecursiveGradient` in its two papers:
 | increment | s_t = α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z) | (d,) |
 | running sum | q_t = q_{t-1} + s_t | (d,) |
 
-An increment is what a record z adds to a round's sum: a combination of its gradients at the model x_t of round t
-(the query) and at earlier ones, clipped.  f is the loss, and d the number of parameters.  A silo is a party that
-holds records.  It keeps the running sum of its mean increments, which is multiplied by a decay in every round.
-
-Every `Round` is known before round 1: its coefficients, its decay and its clip.  The estimator, which scales
-increments, and the server, which averages iterates, share the weights α_t.
+Coefficients, decay and clip of each round are known before round 1 (`Round`).
 """
 
 from collections.abc import Iterable
@@ -213,9 +212,11 @@ def make_rounds(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
 def max_running_sum(schedule: Participation, rounds: Iterable[Round]) -> float:
     """Bound the norm of the silos' mean running sum in every round, whatever the records are.
 
-    The bound is the largest n_t over the rounds t, with n_0 = 0 and n_t = decay_t · n_{t-1} + (most batches /
-    expected batches) · (largest contribution of a record in round t).  Batches are those of one silo in round t,
-    and expected batches count as 1 at least.
+    The bound is the largest n_t, where n_0 = 0 and
+
+        n_t = decay_t · n_{t-1} + (most batches / expected batches) · (a record's largest contribution in round t).
+
+    Batches are those of one silo in round t, and expected batches count as 1 at least.
 
     Args:
         schedule: Participation: which records take part in which round.

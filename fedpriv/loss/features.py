@@ -1,21 +1,18 @@
 """Features of a record by itself, and augmentation of pictures.
 
-An increment is the vector that a record adds to a clipped sum: its gradient, or a combination of its gradients at
-several points, clipped.  A view is an objective that wraps another one, its `base`.  Leading axes "..." of points
-and records are those of replicates: runs that are computed side by side.  A batch layout has the round of a batch,
-and for each record its silo (the party that holds it) and its row index there.  Participation is secret if only
-the silo knows which of its records a round reads.
-
-A feature map of one record, with public constants, releases nothing: the record's increment is clipped, whatever
-its features are.  Statistics of the training set, such as its mean image, would have to be paid for.  Frozen
-features of a pre-trained module are such a map too.  The module's weights are named by their SHA-256, so silo and
-server have the same weights or none.
+A feature map of one record, with public constants, releases nothing: the record's increment, which is the vector
+that it adds to a sum, is clipped, whatever its features are.  Statistics of the training set, such as its mean
+image, would have to be paid for.  Frozen features of a pre-trained module are such a map too.  The module's
+weights are named by their SHA-256, so that silo and server have the same ones.
 
 `AugmentedView` computes increments on shifted and mirrored copies of each picture ("augmentation multiplicity").
 A transform of a copy is three integers: pixels down, pixels right, and 1 for a mirror.  Transforms are drawn by
 public coins: random numbers that everyone may know.  A record's loss is the mean of the losses of its copies, so
-its gradient is the mean of their gradients, and is clipped once.  The module gets all copies of one record in one
-batch, and never copies of two records together.
+its gradient is the mean of their gradients, and is clipped once.
+
+Views are objectives that wrap another one, their `base`.  A batch layout has the round of a batch, and for each
+record its silo (the party that holds it) and its row index there.  Leading axes "..." of points and records are
+those of replicates, which are runs that are computed side by side.
 
 Source: De, Berrada, Hayes, Smith & Balle 2022, "Unlocking high-accuracy differentially private image
 classification through scale", section 3, with crops of a padded picture and mirror images.
@@ -60,8 +57,8 @@ IMAGES_PER_CHUNK = 512
 def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Flatten raw records to features, with pixels divided by 255: (n, ...) -> (n, features).
 
-    Pixels are bytes (uint8).  Values of other types are converted to `dtype` without a division.  Several inputs
-    of a record, which are fields of a structured array, are concatenated.
+    Pixels are bytes (uint8).  Values of other types are converted to `dtype`, and not divided.  Several inputs of
+    a record, which are fields of a structured array, are concatenated.
 
     Args:
         images: Raw records, (n, ...), or a structured array (n,).
@@ -84,9 +81,7 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Compute histograms of oriented gradients in cells of 4 x 4 pixels: (n, h, w) -> (n, 8 · h/4 · w/4).
 
     The histograms follow Dalal & Triggs 2005, section 6, with 8 directions of the full circle, without blocks and
-    without normalization.  Derivatives are central differences of pixels / 255.  The length of an edge is divided
-    in proportion between the two nearest directions, and averaged over the cell.  A feature is at most 1/√2, up to
-    rounding.
+    without normalization.  Derivatives are central differences of pixels / 255.
 
     Args:
         images: Gray images of bytes, (n, h, w).
@@ -112,9 +107,9 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
 def _histograms(gray: Tensor) -> Tensor:
     """Histograms of one image, (1, h, w) -> (1, 8 · h/4 · w/4), direction by direction.
 
-    A pixel with derivatives (a, b) to the right and down adds √(a² + b²) · max(0, 1 - |distance|) to direction j,
-    where the distance is that of its angle from j on the circle, in units of 1/8 of the circle.  A cell has the
-    mean over its pixels.  Pixels outside of the image are 0.
+    Each pixel has an edge, the vector of its derivatives to the right and down.  The edge's length is divided in
+    proportion between the two nearest of 8 directions, and averaged over the cell.  Pixels outside of the image
+    are 0.
     """
     padded = functional.pad(gray, (1, 1, 1, 1))
     horizontal = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) / 2.0
@@ -134,9 +129,7 @@ def _histograms(gray: Tensor) -> Tensor:
 def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
 
-    The norm is met up to rounding.  A row of finite values whose squares are too large for the type, or too small
-    where rows are scaled up, is first divided by its largest absolute value.  A row with a value that is not
-    finite has NaN in the result.
+    The norm is met up to rounding.  A row with a value that is not finite has NaN in the result.
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
     this row by itself.  If a bound that holds in any order of additions shows that a row is short enough, and
@@ -153,7 +146,7 @@ def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
         return features
     row_indices, number_range = is_scaled.nonzero()[:, 0], torch.finfo(features.dtype)
     rows, lengths = features[row_indices], _row_lengths(features, row_indices)
-    # Rows whose squares overflow, or underflow so far that the length is imprecise.
+    # Rows whose squares overflow, or underflow too far, are divided by their largest absolute value.
     largest_values = rows.abs().amax(dim=1, keepdim=True)
     min_length = math.sqrt(number_range.tiny / number_range.eps) if exactly else 0.0
     is_extreme = (lengths.isinf() | (lengths < min_length)) & (largest_values > 0.0) & largest_values.isfinite()
@@ -221,7 +214,7 @@ def compute_frozen_features(
 
 
 def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
-    """Zeros in the shape of a record's features, (1, features), found by a call on a record of zeros.
+    """Return zeros in the shape of a record's features, (1, features), found by a call on a record of zeros.
 
     Args:
         map_record: Function from a record (1, f) to features (1, features).
@@ -248,7 +241,7 @@ def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path:
 def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
     """Build the module at `path` with the named weights, frozen and in evaluation mode.
 
-    The last two modules are cached, so that callers copy a module before they change it.
+    Modules are cached, so that callers copy a module before they change it.
 
     Args:
         path: Import path of the module.
@@ -377,8 +370,8 @@ class AugmentedView(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of a batch that has the rows of the batch layout.
 
-        The increments are those of `copies_objective` on rows that hold all copies of a record.  Copies are made
-        for a chunk of records at a time (`_chunks`), which bounds the memory.
+        The gradient that is clipped for a record is the mean of the gradients of its copies.  Copies are made for
+        a chunk of records at a time, which bounds the memory.
 
         Args:
             query: Points (..., d), and the coefficient of the gradient at each of them.
@@ -414,8 +407,8 @@ class AugmentedView(View):
     def _chunks(self, batch: Batch) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
         """Yield chunks of a batch, each with the transforms of its records' copies, (..., records, copies, 3).
 
-        The copies of a chunk have at most `_CHUNK_VALUES` values (more on a GPU), or are those of one record.  An
-        empty batch is one chunk.
+        A chunk has so few records that their copies have at most `_CHUNK_VALUES` values (more on a GPU), but one
+        record at least, unless the batch is empty.
 
         Args:
             batch: Records (..., B, …) in the order of the batch layout, and weights, (B,) or (..., B).
@@ -496,14 +489,14 @@ class AugmentedView(View):
 def apply_transforms(rows: Tensor, picture: tuple[int, int, int], transforms: Tensor, shift: int) -> Tensor:
     """Make the copies of pictures by their transforms.
 
-    A picture is moved down and right, zeros come in, and then the result is mirrored left to right if the
-    transform says so.
+    A picture is moved down and right, where zeros fill the gap, and then mirrored left to right if the transform
+    says so.
 
     Args:
         rows: Pictures, (B, c · h · w).
         picture: Shape (c, h, w) of a picture.
         transforms: Pixels down, pixels right (negative for up and left), and 1 for a mirror or 0, (B, copies, 3).
-        shift: Largest number of pixels of a shift, by which pictures are padded with zeros on each side.
+        shift: Largest number of pixels of a shift.
 
     Returns:
         The copies, (B, copies · c · h · w).
@@ -524,8 +517,7 @@ def augment_objective(
 ) -> Objective:
     """Make the objective on copies of the records, or return the objective itself without augmentation.
 
-    Only the innermost objective, that of a module, is replaced, by an `AugmentedView` of it.  Views around it stay
-    around the new one.
+    Of nested views only the innermost objective, that of a module, is replaced.
 
     Args:
         objective: Objective of a torch module, possibly inside of views.
@@ -570,8 +562,7 @@ def picture_shape(layout: FeatureLayout, shape: tuple[int, ...]) -> tuple[int, i
         The shape, with 1 channel for a record of shape (height, width).
 
     Raises:
-        InputError: A record is no picture, or has three axes with the channels last (the last axis is at most 4
-            and the first one is longer than 4).
+        InputError: A record is no picture, or seems to have its channels last.
     """
     first, *other_inputs = layout.inputs
     record_shape = shape or first.shape
@@ -593,8 +584,8 @@ def picture_shape(layout: FeatureLayout, shape: tuple[int, ...]) -> tuple[int, i
 def check_augmentation_allowed(objective: Objective, used_objective: Objective, name: str) -> None:
     """Check that an algorithm does not replace an objective with augmentation.
 
-    A view of an algorithm, such as random smoothing, may ask for increments of other batches than the round's,
-    whose rows key the copies.
+    An algorithm's own objective, such as random smoothing, may ask for increments of other batches than the
+    round's, whose rows key the copies.
 
     Args:
         objective: Objective of the model.

@@ -32,9 +32,9 @@ def frozen_names(module: nn.Module) -> list[str]:
 def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     """Return a copy in which only the layers and parameters named in `except_` are trained.
 
-    A parameter that is shared under several names is trained if one of them is named, or is inside of a named
-    layer.  A BatchNorm with running statistics and without trainable parameters is put into evaluation mode.  Such
-    a layer maps a record by its constants, so that the result depends on this record only.
+    A parameter that is shared under several names is trained if one of them is in `except_`.  A frozen BatchNorm
+    with running statistics is put into evaluation mode, so that it maps a record by constants, and its result
+    depends on no other record.
 
     Args:
         module: Module to copy, which is not changed.
@@ -113,8 +113,7 @@ class FunctionalModule:
 def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
     """Run a copy of the module on an artificial record, and return its outputs.
 
-    No gradients are computed.  Buffers and parameters that the run leaves must have the same values as before it,
-    where NaN equals NaN and inf the largest number, so that no record depends on the one before.
+    The run may not change a buffer or a parameter, so that no record depends on the one before.
 
     Args:
         module: Module to copy, which is not changed.

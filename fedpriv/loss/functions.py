@@ -13,10 +13,9 @@ bias, and for an embedding a_t is a token: the index of a row of the table.
 | embedding | Σ_t δ_t, added to row a_t |
 | any bias | Σ_t δ_t |
 
-An increment of a record is Σ_k c_k times its gradient at point x_k, with the coefficients c_k of a query.
-`make_weight_terms` represents the sum of several gradients: over calls, and over the points of an increment.
-Outer products are stored as gradients or as their factors, and gradients of an embedding as the rows of the
-record's tokens.
+An increment of a record is Σ_k c_k times its gradient at point x_k, with public coefficients c_k.  A layer's part
+of it, summed over calls and over points, is stored in the form that takes least memory or time: as a gradient, as
+the factors δ and a, or as the rows of a table that the record's tokens name (`make_weight_terms`).
 """
 
 from collections.abc import Callable, Sequence
@@ -145,7 +144,6 @@ class ConvolutionFunction:
         """Compute Σ_t δ_t ⊗ (patch of the input at t) for every record, a few pictures at a time.
 
         δ_t is the output gradient at position t.  A sequence, as conv1d takes, is treated as a picture of one row.
-        With groups, output channels meet the patches of their own group's input channels only.
 
         Args:
             inputs: Inputs, (B, …, channels, *sides), with any number of axes between B and the channels.
@@ -153,8 +151,7 @@ class ConvolutionFunction:
             shape: Shape of the weight, (output channels, channels / groups, *kernel).
 
         Returns:
-            Gradients by the weight, (B, prod(shape)), summed over the pictures of a record, which are the axes
-            between B and the channels.
+            Gradients by the weight, (B, prod(shape)), summed over the axes between B and the channels.
         """
         # Pictures of all records, (N, channels, height, width), and output gradients, (N, output channels, T).
         pictures, output_gradients = (
@@ -297,20 +294,19 @@ def _flatten_positions(values: Tensor) -> Tensor:
 def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> LayerTerms:
     """Represent each record's gradient with respect to a weight, as a sum over the uses of the weight.
 
-    δ_t are the output gradients and a_t the inputs of a use, at positions t.
+    A use is one call of a function at one point of an increment, or the difference of two points.  Its gradient is
+    Σ_t δ_t ⊗ a_t over positions t, with the output gradients δ and the inputs a.
 
     Args:
-        uses: Uses of this weight, one or more: one for each call of a function and for each point of an increment,
-            or for the difference of two points.
+        uses: Uses of this weight, one or more.
         shape: Shape of the weight.
 
     Returns:
-        * For one or two uses by linear functions with a single position each, the factors δ and a (`DenseTerms`),
-          without a bias.
-        * For any other uses by linear functions, the gradients (`LongGradientTerms`) if they have at most half as
-          many values as the factors δ_t and a_t of all positions, and otherwise these factors (`PositionTerms`).
+        * For one or two uses by linear functions with a single position each, the factors δ and a (`DenseTerms`).
+        * For other uses by linear functions, the gradients (`LongGradientTerms`) or the factors of all positions
+          (`PositionTerms`), depending on the number of values of each.
         * For embeddings, gradients of the rows of the table that are the record's tokens (`EmbeddingTerms`).
-        * For all other functions, and for uses by several kinds of functions, the gradients.
+        * For other functions, or several kinds of functions, the gradients.
     """
     if all(isinstance(use.function, LinearFunction) for use in uses):
         positions = [(_flatten_positions(use.output_gradient), _flatten_positions(use.inputs)) for use in uses]
@@ -357,9 +353,8 @@ class LongGradientTerms(GradientTerms):
 def long_upper_norm(vectors: Tensor) -> Tensor:
     """Upper bound in float64 on the Euclidean norm of each row, (B, n) -> (B,).
 
-    A row is cut into pieces of `_CHUNK_LENGTH` values, whose squares are added in the type of the rows.  The
-    bounds of the pieces are combined in float64.  So the bound exceeds the norm by about the rounding of a short
-    sum, however many values a row has.
+    A row is cut into pieces, whose squares are added in the type of the rows.  The bounds of the pieces are
+    combined in float64.  So rounding enlarges the bound little, however many values a row has.
     """
     if vectors.shape[1] <= _CHUNK_LENGTH:
         return upper_norm(vectors)
@@ -388,12 +383,9 @@ class PositionTerms:
     def norm_bounds(self) -> NormBounds:
         """Bounds on the norm ‖Σ_t δ_t ⊗ a_t‖ of each record's gradient, (B,).
 
-        If the factors have few values compared with a gradient, the norm is computed from the T² inner products of
-        positions, else from the gradients of a few records at a time.  Rounding errors are relative to
-        Σ_t ‖δ_t‖ ‖a_t‖, since terms that cancel in the gradient leave their errors in it.
-
-        The number of roundings is T for the additions and 4 for products and factors.  The operand norm bounds the
-        norms of the gradient and of both factors.
+        The norm is computed from the T² inner products of positions if this is faster, else from the gradients of
+        a few records at a time.  Rounding is relative to Σ_t ‖δ_t‖ ‖a_t‖, since terms that cancel in the gradient
+        leave their errors in it: once for each of T additions, and 4 times for products and factors.
         """
         gradient_norms, input_norms = upper_norm(self.output_gradients), upper_norm(self.inputs)
         spread = (gradient_norms * input_norms).sum(-1)
@@ -409,8 +401,10 @@ class PositionTerms:
     def _norm_of_products(self, spread: Tensor) -> Tensor:
         """Upper bounds on the norms √(Σ_{s,t} ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩), (B,), in float64.
 
-        Products are computed in float64, since float32 would round too coarsely.  `spread` is an upper bound of
-        Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.
+        Products are computed in float64, since float32 would round too coarsely.
+
+        Args:
+            spread: Upper bound of Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.
         """
         output_gradients, inputs = self.output_gradients.double(), self.inputs.double()
         squared = ((output_gradients @ output_gradients.mT) * (inputs @ inputs.mT)).sum((-2, -1)).clamp_(min=0.0)
@@ -420,8 +414,8 @@ class PositionTerms:
     def _norm_of_gradients(self, spread: Tensor) -> Tensor:
         """Upper bounds on the norms of the gradients, (B,), which are formed for a few records at a time.
 
-        `spread` is an upper bound of Σ_t ‖δ_t‖ ‖a_t‖, (B,), and the bound on rounding errors, which is added, is
-        relative to it.
+        Args:
+            spread: Upper bound of Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.
         """
         chunk_size = max(
             1,

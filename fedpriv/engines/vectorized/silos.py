@@ -1,16 +1,14 @@
-"""Silos of a group of replicates: the weighted mean of their releases of a round, (replicates, d).
+"""Silos of replicates, which are runs that the vectorized engine computes side by side.
 
-In each round the server sends a vector, the query.  A silo sums the clipped contributions of its records there
-(increments), and releases the decayed sum of them over rounds (running sum), with noise if it adds any.
+A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells that differ
+only in seeds and some numbers form a group (`group_cells`), and the cells of a group are its replicates.
 
-If silos take gradients at the query, the map from their increments and noise to releases is linear, and only means
-over silos are kept (`AveragedSilos`).  If silos take local steps, each has its own point (`LocalSilos`), and
-releases the sum of one round.  Records of absent silos have the weight 0.  If silos add noise, an absent silo
-counts with the noise of its last release, decayed (`absence_corrections`).
+In each round the server sends a vector, the query.  A silo sums the clipped contributions of its records
+(increments), and releases the decayed sum of them over rounds (running sum), with noise if it adds any.  The
+server needs the weighted mean of the silos' releases, (replicates, d).
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells with the same
-data, model, rounds and batches, which differ in seeds and some other numbers, form groups (`group_cells`).  The
-cells of a group are its replicates.
+If silos take gradients at the query, the mean of their running sums is all that has to be kept (`AveragedSilos`).
+If silos take local steps, each has its own point (`LocalSilos`).
 """
 
 import itertools
@@ -63,7 +61,7 @@ class Replicates(NamedTuple):
 
 
 class MeanRelease(NamedTuple):
-    """Mean of the silos' releases in a round, and the state of the next round."""
+    """Mean of the silos' releases in a round, and the state that the next round needs."""
 
     release: Tensor
     """Weighted mean of the releases, (replicates, d)."""
@@ -109,8 +107,8 @@ class Silos(Protocol):
 class AveragedSilos:
     """Silos that take gradients at the query, kept as the mean of their sums and noise.
 
-    `corrections` yields for each round the change of the mean noise by absent silos, (replicates, d), or is None
-    if absences change no noise.
+    `corrections` yields for each round the correction of the mean noise for absent silos, (replicates, d).  It is
+    None if absences change no noise.
     """
 
     def __init__(self, step: FloatSteps, corrections: Iterator[Tensor] | None) -> None:
@@ -125,12 +123,10 @@ class AveragedSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
-        """Update the mean of the silos' running sums, and return it with the noise of the mean.
+        """Return the noisy mean of the silos' running sums after round t, and the state of the next round.
 
-        One sum over the records of all silos is the mean over silos, because a record's weight contains its silo's
-        weight.  With some mechanisms the noise is enough only for a query near the query before, which is checked
-        first.  The returned running sum has no noise, unless the next round multiplies it by 0: then the noisy sum
-        may stand in its memory.
+        A record's weight contains its silo's weight, so that one weighted sum over all records is the mean over
+        silos.
 
         Args:
             t: Round, from 1.
@@ -146,9 +142,9 @@ class AveragedSilos:
         check_query_distance(self._step.plan.mechanism, running_sum.past_vectors, t, query, f"round {t}")
         state = RoundState(t - 1, running_sum.past_vectors, (running_sum.total,), mechanism_state)
         increment_sum = self._step.sum_increments(state, round_plan, query, batch)
-        # The step ignores which party is named: its noise is that of the mean, as if no silo were absent.
+        # The step's noise is that of the mean, whichever party is named, as if no silo were absent.
         noisy, state = self._step.add_noise(state, t, increment_sum.values, SERVER, query)
-        # For an absent silo its last release counts, decayed: its noise replaces the noise of this round.
+        # An absent silo counts with its last release, decayed, so that its noise of this round is replaced.
         if self._absence_corrections is not None:
             noisy = noisy + next(self._absence_corrections)
         assert increment_sum.clipped_count is not None
@@ -163,8 +159,8 @@ class AveragedSilos:
 class LocalSilos:
     """Silos that take local steps, each from its own point.
 
-    A round is one step of every silo, with fresh noise if the run has noise.  The records of a round are sorted by
-    silo.  A silo's past vector is the sum of its releases since the silos last started from their average.
+    In each round every silo takes one step, with fresh noise if silos add noise.  A silo's past vector is the sum
+    of its releases since the silos last started from their average.
     """
 
     def __init__(self, group: Replicates, first_round: int) -> None:
@@ -184,17 +180,16 @@ class LocalSilos:
     ) -> MeanRelease:
         """Compute each silo's release at its own point, and return the weighted mean of the releases.
 
-        A silo's point follows from the query and the silo's past vector.  The mechanism state is returned
-        unchanged, since noise is fresh in every round.
+        A silo's point is the query, moved along the silo's past vector.
 
         Args:
             t: Round, from 1.
             round_plan: Public numbers of the round.
             query: Query of each replicate, (replicates, d).
             batch: Records of the round with their weights, sorted by silo.
-            running_sum: Past vectors of all silos, one tensor (silos, replicates, d) or none before round 1, and
-                a sum that is passed on.
-            mechanism_state: State of the noise mechanism.
+            running_sum: Past vectors of all silos, one tensor (silos, replicates, d), or none before round 1.  Its
+                total is passed on.
+            mechanism_state: State of the noise mechanism, which is passed on.
         """
         mean, start = torch.zeros_like(query), 0
         clipped_count = query.new_zeros(query.shape[:-1], dtype=torch.int64)
@@ -209,7 +204,7 @@ class LocalSilos:
                 gradient_point(round_plan.step, query, past_vectors),
                 self._select_silo(batch, silo, start, row_count),
             )
-            # A silo releases the increments of this round only, so that its sum starts from 0.
+            # A silo releases the increments of this round, so that its sum starts from 0.
             increment_sum = self._step.sum_increments(
                 RoundState(accumulator=(torch.zeros_like(query),)), round_plan, point, silo_batch
             )
@@ -240,16 +235,18 @@ class LocalSilos:
 
 
 def _check_cell(cell: Cell, plan: Plan) -> None:
-    """Raise InputError for local steps or absent silos that this engine cannot compute.
+    """Refuse local steps and absent silos that this engine cannot compute.
 
     A single noise for the mean of silos (`run.noise = "aggregate"`) is refused if the silos take local steps.  If
     silos may be absent, these are refused:
 
     - an estimator that needs queries of earlier rounds, because silos that missed different rounds would remember
       different queries,
-    - a single noise for the mean of silos, unless the server adds the noise,
-    - noise of silos on another device than the CPU, where only the sum over silos is drawn, and
-      `absence_corrections` needs the noise of each.
+    - a single noise for the mean of silos, or noise of silos on another device than the CPU, because the
+      correction for an absent silo needs its own noise.
+
+    Raises:
+        InputError: The cell is refused.
     """
     if plan.rounds[0].step.local is not None and cell.run.noise == "aggregate":
         raise InputError(
@@ -272,7 +269,7 @@ def _check_cell(cell: Cell, plan: Plan) -> None:
 
 
 def _draw_silo_noise(group: Replicates, first_round: int) -> Iterator[Tensor]:
-    """Draw the noise of each silo for rounds from `first_round` on, (silos, replicates, d)."""
+    """Yield the noise of all silos for `first_round` and each later round, (silos, replicates, d)."""
     plans, rounds = group.plans, group.plan.schedule.rounds
     silos, size = len(group.plan.weights), group.plan.objective.dimension
     noises = [Noise((NoiseSource(silo, plan.noise.std_of(silo), 1.0),)) for silo in range(silos) for plan in plans]
@@ -308,13 +305,13 @@ class ReplicateAbsences:
 def absence_corrections(group: Replicates, absences: ReplicateAbsences) -> Iterator[Tensor]:
     """Yield for rounds 1 … T the correction of the mean of all silos' noise, (replicates, d).
 
-    The mean was computed as if no silo were absent, and an absent silo counts with its last release, decayed.  So
-    the correction takes away the silo's noise n_{i,t} of this round, weighted as in the mean, and adds the noise
-    c_{i,t} that counts in its place:
+    The mean is computed as if no silo were absent.  An absent silo counts with its last release, decayed, and so
+    with the noise of that release.  With n_{i,t} the noise of silo i in round t, weighted as in the mean, and
+    c_{i,t} the noise that counts in its place,
 
         correction_t = Σ_i (c_{i,t} - n_{i,t}),  c_{i,t} = n_{i,t} if silo i is present, else decay_t · c_{i,t-1}
 
-    with c_{i,0} = 0.  The sum is over the silos that are absent in some round, because all other terms are 0.
+    with c_{i,0} = 0.  Only silos that are absent in some round have terms other than 0.
 
     Args:
         group: Replicates, with their plans and seeds of noise.
@@ -358,8 +355,6 @@ The numbers are the drawn and the scaled value, the values shifted in both direc
 def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
     """Group cells that run together, by index.
 
-    A group that runs alone computes the same bits as in a list with other cells.
-
     Raises:
         InputError: This engine cannot compute a cell, or a cell cannot be planned.
     """
@@ -371,8 +366,8 @@ def make_plans(cells: Sequence[Cell]) -> list[Plan]:
     """Make the plan of each cell, and check that this engine can compute it.
 
     Raises:
-        InputError: This engine cannot compute a cell, such as one with integer arithmetic, a cell cannot be
-            planned, or its data cannot be loaded.
+        InputError: This engine cannot compute a cell, such as one with integer arithmetic, or a cell cannot be
+            planned.
     """
     if any(cell.run.arithmetic == "integers" for cell in cells):
         raise InputError(
@@ -398,8 +393,8 @@ def group_by_plan(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list
 def _split_group(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
     """Split a group so that the values that one round reads and draws fit into memory.
 
-    The replicates of a part read at most 2^26 feature values in one batch of each silo, and have at most 2^26
-    numbers of directions and copies, or the part has a single replicate.
+    At most 2^26 feature values are read, and 2^26 numbers of directions and copies drawn, unless a single
+    replicate needs more.
     """
     record_values = sum(plan.batch_sizes) * load_task(cell).train.features[0].numel()
     size = max(1, _MAX_ROUND_VALUES // max(record_values, NUMBERS_PER_EXTRA_VALUE * plan.extra_values))
