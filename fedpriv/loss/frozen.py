@@ -32,8 +32,8 @@ def frozen_names(module: nn.Module) -> list[str]:
 def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     """Return a copy in which only the layers and parameters named in `except_` are trained.
 
-    A parameter that is shared under several names is trained if one of them is in `except_`.  A frozen BatchNorm
-    with running statistics is put into evaluation mode, so that it maps a record by constants, and its result
+    A parameter that is shared under several names is trained if one of them is named, or is inside of a named
+    layer.  A frozen BatchNorm with running statistics is put into evaluation mode, so that its result for a record
     depends on no other record.
 
     Args:

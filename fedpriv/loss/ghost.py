@@ -1,19 +1,17 @@
 """Clipped sums for any module, from terms in closed form for the parameters that allow it.
 
 The increment of a record z is Σ_k c_k ∇f(x_k; z), for the points x_k and the coefficients c_k of a query, and is
-clipped as a whole.  If a parameter goes only into calls of functions.py that have a closed form, as a weight or as
-a bias and not as both, its part of the increments of all B records is represented by `LayerTerms`, from which each
-record's norm and the clipped sum are computed.  For linear functions these terms may be factors of the gradients
-in place of the gradients ("ghost norms").  Gradients of all other parameters are materialized record by record,
-(B, size), in the same backward pass.  A plan (`_GhostPlan`) says which parameters those are.  The plan follows
-from passes of a record of zeros at a point of a query, and from no record.
+clipped as a whole.  A parameter that goes into layer functions with a closed form only (functions.py) has its part
+of the increments of all B records represented by `LayerTerms`, from which each record's norm and the clipped sum
+are computed.  For linear functions these terms may be factors in place of gradients ("ghost norms").  Gradients of
+all other parameters are materialized record by record, (B, size), in the same backward pass.  A plan
+(`_GhostPlan`) says which parameters those are.  The plan follows from a record of zeros, and from no record of the
+batch.
 
 The records of a batch pass through the module under vmap, so that code of the module computes with one record's
-values.  `TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is
-called with a parameter, and with settings that have a closed form, the function is computed for all records at
-once, as vmap would do, and the call is stored as a `TracedCall`.  One backward pass of autograd then gives the
-gradients at the outputs of the calls.  It forms no gradient by a parameter that the loss depends on through such
-calls only.
+values.  `TracingMode` stands between the module and torch's functions.  It computes a layer function that is
+called with a parameter for all records at once, as vmap would do, and stores the call as a `TracedCall`.  One
+backward pass of autograd then gives the gradients at the outputs of the calls.
 
 Guarantee: if a loss depends on a parameter in any way but through the traced calls, autograd finds it.
 `Trace.compute_output_gradients` names the parameters that have another way into a loss, and those of calls that
@@ -112,31 +110,27 @@ class Trace:
     ) -> tuple[set[str], Sequence[Tensor | None]]:
         """Pass the output gradients of the calls to `on_gradient`, in any order, and drop the calls.
 
-        The output gradients come from one backward pass.  An output gradient is the gradient of `loss` at the
-        outputs of a call.
+        An output gradient is the gradient of `loss` at the outputs of a call.  One backward pass computes all of
+        them.
 
         Args:
             loss: Sum of the losses of all records, times a coefficient, ().
             leaves: Tensors to differentiate by in the same pass.
-            on_gradient: Callback that takes the index of a call, the call and its output gradient (B, …).  It is
-                not called for a call that the loss does not depend on.
+            on_gradient: Callback that takes the index of a call, the call and its output gradient (B, …).
 
         Returns:
-            Names of the traced parameters whose gradient is not all in the calls, and the gradients by `leaves`.
-            A name is returned if the loss depends on the parameter outside of the calls, or if autograd does not
-            come to one of the parameter's calls.  The gradient of a leaf is None if the loss does not depend on
-            the leaf.
+            Names of the traced parameters whose gradient is not all in the calls, and the gradients by `leaves`,
+            None for a leaf that the loss does not depend on.  A name is returned if the loss depends on the
+            parameter outside of the calls, or if autograd does not come to one of the parameter's calls.
 
         Raises:
-            RuntimeError: A tensor that was the input of a call has been changed in place since, the loss depends
-                on no tensor that requires gradients, or autograd raises this error for another reason.
+            RuntimeError: A tensor that was the input of a call has been changed in place since, or autograd fails.
         """
         if any(call.inputs._version != call.input_version for call in self.calls):
             raise RuntimeError("a change in place of what a function of parameters saw")
         # Calls whose output gradient is still missing.
         pending = dict(enumerate(self.calls))
         self.calls.clear()
-        # Hooks at the calls take the gradients as autograd comes to them.
 
         def on_node_gradient(call_index: int, gradients: Sequence[Tensor | None]) -> None:
             if (output_gradient := gradients[pending[call_index].output_edge.output_nr]) is not None:
@@ -189,12 +183,12 @@ class TracingMode(TorchFunctionMode):
         """Run a call of a torch function on one record's values inside the vmap, with a trace of parameters.
 
         * A layer function with a closed form, whose weight and bias are traced parameters, is computed for all
-          records at once, and the call is added to the trace.  One of weight and bias may be missing.  Twins take
-          the place of the parameters: leaves of autograd with the same values.
+          records at once, and the call is added to the trace.  Twins take the place of the parameters: leaves of
+          autograd with the same values.
         * A recurrent layer or cell runs as its unrolled form, and multi-head attention as torch's own code, both
           in this mode, so that the functions inside of them are traced.
-        * Attention without mask and dropout, of queries, keys and values that are passed by position and have
-          equal leading axes, is one call for all records, by an implementation that goes through them one by one.
+        * Plain attention, without mask and dropout, is one call for all records, by an implementation that goes
+          through them one by one.
         * Any other call is passed on unchanged.
 
         Args:
@@ -367,9 +361,8 @@ class GhostObjective(ModuleObjective):
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the clipped increments of one replicate by the plan, chunk by chunk of records.
 
-        A batch of at most one record, records of a shape without a plan, and a chunk for which `_sum_increments`
-        returns None are left to `ModuleObjective`.  At a time about as many values exist as the largest of
-        `_CHUNK_VALUES` (more on a GPU), 8 d for each point, and those of one record.
+        What the plan does not cover, such as a chunk on which the module raises, is left to `ModuleObjective`.
+        The size of a chunk bounds the memory.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -414,8 +407,7 @@ class GhostObjective(ModuleObjective):
             records: Records, of which only shapes, types and device are used.
 
         Returns:
-            The plan, or None if a pass of zeros raises a RuntimeError, an IndexError or a ValueError, or if no
-            gradient is in a traced call.
+            The plan, or None if the module fails on zeros, or if no gradient is in a traced call.
         """
         shape = records.features.shape[1:]
         if shape not in self.plans:
@@ -430,14 +422,9 @@ class GhostObjective(ModuleObjective):
     def _make_plan(self, point: Tensor, zeros: Records) -> _GhostPlan | None:
         """Make a plan from passes of a record of zeros.
 
-        The passes begin with no materialized parameters.  Parameters whose gradient is not all in the calls, or
-        that calls take both as a weight and as a bias, are materialized.  The pass is repeated until there are no
-        more of them.
-
-        The plan also estimates how many numbers one record keeps in memory, from which the size of a chunk
-        follows: its features and materialized gradients, and for every call working memory and three times its
-        inputs and outputs.  At a single point the factor is 1.5 for a call whose parameters go into no other call
-        and have gradients as terms, since these terms are made at once, and the call's inputs are not stored.
+        The first pass materializes no parameters.  Those that have no closed form are materialized in the next
+        pass, until there are no more of them.  The plan also estimates how many values one record takes in memory,
+        from which the size of a chunk follows.
 
         Args:
             point: Any model, (d,).
@@ -485,14 +472,12 @@ class GhostObjective(ModuleObjective):
             records: Records of the batch, (B, …).
             coefficient: Coefficient of the point in the query.
             materialized: Names of parameters whose gradients autograd forms record by record.
-            is_only_point: Whether the query has no other point.  The terms of a call whose parameters are in no
-                other call are then made as soon as autograd comes to it, so that its inputs need not be stored.
+            is_only_point: Whether the query has no other point.  The terms of a parameter with a single call are
+                then made at once, so that the call's inputs need not be stored.
 
         Returns:
-            Calls whose terms are not made yet, with their output gradients, in the order of the calls.  Then the
-            terms by parameter, the gradients (B, size) of the materialized parameters that the losses depend on,
-            and the names of the traced parameters whose gradients are not all in the calls, or that calls take
-            both as a weight and as a bias.
+            The other calls with their output gradients, the terms made at once, the gradients (B, size) of the
+            materialized parameters, and the names of traced parameters that have to be materialized.
         """
         with torch.inference_mode(False), torch.enable_grad():
             # Forward pass.  A materialized parameter has a row of its own for every record, so that autograd's
@@ -567,8 +552,7 @@ class GhostObjective(ModuleObjective):
 
         Returns:
             The sum by parameters, (size,) each or None for a parameter without gradient, and the count, ().  The
-            result is None if the module raises a RuntimeError, an IndexError or a ValueError on a record, if the
-            calls lack a part of a gradient, or if the calls differ between the points.
+            result is None if the module raises on a record, or its calls do not follow the plan.
         """
         weights = batch.weights
         try:
@@ -593,8 +577,7 @@ class GhostObjective(ModuleObjective):
         """Yield the name and the terms of every parameter that the losses depend on.
 
         The terms represent each record's gradient by the parameter, summed over all passes, which are the points
-        of a query.  Terms that the only pass made are taken over.  Others are made here, of the parameter's calls
-        as a weight or as a bias, or of its materialized gradients.
+        of a query.
 
         Args:
             passes: Result at each point, with the same calls and complete gradients.
@@ -630,9 +613,8 @@ def _make_uses(
 
     With inputs a_k and output gradients δ_k (coefficient included) at point k, the sum Σ_k δ_k ⊗ a_k becomes
     (Σ_k δ_k) ⊗ a_0 + Σ_{k≥1} δ_k ⊗ (a_k - a_0).  If the points are close, these terms are about as small as their
-    sum, and so are bounds on rounding, which are relative to the terms.  Inputs that are the same tensor at every
-    point, such as the record itself, have no difference.  Tokens have no differences: they are one use if they are
-    the same at every point, and one use for each point otherwise.
+    sum, and so are bounds on rounding, which are relative to the terms.  Tokens have no differences: they are one
+    use if they are the same at every point, and one use for each point otherwise.
 
     Args:
         function: Function of the call.
@@ -649,7 +631,7 @@ def _make_uses(
     differences = [
         ParameterUse(function, function.linear_part(operand) - first, output_gradient)
         for operand, output_gradient in zip(inputs[1:], output_gradients[1:], strict=True)
-        if operand.data_ptr() != inputs[0].data_ptr()
+        if operand.data_ptr() != inputs[0].data_ptr()  # the same tensor, such as the record, has no difference
     ]
     return [ParameterUse(function, first, sum_tensors(output_gradients)), *differences]
 

@@ -10,17 +10,15 @@ the ball for gradients; the paper exchanges the two in places.
 
 f is one record's loss, d the dimension of x.  Both estimate ∇f_α without bias.  A query has points x_k and
 coefficients c_k.  A record's increment, its contribution to the query, is Σ_k c_k times the estimate at point x_k,
-and is clipped after the sum over all directions and points.  Leading axes "..." of points and records are those of
-replicates: runs that are computed side by side.  A batch layout has the round of a batch, and for each record its
-silo (the party that holds it) and its row index there.  Participation is secret if only the silo knows which of
-its records a round reads.
+and is clipped after the sum over all directions and points.
 
-Directions are drawn in chunks, which bounds the memory: a chunk has all or some of the directions of some records.
+Directions are keyed by a record's silo (the party that holds it) and its row index there, which the batch layout
+has.  They are drawn in windows, all or some of the directions of some records, which bounds the memory.  Leading
+axes "..." of points and records are those of replicates: runs that are computed side by side.
 
 `GoldsteinView` adds a metric to evaluations.  x is (r, β)-stationary for F if some convex combination of gradients
 of F at points within distance r of x has norm at most β (Goldstein 1977; Kornowski, Liu & Talwar, section 2).  The
-metric samples the points, so it is an upper bound on the least such norm.  The metric does not grow, but for
-rounding, when points are added.  Models can be compared at the same number of points and the same seed only.
+metric samples the points, so it is an upper bound on the least such norm.
 
 `find_min_norm_point` finds the least-norm point x of a convex hull by Wolfe's algorithm (Wolfe 1976), with a
 certificate: no convex combination of points g_i has a norm below min_i ⟨g_i, x⟩/‖x‖.
@@ -132,8 +130,8 @@ class SeededDirections:
             count: Number of vectors of a record.
             size: Number of coordinates.
             like: Tensor that gives the type (float32, or float64 for any other) and the device.
-            window: Records, by their positions in the batch, and the range `first` … `last` - 1 of their vectors
-                that is drawn.  None stands for all vectors of all records.
+            window: Records and the range `first` … `last` - 1 of their vectors, or None for all vectors of all
+                records.
 
         Returns:
             The vectors, (B, count, size), or (records, last - first, size) with a window.  Several seeds, one for
@@ -178,9 +176,8 @@ class SeededDirections:
 class RandomSmoothing(View):
     """`base` with increments that are made of estimates of gradients from random directions.
 
-    Evaluations are those of `base`.  Directions around all points of an increment are the same if
-    `shares_directions`, so that a difference of two gradients is small when the points are near.  Otherwise each
-    point has its own.
+    Evaluations are those of `base`.  If `shares_directions`, the directions around all points of an increment are
+    the same, so that a difference of two gradients is small when the points are near.
 
     Guarantee: a record's increment is clipped as a whole, so one record moves the sum by at most its weight times
     `clip` if it is added or removed, whatever the loss and however few directions there are.
@@ -216,9 +213,8 @@ class RandomSmoothing(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of a batch that has the rows of the batch layout.
 
-        Around a point and in a replicate, directions of about `_CHUNK_VALUES` numbers exist at a time, or one
-        direction.  They are all directions of some records, or some directions of one record.  Sizes of chunks
-        follow from the numbers of records, points and directions and from d, not from the number of replicates.
+        Directions are drawn for a chunk of records, or in windows of one record's directions, which bounds the
+        memory.
 
         Args:
             query: Combination of gradients, at points (..., d).
@@ -253,8 +249,6 @@ class RandomSmoothing(View):
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """Compute the weighted clipped increment of every record, (rows, d).
 
-        Directions are drawn window by window.  A window has some or all of the directions of every record.
-
         Args:
             query: Combination of gradients, at points (d,).
             batch: Records (rows, …) and weights (rows,).
@@ -262,7 +256,7 @@ class RandomSmoothing(View):
             clip: Norm bound.
 
         Raises:
-            ValueError: There are records, and the batch layout has not just one silo.
+            ValueError: The batch layout has not just one silo.
         """
         records, weights = batch
         if not len(rows):
@@ -290,9 +284,11 @@ class RandomSmoothing(View):
         return self.anchor_direction_count if points == 1 else self.direction_count
 
     def _make_windows(self, positions: Sequence[int], points: int) -> list[DirectionWindow | None]:
-        """Windows that cover all directions of the records at `positions`, a few directions each.
+        """Make windows that cover all directions of the records at `positions`, a few directions each.
 
-        `points` is the number of points of the query, on which the number of directions depends.
+        Args:
+            positions: Positions of the records in the batch.
+            points: Number of points of the query, on which the number of directions depends.
         """
         count, window_size = (
             self._directions_per_point(points),
@@ -304,11 +300,10 @@ class RandomSmoothing(View):
         ]
 
     def _draw_directions(self, points: Sequence[Tensor], window: DirectionWindow | None) -> list[Tensor]:
-        """Directions for each point: (..., B, count, d), or (..., records, last - first, d) for a window.
+        """Draw directions for each point: (..., B, count, d), or (..., records, last - first, d) for a window.
 
-        They lie in the unit ball for estimates from gradients, and on the unit sphere for those from values.
-        `count` is the number of directions around a point.  If directions are shared, all points have the same
-        tensor.  Otherwise point k has the directions numbered k · count … (k + 1) · count - 1 of one draw.
+        Directions are in the unit ball for estimates from gradients, and on the unit sphere for those from values.
+        If they are not shared, point k has those numbered k · count … (k + 1) · count - 1 of one draw.
 
         Args:
             points: Points x_k of the query, (..., d) each.
@@ -344,8 +339,7 @@ class RandomSmoothing(View):
     ) -> Increment:
         """Clip each record's contribution at weight 1, (..., B, d), and count clips, (..., B).
 
-        Directions are drawn window by window, and the estimate of a record is the sum over windows.  For estimates
-        from gradients with a single window, `base` sums the gradients of each record and clips the sum.
+        The estimate of a record is the sum over windows, and is clipped after the sum.
 
         Args:
             query: Combination of gradients, at points (..., d).
@@ -360,7 +354,7 @@ class RandomSmoothing(View):
         unit_weight = weights.new_ones(1)
         record_clip = clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip  # (replicates, 1, 1)
         directions = (self._draw_directions(query.points, window) for window in windows)
-        if self.order == "first" and len(windows) == 1:
+        if self.order == "first" and len(windows) == 1:  # `base` sums each record's gradients and clips the sum
             return self.base.increment(
                 self._smooth_query(query, next(directions)),
                 Batch(_as_single_batches(records, 1), unit_weight),
@@ -378,7 +372,7 @@ class RandomSmoothing(View):
         )
 
     def _smooth_query(self, query: Query, directions: Sequence[Tensor]) -> Query:
-        """Query for gradients at the shifted points x_k + α y_j of each record, (..., B, d) each.
+        """Make the query for gradients at the shifted points x_k + α y_j of each record, (..., B, d) each.
 
         Coefficients c_k are divided by the number of directions around a point, over all windows, so that the sum
         over windows is c_k times the mean over directions.
@@ -474,17 +468,17 @@ class MinNormPoint(NamedTuple):
 def find_min_norm_point(points: Floats) -> MinNormPoint:
     """Find the least-norm point of the convex hull of points (n, d), by Wolfe's algorithm.
 
-    The members are the points whose convex combination is x.  At first the point of least norm is the only member,
-    and x.  A step adds the point g_i of least ⟨g_i, x⟩ to the members, and x becomes the least-norm point of their
-    hull.  The algorithm ends when ‖x‖² - ⟨g_i, x⟩ is at most 1e-12 of the largest squared norm of a point, or when
-    g_i is a member already.
+    The members are the points whose convex combination is x.  The point of least norm is the first member.  A step
+    adds the point g_i of least ⟨g_i, x⟩ to the members, and x becomes the least-norm point of their hull.  The
+    algorithm ends when ‖x‖² - ⟨g_i, x⟩ is at most 1e-12 of the largest squared norm of a point, or when g_i is a
+    member already.
 
     Args:
         points: Points g_i, one or more, whose squared norms are finite in float64.
 
     Returns:
-        The point x, its norm, and the lower bound min_i ⟨g_i, x⟩/‖x‖ on the norms in the hull, or 0 in place of a
-        negative bound.  If all squared norms are 0, x is the first point, with norm and bound 0.
+        The point x, its norm, and the lower bound min_i ⟨g_i, x⟩/‖x‖ on the norms in the hull, or 0 if this is
+        negative.
     """
     squared_norms = np.sum(points**2, axis=1)
     largest = float(np.max(squared_norms))
@@ -512,8 +506,8 @@ def _minimize_over_members(
 
     With the members as rows of P, and 1 a vector of ones, the weights of the least-norm point of their affine hull
     are proportional to (P Pᵀ + largest · 1 1ᵀ)⁻¹ 1.  If all are above `_SMALL`, they are the result.  Otherwise
-    the weights move towards them until the first weight becomes 0.  That member is dropped, with all others of
-    weight at most `_SMALL`, and the step is repeated.
+    the weights move towards them until the first weight becomes 0.  That member is dropped, and the step is
+    repeated.
 
     Args:
         points: All points, (n, d).
@@ -526,7 +520,7 @@ def _minimize_over_members(
     """
     while True:
         vectors = points[members]
-        # A number that is added to all products does not change `target`.  It keeps the matrix regular if a
+        # A number that is added to all products does not change `target`, and keeps the matrix regular if a
         # combination of the points is 0.
         solution = np.linalg.solve(vectors @ vectors.T + largest, np.ones(len(members)))
         target = solution / solution.sum()
@@ -559,8 +553,7 @@ def goldstein_measure(
         point: Center of the ball, (d,).
         radius: Radius of the ball.
         count: Number of points, which are uniform in the ball.
-        seed: Seed of the points.  For one seed and one d, a larger count adds points behind those of a smaller
-            one.
+        seed: Seed of the points.
     """
     return find_min_norm_point(gradients(point + radius * _sample_unit_ball(count, len(point), seed))).norm
 
@@ -569,8 +562,6 @@ def measure_objective(
     objective: Objective, point: Tensor, records: Records, radius: float, count: int, seed: int
 ) -> float:
     """Compute the least norm of a convex combination of mean gradients at random points around `point`.
-
-    The result is `goldstein_measure` of the mean loss over `records`.
 
     Args:
         objective: Loss whose gradients are combined.
@@ -594,8 +585,7 @@ def measure_objective(
 def compute_mean_gradients(objective: Objective, points: Tensor, records: Records) -> Tensor:
     """Compute the gradient of the mean loss at each of `points` (n, d): (n, d).
 
-    The gradients are increments with a clip that no finite gradient reaches.  A record whose gradient is not
-    finite, or not representable (`compute_clipping`), counts as 0 in the mean.
+    A record whose gradient is not finite, or too large (`compute_clipping`), counts as 0 in the mean.
     """
     count = len(records.labels)
     weights = torch.full((count,), 1.0 / count, dtype=points.dtype, device=points.device)
@@ -617,7 +607,7 @@ def _sample_unit_ball(count: int, dimension: int, seed: int) -> Floats:
 class GoldsteinView(EvaluationView):
     """`base` with the metric `goldstein`: `measure_objective` of the records of an evaluation.
 
-    The sampled points are the same in every evaluation (one seed), so that models can be compared.
+    The seed of the sampled points is the same in every evaluation, so that models can be compared.
     """
 
     radius: float

@@ -1,9 +1,9 @@
 """Torch modules by import path, "package.module:Name", and their weights by SHA-256.
 
-A module is imported when its model is built, and not when the scenario that names it is read.  Its requirements
-are tested by running it (`check_outputs`): it maps one record to as many outputs as needed, and no record's
-outputs depend on other records.  `make_trained_model` makes a torch module with the parameters of a trained
-model.  The initial model of a run is called x_1.  A view is an objective that wraps another one, its `base`.
+A module is tested by running it (`check_outputs`): it maps one record to as many outputs as needed, and no
+record's outputs depend on other records.  `make_trained_model` makes a torch module with the parameters of a
+trained model.  The initial model of a run is called x_1.  A view is an objective that wraps another one, its
+`base`.
 
 A scenario names a file of weights by its digest and not by a path, so all parties have the same values.  The file
 is looked for in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt.
@@ -57,9 +57,6 @@ def import_callable(path: str, key: str) -> Callable[..., Any]:
         path: Import path, "package.module:Name".
         key: Key of the scenario, for error messages.
 
-    Returns:
-        The class, function or callable object.
-
     Raises:
         InputError: The path cannot be imported, or is not callable.
     """
@@ -111,8 +108,7 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     """Replace BatchNorm layers by GroupNorm, whose output for a record depends on this record only.
 
     The number of groups is the largest divisor of the number of channels up to 32.  Submodules are replaced in
-    place.  A lazy BatchNorm, whose number of channels is not known yet, stays, and a layer that one module has
-    under two names is replaced under the first of them only.
+    place.
 
     Args:
         module: Module, whose submodules are replaced.
@@ -169,9 +165,8 @@ def check_outputs(
 ) -> tuple[int, ...]:
     """Check that a module can be trained and maps one flat record to the needed outputs.
 
-    The module is run on a record of zeros, (1, values), and on random records (`check_per_record`), so that
-    problems are found which no layer's name reveals.  A module on the meta device has sizes and no values, and is
-    not run.
+    The module is run on a record of zeros, (1, values), and on random records (`check_per_record`).  A module on
+    the meta device, which has sizes and no values, is not run.
 
     Args:
         module: Module to check, which takes flat records.
@@ -260,11 +255,9 @@ def _make_probes(
 def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequence[InputLayout] = ()) -> None:
     """Check that a record's outputs and gradients do not depend on the other records of a batch.
 
-    The module is run, and must not change its buffers or parameters (`run_trial`).  Then records 1 and 2 of a
-    batch of 3 random records are replaced.  Outputs of record 0, and the gradient of the sum of their squares,
-    have to be exactly equal before and after, and a batch of record 0 alone has to give the same outputs up to
-    1e-3, relative and absolute.  This is checked at the module's own parameters, and at these plus standard normal
-    numbers unless values are not finite there.
+    All records but the first of a random batch are replaced by others.  The first record's outputs, and the
+    gradient of the sum of their squares, must not change, and the outputs must be about those of the record by
+    itself.  This is checked at the module's own parameters and at random ones.
 
     Increments are computed of each record alone, so that a dependence would not break their guarantee.  But a
     batch of records would have other outputs than in training.
@@ -351,15 +344,15 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
     """Make the torch model with flat parameters `vector`.
 
     The model of a torch module is a copy with these parameters.  Softmax regression becomes a Linear layer with a
-    bias, since its last feature is a constant 1, and a `LinearScore`, a loss of one score, one without bias.
+    bias, since its last feature is a constant 1, and a loss of one linear score a Linear layer without bias.
 
     Args:
         objective: Objective that was trained, possibly behind views.
-        vector: Flat parameters, (d,).  For a `LinearScore`, which has a weight for each feature, the vector may be
-            longer, and the numbers behind the weights are not used.
+        vector: Flat parameters, (d,).  For one linear score, numbers behind the weights are not used.
 
     Returns:
-        The module in evaluation mode, with its loss and the number of leading features that it takes, or None.
+        The module in evaluation mode, with its loss and the number of leading features that it takes, or None for
+        all.
 
     Raises:
         InputError: The objective is none of these.
@@ -429,9 +422,7 @@ def weights_folder() -> Path:
 
 
 def read_weights(weights: str, key: str) -> bytes:
-    """Read the file of weights with this digest.
-
-    The file is HEX.pt in `weights_folder`.
+    """Read the file of weights with this digest, HEX.pt in `weights_folder`.
 
     Guarantee: the SHA-256 of the bytes is the named one, so the weights that a claim names are the weights that a
     record passes through.
@@ -543,9 +534,8 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
         The (first) names of the trainable parameters that are not in the file: all of them without a digest.
 
     Raises:
-        InputError: There is no digest and a parameter is frozen, the file cannot be used (`read_state_dict`), or
-            it lacks values of a frozen parameter or a buffer, has names that the module does not have, or values
-            of another shape.
+        InputError: There is no digest and a parameter is frozen, the file cannot be used, or it does not fit the
+            module.
     """
     frozen = frozen_names(module)
     if weights is None:

@@ -79,10 +79,8 @@ def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[
         record: Shape of a single input, which is not used for several inputs.
 
     Returns:
-        A module that takes flat rows (B, width), with the values of all inputs of a record side by side.  Several
-        inputs are cut apart and get their shapes and types (`InputSplitter`).  A single input is cast to integers
-        if it is tokens (a mask stays numbers), and unflattened unless `record` has one axis.  If it needs neither,
-        the module itself is returned.
+        A module that takes flat rows (B, width), with the values of all inputs of a record side by side.  It gives
+        the inputs their shapes, and makes integers of tokens.
     """
     if len(inputs) > 1:
         return InputSplitter(module, inputs)
@@ -136,8 +134,6 @@ class LabelledView(RecordView):
     def accuracies_and_losses(self, point: Tensor, records: Records) -> tuple[Tensor, Tensor]:
         """Share of a record's labels that are predicted right, and the record's loss, (..., B) both.
 
-        Missing labels do not count.  The share of a record without any label is 0.
-
         Args:
             point: Models, (..., d).
             records: Records with class labels, which lie behind the features.  `has_accuracy` has to be True.
@@ -189,9 +185,7 @@ def make_layout_objective(
     """Make the objective of a module for records of a layout, and return it with the wrapped module.
 
     The module is put behind layers that take flat rows (`wrap_module`), converted to `dtype` in place, and its
-    outputs are checked against the loss.  The objective is that of `make_module_objective`, but a
-    `ModuleObjective` for a loss that is a function, or that needs outputs of several axes.  It is put behind a
-    `LabelledView` if labels have a shape, as several labels do.
+    outputs are checked against the loss.
 
     Args:
         module: Module that maps inputs of a batch to outputs.
@@ -204,7 +198,8 @@ def make_layout_objective(
         name: Name of the model in error messages.
 
     Returns:
-        The objective, and the module in a form that takes flat rows.
+        The objective, behind a `LabelledView` if a record has several labels, and the module in a form that takes
+        flat rows.
 
     Raises:
         InputError: Module, loss and records do not fit each other.
@@ -223,7 +218,7 @@ def make_layout_objective(
         inputs=inputs,
         why_needed=_describe_needed_outputs(layout, classes),
     )
-    # A module on the meta device has sizes but cannot be run, so that the shape of its outputs is not known.
+    # A module on the meta device cannot be run, so that the shape of its outputs is not known.
     if isinstance(loss, FunctionLoss) and not any(parameter.is_meta for parameter in wrapped.parameters()):
         loss = _check_loss_function(replace(loss, output_axes=len(output_shape)), output_shape, classes, dtype)
     if isinstance(loss, FunctionLoss) or (needed_shape is not None and len(needed_shape) > 1):

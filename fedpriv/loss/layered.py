@@ -7,9 +7,9 @@ a_k.  This part is represented as
 
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 
-whose terms are about as small as the increment itself if the points are close.  A norm from the inner products of
-the terms c_k δ_k ⊗ a_k could lose all digits to cancellation in float32, with c = (t, -(t-1)) in round t for
-instance.  A norm that is too small breaks the clip.
+whose terms are about as small as the increment itself if the points are close.  The terms c_k δ_k ⊗ a_k may be
+much larger than their sum, so that its norm, computed from their inner products, could lose all digits to
+cancellation in float32.  A norm that is too small breaks the clip.
 
 A block is a layer with parameters, and the layers without parameters that follow it.  Layers without parameters
 before the first block come first.
@@ -77,10 +77,7 @@ class _ForwardPass(NamedTuple):
 
 @dataclass(frozen=True)
 class LayeredObjective(BaseModuleObjective):
-    """Loss of a sequential module's outputs, for layers with closed forms.
-
-    `from_module` makes the objective.
-    """
+    """Loss of a sequential module's outputs, for layers with closed forms."""
 
     module: nn.Sequential
     """Sequential module of the model."""
@@ -105,9 +102,8 @@ class LayeredObjective(BaseModuleObjective):
             dtype: Type of the parameters.
 
         Returns:
-            The objective, or None if the module's type is not nn.Sequential, a layer has no closed form or changes
-            the number of records, a layer with parameters occurs twice, or a parameter is frozen or belongs to two
-            layers.  An nn.Sequential inside of the module is taken apart.
+            The objective, or None if the module's type is not nn.Sequential, a layer has no closed form, or a
+            parameter is frozen or used twice.
 
         Raises:
             InputError: The module cannot be trained (`check_module`).  Errors of a layer on zeros are passed on.
@@ -149,10 +145,7 @@ class LayeredObjective(BaseModuleObjective):
         return cls(module, loss, seed, dtype, tuple(leading_layers), tuple(blocks), values)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the weighted clipped increments of a batch, in chunks of records.
-
-        At a time about as many values exist as the largest of `_CHUNK_VALUES` (more on a GPU), 8 d for each model
-        and point, and those of one record, where d is the number of parameters.
+        """Sum the weighted clipped increments of a batch, in chunks of records, which bounds the memory.
 
         Args:
             query: Combination of gradients, at points (..., d), whose leading axes are models.
@@ -191,10 +184,7 @@ class LayeredObjective(BaseModuleObjective):
         return torch.cat([part for term in terms for part in term.per_record(clipped.factor)], dim=-1)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        """Sum weighted gradients without clipping, (..., d), for a few models at a time.
-
-        Each model takes all of its records at once.  The last leading axis, if there is one, is cut into chunks of
-        models, which bounds the memory.
+        """Sum weighted gradients without clipping, (..., d), for a few models at a time, which bounds the memory.
 
         Args:
             point: Models, (..., d).
@@ -241,8 +231,7 @@ class LayeredObjective(BaseModuleObjective):
         """Terms of each layer with parameters, in order, as differences to the first point.
 
         With output gradients δ_k (coefficient included) and inputs a_k at point k, the terms of a layer are
-        (Σ_k δ_k) ⊗ a_0 and δ_k ⊗ (a_k - a_0) for k ≥ 1.  The first layer with parameters has the first term only,
-        since its inputs are the same at every point.
+        (Σ_k δ_k) ⊗ a_0 and δ_k ⊗ (a_k - a_0) for k ≥ 1.
 
         Args:
             query: Points (..., d) and coefficients.
@@ -261,7 +250,7 @@ class LayeredObjective(BaseModuleObjective):
         for index, block in enumerate(self.blocks):
             layer_gradients = [point_gradients[index] for point_gradients in output_gradients]
             inputs = [forward_pass.inputs[index] for forward_pass in passes]
-            if index == 0:  # the first layer's input is the same at every point
+            if index == 0:  # the first layer's input is the same at every point, so that differences are 0
                 terms.append(block.layer.make_terms([sum_tensors(layer_gradients)], inputs[:1]))
             else:
                 terms.append(
@@ -282,8 +271,7 @@ class LayeredObjective(BaseModuleObjective):
 
         Args:
             point: Parameters by name, (..., *shape).
-            first_inputs: Inputs of the first layer with parameters, in the form in which it takes them
-                (`_first_inputs`).
+            first_inputs: Inputs of the first layer with parameters, from `_first_inputs`.
 
         Returns:
             The prepared inputs of each layer with parameters, the tensors that layers without parameters saved for
@@ -306,13 +294,10 @@ class LayeredObjective(BaseModuleObjective):
     def _backward(self, point: dict[str, Tensor], forward_pass: _ForwardPass, gradient: Tensor) -> list[Tensor]:
         """Output gradients of the layers with parameters, first layer first, (..., B, *output shape) each.
 
-        Backpropagation goes from `gradient`, that of the loss at the module's outputs (..., B, outputs) times the
-        point's coefficient, to the first block.
-
         Args:
             point: Parameters by name, (..., *shape).
             forward_pass: Result of `_forward` at this point.
-            gradient: Gradient at the module's outputs.
+            gradient: Gradient at the module's outputs, times the point's coefficient, (..., B, outputs).
         """
         output_gradients: list[Tensor] = []
         for index in reversed(range(len(self.blocks))):

@@ -103,8 +103,8 @@ class MaxPool:
 def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> StatelessLayer | None:
     """Return the counterpart of torch's layer, or None for a subclass or a layer without counterpart.
 
-    Counterparts exist for nn.Tanh, nn.ReLU, nn.Flatten, nn.Unflatten, and nn.MaxPool2d of inputs (channels,
-    height, width) without `ceil_mode` and without indices as outputs.
+    Counterparts exist for nn.Tanh, nn.ReLU, nn.Flatten, nn.Unflatten, and nn.MaxPool2d of pictures with usual
+    settings.
 
     Args:
         layer: Layer of torch.
@@ -227,9 +227,8 @@ class DenseTerms:
 
         The bias gradient is u_0, or missing without a bias.  The squares of weight and bias are bounded
         separately: inner products of the weight's terms may cancel each other, but must not cancel the square of
-        the bias.  Rounding errors are relative to Σ_k ‖u_k‖ ‖v_k‖, plus ‖u_0‖ with a bias.  Their number is that
-        of the terms for the additions, and 4 for products and factors.  The operand norm bounds the norms of the
-        increment and of all factors.
+        the bias.  Rounding is relative to Σ_k ‖u_k‖ ‖v_k‖, plus ‖u_0‖ with a bias: once for the addition of each
+        term, and 4 times for products and factors.
         """
         gradient_norms, inputs = (
             [upper_norm(part) for part in parts] for parts in (self.output_gradients, self.inputs)
@@ -377,8 +376,7 @@ class GradientTerms:
 def match_parameter_layer(layer: nn.Module, inward: Shape, outward: Shape) -> ParameterLayer | None:
     """Return the counterpart of torch's layer, or None for a subclass or a layer without closed form.
 
-    Counterparts exist for nn.Linear on flat inputs, and for nn.Conv2d without groups and with zeros as padding,
-    whose amount is given in numbers.
+    Counterparts exist for nn.Linear on flat inputs, and for nn.Conv2d without groups and with zeros as padding.
 
     Args:
         layer: Layer of torch.
@@ -409,8 +407,7 @@ def extract_patches(
     """Extract the patches of pictures, as torch's `unfold` does.
 
     Pictures are (N, channels, height, width), and the patches (N, channels · kernel height · kernel width,
-    positions).  On a CPU `unfold` is used, and elsewhere a strided view (`extract_patches_by_view`, which explains
-    the arguments).
+    positions).  `extract_patches_by_view`, which is used on a GPU, explains the arguments.
     """
     unfold = functional.unfold if pictures.is_cpu else extract_patches_by_view
     return unfold(pictures, kernel, dilation, padding, stride)

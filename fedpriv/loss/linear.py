@@ -3,9 +3,7 @@
 A record has features z and label y, and x is the model.  The gradient of a record's loss is δ ⊗ z, with δ the
 derivative of the loss by the scores ("output gradient").  An increment Σ_k c_k ∇f(x_k; z, y), for the points x_k
 and coefficients c_k of a query, has the same form (Σ_k c_k δ_k) ⊗ z.  Its norm is therefore a product of two
-norms, and a clipped sum over a batch of B records is one matrix product.  With a penalty, every record's loss has
-the term penalty · ‖x‖²/2.  The term's gradient is clipped together with the loss's, and increments are
-materialized as vectors.  The table is for losses without a penalty.
+norms, and a clipped sum over a batch of B records is one matrix product.
 
 | class | f(x; z, y) of the score ⟨x, z⟩ | lipschitz |
 |---|---|---|
@@ -16,14 +14,16 @@ materialized as vectors.  The table is for losses without a penalty.
 | `PhaseRetrieval`, power 2 | |⟨x, z⟩² - y²|, weakly convex | none: clipping bounds it |
 | `SoftmaxRegression` | cross-entropy of a score for each class | √2 max‖z‖ |
 
+A loss may have a penalty, penalty · ‖x‖²/2 for every record, which the table leaves out.  Its gradient is clipped
+together with the loss's, and increments are materialized as vectors.
+
 Robust phase retrieval with power 2 is from Duchi & Ruan 2019; with power 1 it is the Lipschitz amplitude form.
 
-A `Population` is a distribution of records whose risk is known.  With a population, evaluations report the excess
-risk.
+A `Population` is a distribution of records whose risk is known, for reports of the excess risk.
 
 Replicates are runs that are computed side by side, on a leading axis.  A `RecordBlock` gathers the records of
-several rounds, for replicates that read the same ones.  Values that depend on the records only can be computed
-once for all rounds of a block (`compute_per_block`).
+several rounds, for replicates that read the same ones, so that values that depend on the records only are computed
+once for all of its rounds (`compute_per_block`).
 """
 
 import math
@@ -98,7 +98,7 @@ def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> Qu
     """Make the population whose excess risk is relative to the best point of a ball around 0.
 
     The best point is x* if x* lies in the ball.  Otherwise it is (diag(curvature) + λ)^-1 diag(curvature) x* for
-    the λ > 0 that gives this point the norm `radius`.  λ is found by bisection.
+    the λ > 0 that gives this point the norm `radius`.
 
     Args:
         curvature: Diagonal of E[z zᵀ], (d,), above 0.
@@ -108,7 +108,7 @@ def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> Qu
     unconstrained = QuadraticPopulation(curvature, minimizer)
     if float(torch.linalg.vector_norm(minimizer)) <= radius:
         return unconstrained
-    # At the upper bound of λ the norm is at most the radius.  200 halvings exhaust the digits of float64.
+    # Bisection: at the upper bound of λ the norm is at most the radius, and 200 halvings exhaust float64.
     low, high = 0.0, float(curvature.max() * torch.linalg.vector_norm(minimizer)) / radius
     for _ in range(200):
         middle = (low + high) / 2.0
@@ -253,9 +253,6 @@ class LinearObjective(Deterministic, ABC):
             query: Combination of gradients, with points x_k (..., d) and coefficients c_k.
             batch: Records (..., B, …) and weights, (B,) or (..., B).
             clip: Norm bound, a number or (..., 1).
-
-        Returns:
-            The increments, clipped as a whole and times the records' weights, and the number.
         """
         records, weights = batch
         output_gradient = self._combined_gradients(query, records).squeeze(-2)
@@ -453,8 +450,7 @@ class RecordBlock:
     def split_rounds(self) -> Iterator[BlockRecords]:
         """Yield the records of each round, repeated for every replicate, (replicates, B, …).
 
-        The repetition is a view of the same memory.  Each item also refers to the block, to the position of its
-        round, and to the round's records without the axis of replicates (`shared`).
+        The repetition is a view of the same memory.
         """
         shared_rounds = zip(*(column.unbind() for column in self._records), strict=True)
         expanded = zip(
@@ -601,14 +597,16 @@ class SoftmaxRegression(LinearObjective):
         """Features in the type of the output gradients, and the clipping of their products.
 
         The norm of a record's increment is ‖output gradient‖ · ‖features‖.  The norms of single records are not
-        computed if a cheap bound for all of them shows that no increment is clipped (`clipping_if_certain`).
-        Features are (..., B, f), or (B, f) for records of a block, which all replicates share.
+        computed if a cheap bound for all of them shows that no increment is clipped.
 
         Args:
             output_gradients: Combined output gradients, (..., classes, B).
             records: Records of a round.
             weights: Weights, (B,) or (..., B).
             clip: Norm bound, a number or (..., 1).
+
+        Returns:
+            The features, (..., B, f), or (B, f) if all replicates share them, and the clipping.
         """
         dtype = output_gradients.dtype
         clipped = clipping_if_certain(output_gradients, lambda: _max_feature_norm(records, dtype), weights, clip)
