@@ -1,26 +1,21 @@
 """Losses of a model's outputs, their derivatives by the outputs, and measures of survival models.
 
-Every loss implements `Loss`: value, output gradient and accuracy of a batch of records.  `LOSSES` has the losses
+A loss has a value, an output gradient and an accuracy for a batch of records (`Loss`).  `LOSSES` has the losses
 that users name, and `LossChoice` makes one for labels of a known shape.
 
 `HazardLoss` is for the time until an event, in K public bins.  A label is one of 2K + 1 classes, m + (K + 1) δ.
-There m is the number of bins survived, and δ = 1 if the event was observed, in bin m.  `TableSchema.survival`
-makes the label of a time and an event.  With outputs h (K,), sigmoid(h_i) is the hazard of bin i (Gensheimer &
-Narasimhan 2019, whose outputs are 1 - hazard):
+There m is the number of bins survived, and δ = 1 if the event was observed, in bin m.  With outputs h (K,),
+sigmoid(h_i) is the hazard of bin i (Gensheimer & Narasimhan 2019, whose outputs are 1 - hazard):
 
     loss = Σ_{i<m} softplus(h_i) + δ softplus(-h_m)
 
 S(k) = Π_{i ≤ k} (1 - sigmoid(h_i)) is the probability of survival to the end of bin k.  Two measures use it:
 
-* `concordance`, Antolini's index (Antolini et al. 2005).  A pair consists of a record with an event in bin m and a
-  record that survived bin m.  The index is the share of pairs whose first record has the smaller S(m).  Ties count
-  half.
-* `integrated_brier` (Graf et al. 1999), the mean over bins k of the squared error of S(k), weighted by 1/G against
-  censoring.  G(k) is the Kaplan-Meier estimate of the probability of no censoring in bins 0 … k-1, from the n
-  records that are scored.  An event comes before a censoring of the same bin.  Bins from the first one with
-  G(k+1) = 0 on are left out.  The error of bin k is
-
-      1/n (Σ_{event in bin m ≤ k} S(k)²/G(m) + Σ_{m > k} (1 - S(k))²/G(k+1))
+* `concordance`, Antolini's index (Antolini et al. 2005): the share of pairs of records whose order is predicted
+  right.
+* `integrated_brier` (Graf et al. 1999): the squared error of S(k), averaged over bins.  Errors are weighted by
+  1/G to make up for censored records.  G(k) is the Kaplan-Meier estimate of the probability of no censoring in
+  bins 0 … k-1.  An event comes before a censoring of the same bin.
 """
 
 import math
@@ -127,8 +122,8 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
 def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute the integrated Brier score, the mean squared error of S(k) over bins, the lower the better.
 
-    S(k) is the predicted probability to survive bin k, and G(k) that of no censoring before bin k
-    (`_censoring_survival`), by which errors are divided to make up for censored records.  The error of bin k is
+    S(k) is the predicted probability to survive bin k, and G(k) that of no censoring before bin k.  The error of
+    bin k for n records is
 
         1/n (Σ_{event in bin m ≤ k} S(k)²/G(m) + Σ_{m > k} (1 - S(k))²/G(k+1))
 
@@ -163,9 +158,8 @@ def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
 def _censoring_survival(survived_counts: Tensor, is_observed: Tensor, bins: int) -> Tensor:
     """Kaplan-Meier estimate G, (K + 1,): entry k is the probability of no censoring in bins 0 … k-1.
 
-    G(0) = 1 and G(k+1) = G(k) (1 - (censored in bin k) / (at risk in bin k)).  Records at risk survived all bins
-    before k, and have no event in bin k.  Without such records G(k+1) is 0.  A record that survived k < K bins,
-    and whose event was not observed, is censored in bin k.
+    G(0) = 1 and G(k+1) = G(k) (1 - (censored in bin k) / (at risk in bin k)), or 0 without records at risk.
+    Records at risk survived all bins before k, and have no event in bin k.
 
     Args:
         survived_counts: Number of bins that each record survived, (n,).
@@ -499,15 +493,14 @@ def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
     """Predict the class of each label, or its value, from outputs (n, *outputs).
 
     For the cross-entropy the class is that of the largest output.  For losses of a single logit the class is 1 if
-    the logit is above 0, else 0.  Other losses predict no classes, and their outputs are returned.  A last axis of
-    one output is dropped, except for `MeanOverLabels`, whose last axis is then one of labels.
+    the logit is above 0, else 0.  Other losses predict values, which are the outputs.
 
     Args:
         loss: Loss that the model was trained with.
         outputs: Outputs of n records.
 
     Returns:
-        Classes, (n,) for one label and (n, *labels) for several, or the outputs without an axis that is dropped.
+        Classes or values, (n,) for one label and (n, *labels) for several.
     """
     has_label_axes = isinstance(loss, MeanOverLabels)
     while isinstance(loss, MeanOverLabels | ClassWeighting):
@@ -559,8 +552,6 @@ class LossChoice:
     def check(self) -> None:
         """Check that the name is known, if there is no function, and that the settings fit the loss.
 
-        Smoothing goes with "cross-entropy" only, class weights with "cross-entropy" and "binary".
-
         Raises:
             InputError: A name without function is unknown, or a setting is invalid or of another loss.
         """
@@ -581,16 +572,15 @@ class LossChoice:
     def make_loss(self, label: tuple[int, ...], classes: int) -> tuple[Loss, tuple[int, ...] | None]:
         """Make the loss for labels of a shape, and find the shape of the outputs that it needs.
 
-        A loss by name is the mean over the labels of a record if their shape is not () (`MeanOverLabels`).  A
-        function gets all labels of a record in one call.
+        A loss by name is the mean over the labels of a record if there are several (`MeanOverLabels`).  A function
+        gets all labels of a record in one call.
 
         Args:
             label: Shape of one record's labels, or () for a single label.
             classes: Number of classes, or 0 if labels are numbers.
 
         Returns:
-            The loss, and the shape of one record's outputs.  For a function, which takes any outputs, the shape is
-            None, and `FunctionLoss.output_axes` is 1, to be replaced if outputs have another number of axes.
+            The loss, and the shape of one record's outputs, or None for a function, which takes any outputs.
 
         Raises:
             InputError: The choice is invalid, the loss is for other labels, or the class weights are not one for
@@ -605,7 +595,7 @@ class LossChoice:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, and they are {actual}"
             )
-        # None stands for two classes at most, and for numbers from 0 to 1.
+        # Losses of classes or numbers (None) take two classes at most.
         if kind.takes_classes is None and classes > 2:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"

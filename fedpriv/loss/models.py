@@ -1,8 +1,7 @@
 """The table of models: features that a model makes of raw records, and its loss.
 
 `MODELS` has rows by name.  Linear models for any data (rows with `compute_features_and_bias`) take the features
-that their settings name and a constant 1.  `add_module` adds a torch module of the user as a row.  x_1 is the
-initial model of a run.
+that their settings name and a constant 1.  `add_module` adds a torch module of the user as a row.
 """
 
 import copy
@@ -102,9 +101,6 @@ class SoftmaxSettings(ModelSettings):
     def _keys_fit(self) -> Self:
         """Check that the keys of features, backbone and scaling fit each other.
 
-        A backbone needs weights and `feature_norm`, and goes with pixels.  Keys of a backbone need one.  `centre`
-        goes with pixels, and orientations and scaling up need `feature_norm`.
-
         Raises:
             ValueError: A key is missing, does not go with another one, or is no import path or digest.
         """
@@ -155,8 +151,8 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
         values without this column, up to rounding.
 
     Raises:
-        InputError: Records are not bytes and `feature_norm` is missing, without which features have no bound; or
-            the records do not fit the settings, or the backbone cannot be used.
+        InputError: Features have no bound, because records are not bytes and `feature_norm` is missing, or the
+            records do not fit the settings, or the backbone cannot be used.
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
@@ -335,18 +331,13 @@ def perceptron(
 ) -> Model:
     """Make a row of the table of models for a network with one hidden layer: features - hidden - outputs.
 
-    The network has an output for each class without a `loss`, one for each bin with `HazardLoss`, and a single one
-    with any other loss.  |⟨x, z⟩| is the sum of two rectifiers, so `nn.ReLU` with two hidden units or more can
-    represent it.
+    The network has an output for each class without a `loss`, one for each bin of time with `HazardLoss`, and a
+    single one with any other loss.
 
     Args:
         activation: Activation of the hidden layer.
         loss: Loss of the outputs, or None for the cross-entropy.
         features: Function from raw records to features.
-
-    Returns:
-        The row.  Its labels are bins and events with `HazardLoss`, classes without a `loss`, and otherwise real
-        numbers.
     """
 
     def objective(
@@ -505,8 +496,7 @@ def add_model(name: str, model: Model) -> None:
 def find_model(name: str) -> Model:
     """Find the row of a model by its name, or make one for an import path.
 
-    A name is looked for in `MODELS`, among the add-ons, and in `MODELS` again after the user's extensions are
-    loaded.
+    The user's extensions are loaded if neither fedpriv nor its add-ons have the name.
 
     Args:
         name: Name of the model in scenarios, or "package.module:Name".
@@ -583,8 +573,7 @@ def add_module(
 
     The module maps (records, *shape) to the outputs that the loss takes: (records, classes) for the cross-entropy,
     and (records, 1) for most losses of a regression.  Bytes are passed as pixels / 255, other integers as int64.
-    x_1 follows from the scenario's `model.initial_seed`, but for values of the module that `draw_initial_point`
-    keeps.
+    Weights of the initial model are drawn from the scenario's `model.initial_seed`.
 
     Each record's gradient is computed alone.  A module with a layer that mixes records (BatchNorm that trains),
     draws random numbers (Dropout with p above 0) or changes buffers is therefore refused when the model is used.

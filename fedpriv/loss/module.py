@@ -96,8 +96,6 @@ class ModuleObjective(BaseModuleObjective):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of a batch, replicate by replicate.
 
-        A replicate takes its records in chunks (`_increment_of_replicate`), which bounds the memory.
-
         Args:
             query: Combination of gradients, at points (..., d), whose leading axes are replicates.
             batch: Records (..., B, …) and weights, (..., B) or (B,).
@@ -126,10 +124,7 @@ class ModuleObjective(BaseModuleObjective):
         return Increment(total.view(*leading, -1), clipped.view(leading))
 
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the clipped increments of one replicate, a chunk of records at a time.
-
-        Gradients of a chunk at all points have at most `_CHUNK_VALUES` values (more on a GPU), or a chunk is one
-        record.
+        """Sum the clipped increments of one replicate, a chunk of records at a time, which bounds the memory.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -181,15 +176,9 @@ class ModuleObjective(BaseModuleObjective):
     ) -> list[dict[str, Tensor]]:
         """Gradient of each record at each point, (B, *shape) by parameter, NaN where the module raises.
 
-        vmap computes all records at once, except for a batch of one, which autograd computes.  If vmap raises one
-        of the errors below, each record is tried alone under vmap, at all points:
-
-        * If some records raise, their features are replaced by zeros, and their gradients are NaN.
-        * If all records raise, gradients are computed without vmap.
-        * If none raises, the error of the batch is raised.
-
-        An error of the batch whose message has the word "random" counts as vmap's refusal of random numbers, and
-        no record is tried.
+        vmap computes a batch of several records at once.  If it raises, each record is tried alone.  Records that
+        raise get NaN.  If all of them raise, because vmap cannot run the module, gradients are computed without
+        vmap.
 
         Args:
             points: Parameters by name, (*shape) each, at each point.
@@ -206,7 +195,7 @@ class ModuleObjective(BaseModuleObjective):
         try:
             return [batch_gradients(parameters, *records) for parameters in points]
         except (RuntimeError, IndexError, ValueError) as error:
-            if "random" in str(error):
+            if "random" in str(error):  # vmap refuses random numbers by such a message
                 raise self._randomness_error() from None
             raising = torch.tensor([self._raises(points, Records(*record)) for record in _single_records(records)])
             if not raising.any():
@@ -235,7 +224,7 @@ class ModuleObjective(BaseModuleObjective):
 
         Returns:
             Gradients (B, *shape) by parameter for each point, NaN where the module raises a RuntimeError, an
-            IndexError or a ValueError.  Other errors are passed on.
+            IndexError or a ValueError.
         """
         gradients = []
         for parameters in points:
@@ -263,15 +252,13 @@ class ModuleObjective(BaseModuleObjective):
     def _gradient_of_one(self, parameters: dict[str, Tensor], records: Records) -> dict[str, Tensor]:
         """Gradient of one record, (1, *shape) by parameter, by autograd without vmap.
 
-        A parameter that the loss does not depend on has gradient 0.
-
         Args:
             parameters: Parameters by name, (*shape) each.
             records: The record, as a batch of one.
 
         Raises:
-            InputError: The module draws numbers from torch's CPU generator.  Any error of the module is passed on,
-                and a RuntimeError of autograd if the loss depends on no parameter.
+            InputError: The module draws numbers from torch's CPU generator.  Errors of the module and of autograd
+                are passed on.
         """
         rng_state = torch.get_rng_state()
         with torch.inference_mode(False), torch.enable_grad():
@@ -293,7 +280,7 @@ class ModuleObjective(BaseModuleObjective):
     def _raises(self, points: Sequence[dict[str, Tensor]], record: Records) -> bool:
         """Whether the module raises under vmap on a record, (1, …), at one of the points.
 
-        Only a RuntimeError, an IndexError and a ValueError count.  Other errors are passed on.
+        A RuntimeError, an IndexError or a ValueError counts.  Other errors are passed on.
         """
         gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
         try:
@@ -311,9 +298,8 @@ class ModuleObjective(BaseModuleObjective):
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         """Compute the outputs of every record, (..., B, …), a block of records at a time.
 
-        A block has at most `_EVALUATION_VALUES` values of features (more on a GPU), or one record.  Blocks of
-        several records are computed under vmap.  If a block raises a RuntimeError, an IndexError or a ValueError,
-        the module is called on one record after another.
+        Blocks of several records are computed under vmap.  If this fails, the module is called on one record after
+        another.
 
         Args:
             point: Models, (..., d).
@@ -394,14 +380,11 @@ def unflatten_point(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str
 def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
     """Draw x_1 (d,) from `seed`, with weights and biases uniform in ±1/√(fan in).
 
-    The fan in of a parameter of two or more axes is the number of its values divided by the length of its first
-    axis.  A parameter of fewer axes, such as a bias, has the fan in of its layer's `weight`.  torch initializes
-    its Linear and convolution layers with the same distribution (He et al. 2015, a = √5).  Two kinds of parameters
-    are not drawn:
-
-    * Those that their layer names in `begin_at_zero` are zero.
-    * Those of fewer axes keep the module's values if their layer has no `weight` of two or more axes.  Examples
-      are scales and shifts of a normalization, and biases of recurrent layers.
+    The fan in of a weight is the number of its values divided by the length of its first axis, and a bias has that
+    of its layer's weight.  torch initializes its Linear and convolution layers with the same distribution (He et
+    al. 2015, a = √5).  Parameters that their layer names in `begin_at_zero` are zero, and parameters such as
+    scales and shifts of a normalization, which have no weight of two or more axes beside them, keep the module's
+    values.
 
     Args:
         module: Module whose trainable parameters make up the point, in the order of `trainable_parameters`.
@@ -431,10 +414,10 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
 def check_module(module: nn.Module) -> None:
     """Refuse a module with a layer that cannot be used, or without trainable parameters.
 
-    The layers are judged by their types and settings (`why_refused`), and nothing is run.
+    The layers are judged by their types and settings, and nothing is run.
 
     Raises:
-        InputError: A layer, which is named, is refused; or no parameter is trainable.
+        InputError: A layer, which is named, is refused, or no parameter is trainable.
     """
     for name, layer in module.named_modules():
         if reason := why_refused(layer):
@@ -449,8 +432,7 @@ def why_refused(layer: nn.Module) -> str | None:
 
     Refused are layers that mix records (BatchNorm without fixed statistics, an embedding scaled by frequency),
     remember records (running statistics), draw random numbers (dropout, RReLU, fractional pooling) or change their
-    weight (`max_norm`), and layers without parameters yet (lazy ones).  Layers of random numbers are refused in
-    evaluation mode, too.
+    weight (`max_norm`), and layers without parameters yet (lazy ones).
     """
     if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
         return "mixes the records of a batch; GroupNorm or LayerNorm does not"

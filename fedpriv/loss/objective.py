@@ -520,16 +520,15 @@ def _batch_in_bfloat16(batch: Batch) -> Batch:
 def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
     """Make the view of `objective` with gradients computed in bfloat16, after two checks.
 
-    First, no column of integers may have one of absolute value above 256, which bfloat16 may round to another, as
-    with tokens or counts.  Second, the increment of one record has to run.
+    A column of integers, such as tokens or counts, may have none above 256 in absolute value, which bfloat16 may
+    round to another.  The increment of one record has to run.
 
     Args:
         objective: Objective of the run.
         records: Records of the run, to look for integers that bfloat16 cannot represent.
 
     Raises:
-        InputError: A column, such as one of tokens, has integers that may be rounded to others; or the model
-            raises a RuntimeError in bfloat16.
+        InputError: A column has integers that may be rounded to others, or the model cannot compute in bfloat16.
     """
     features = records.features.flatten(0, -2)
     has_large_integers = (features == features.round()).all(0) & (features.abs().amax(0) > _MAX_BFLOAT16_INTEGER)

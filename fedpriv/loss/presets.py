@@ -57,12 +57,10 @@ def lora(
 ) -> nn.Module:
     """Return a copy whose Linear layers train a product of two small matrices.
 
-    Parameters that are in no product are frozen, unless `train` names them.
-
     A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random and B (out, rank)
-    zero.  Layers of subclasses of Linear, those outside of `layers`, and a layer NAME whose NAME.weight `train`
-    names have no product.  The state_dict has all names of the module's own state_dict, and NAME.lora_a and
-    NAME.lora_b for a layer NAME with a product.  `merged` makes plain Linear layers of these layers again.
+    zero.  Other parameters are frozen, unless `train` names them, and a layer whose weight is trained gets no
+    product.  The state_dict has the names of the module's own state_dict, and NAME.lora_a and NAME.lora_b for a
+    layer NAME with a product.
 
     Args:
         module: Module to copy, which is not changed.
@@ -92,7 +90,7 @@ def lora(
         if not any(is_inside(name, layer_name) for name in names):
             raise InputError(f"lora: train = {layer_name!r} names no parameters of the module")
     trained_names = {name for name in names if any(is_inside(name, trained_name) for trained_name in train)}
-    # Layers that learn a product: Linear layers that are named, and whose weight is not trained itself.
+    # Layers that learn a product.
     lora_layers = {
         name: layer
         for name, layer in linear.items()
@@ -104,7 +102,7 @@ def lora(
             "lora: the module has no layer that could train a product, which has to be of type nn.Linear itself; "
             "name another one in layers, or leave its weight out of train"
         )
-    # A random, B zero, so that the module is the same function at first.
+    # B is zero, so that the module is the same function at first.
     generator = public_generator(seed, "LoRA")
     for layer in lora_layers.values():
         layer.__class__ = LoraLinear
@@ -145,10 +143,10 @@ def merged(module: nn.Module) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Classifier of token sequences.
+    """Classifier of token sequences, (B, length) to (B, outputs).
 
-    The network maps tokens (B, length) to outputs (B, outputs).  It has embeddings with sinusoidal positions,
-    `blocks` layers of attention, and a linear layer on the mean over positions.
+    The network has embeddings with sinusoidal positions, `blocks` layers of attention, and a linear layer on the
+    mean over positions.
     """
 
     places: Tensor
@@ -174,7 +172,7 @@ class Transformer(nn.Module):
         self.words, self.last = nn.Embedding(words, width), nn.Linear(width, outputs)
         layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
-        # Sines and cosines with periods from 2π to below 200π positions, a vector of norm 1/√2 for each position.
+        # Sines and cosines with periods from 2π to 200π positions, a vector of norm 1/√2 for each position.
         angles = torch.arange(length).unsqueeze(1) / 100.0 ** (torch.arange(0, width, 2) / width)
         self.register_buffer("places", torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1) / width**0.5)
 

@@ -98,12 +98,10 @@ class RidgeStatistics(Deterministic):
         return torch.zeros(self.dimension, dtype=self.dtype)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the weighted clipped increments -svec(u uᵀ), a chunk of records at a time.
-
-        The increments of a chunk have at most `_CHUNK_VALUES` values, or are those of one record.
+        """Sum the weighted clipped increments -svec(u uᵀ), a chunk of records at a time, which bounds the memory.
 
         Args:
-            query: Points (..., d), of which only the shape is used, and coefficients, whose sum multiplies the
+            query: Points (..., d), of which the shape is used, and coefficients, whose sum multiplies the
                 increments.
             batch: Records (..., B, …) and weights, (B,) or (..., B).
             clip: Norm bound, a number or (..., 1).
@@ -194,22 +192,22 @@ class RidgeStatistics(Deterministic):
         )
 
     def coefficients(self, point: Tensor, published: "MeanStatistics") -> "list[Coefficient]":
-        """Compute every weight with its 95 % interval.
+        """Compute every weight with its 95 % interval, which covers sampling and noise.
 
-        The interval covers sampling and noise.  A and b are the released blocks of z zᵀ and z y.  Let H = A₊ + λ I
-        and w = H⁻¹ b, s² the mean square of the residuals y - ⟨w, z⟩ as the moments give it (0 if negative), n the
-        number of records, and v = (std R²)² the variance of the noise in the unit of z zᵀ.  The covariance to
-        first order in the noise is
+        A and b are the released blocks of z zᵀ and z y, and A₊ is A without its negative eigenvalues.  Let H = A₊
+        + λ I and w = H⁻¹ b, s² the mean square of the residuals y - ⟨w, z⟩ as the moments give it, n the number of
+        records, and v = (std R²)² the variance of the noise in the unit of z zᵀ.  The covariance to first order in
+        the noise is
 
             Cov w = H⁻¹ [ s² A₊ / n  +  v/2 ((1 + ‖w‖²) I + w wᵀ) ] H⁻¹.
 
-        Moments and std are divided by the share of row indices that count.  For two classes, weights are doubled
-        and covariances are multiplied by 4.  The interval is for the weights of the population under the same
-        penalty.
+        For two classes, weights are doubled and covariances are multiplied by 4.  The interval is for the weights
+        of the population under the same penalty.
 
         Args:
             point: Released moments, (d,).
-            published: Public numbers of the release: std, n, and the share of row indices that count.
+            published: Public numbers of the release: std, n, and the share of row indices that count, by which
+                moments and std are divided.
 
         Returns:
             A coefficient for each feature, the constant included.

@@ -260,11 +260,9 @@ class ImportedSettings(ModuleSettings):
 def make_imported_model(path: str) -> Model:
     """Make a row of the table of models for the torch module at an import path.
 
-    The module is imported when its objective is made, and not before.  It is then built with the numbers of
-    features and outputs and the settings' `arguments`, has GroupNorm in place of BatchNorm if the settings say so,
-    and gets the weights of the settings' digest if there is one.  With a digest, the initial model x_1 has the
-    file's values for the trainable parameters that the file names, and its usual ones (`draw_initial_point`) for
-    the others.
+    The module is imported when its objective is made, and not before.  It is built with the numbers of features
+    and outputs and the settings' `arguments`.  If the settings name a digest of weights, the initial model has the
+    values of this file for the parameters that the file names, and drawn ones for the others.
 
     Args:
         path: Import path, "package.module:Name".

@@ -12,9 +12,8 @@
       (loss_b / bound - 1/2)                     for another model, such as a regression
 
   where loss_b is clamped to [0, bound], and right_b is 1 for a right prediction and else 0, or the share of right
-  predictions for several labels.  For a classification whose labels are no arrays, loss_b is the cross-entropy,
-  whichever loss the model is trained with.  Every coordinate lies in ±1/2, so that one record has a norm of at
-  most √2/2, or 1/2, for any model.
+  predictions for several labels.  Every coordinate lies in ±1/2, so that one record has a norm of at most √2/2, or
+  1/2, for any model.
 """
 
 import math
@@ -69,12 +68,12 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute the area under the ROC curve, with ties counted half.
 
     For two classes the area is the share of pairs of a record of class 1 and one of class 0 in which the first one
-    has the larger score.  For several classes the result is the mean over classes of the area of one class against
-    the others, by their probabilities.  Classes that no record has are left out of the mean.
+    has the larger score.  For several classes it is the mean over classes of the area of one class against the
+    others.  Classes that no record has are left out of the mean.
 
     Args:
         outputs: Logits, (..., n, classes) or (..., n, 1).
-        labels: Classes, (n,), of which at least two occur.  Two classes are 0 and 1.
+        labels: Classes, (n,), of which at least two occur.
 
     Returns:
         The area in 0 … 1 for each model, (...).
@@ -224,14 +223,14 @@ class ScoreView(EvaluationView):
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """Evaluate on all records, and with `silos` on the records of each silo as well.
 
-        The records of a silo are consecutive, and silos have the order of `silos`.  For each metric NAME of the
-        silos' records there are then NAME_at_SILO, NAME_mean_of_silos, and NAME_worst_silo: the largest of the
-        silos' values for `LOWER_IS_BETTER`, else the smallest.  A silo whose test records do not define a score
-        has none.  Then mean and worst are those of the other silos, and NAME_silos is their number.
+        For each metric NAME of the silos there are then NAME_at_SILO, NAME_mean_of_silos, and NAME_worst_silo: the
+        largest of the silos' values for `LOWER_IS_BETTER`, else the smallest.  A silo whose test records do not
+        define a score is left out, and NAME_silos is then the number of the others.
 
         Args:
             point: Models, (..., d).
-            records: Test records without leading axes, (n, …).
+            records: Test records without leading axes, (n, …), those of a silo next to each other, in the order of
+                `silos`.
         """
         evaluation = self._evaluate_part(point, records)
         if not self.silos:
@@ -257,10 +256,13 @@ class ScoreView(EvaluationView):
         return evaluation._replace(metrics=metrics)
 
     def _evaluate_part(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """Evaluate `base` on some records, with the scores as further metrics test_NAME.
+        """Evaluate `base` on some records, with the scores as further metrics test_NAME, (...) each.
 
-        Each metric is (...) for models `point` (..., d) and records (n, …).  The mean absolute error (mae) is
-        multiplied by `label_unit`.  With `silos`, scores that these labels do not define are left out.
+        With `silos`, scores that these labels do not define are left out.
+
+        Args:
+            point: Models, (..., d).
+            records: Test records, (n, …).
         """
         evaluation = self.base.evaluate(point, records)
         if not self.scores:
@@ -380,9 +382,9 @@ class SummedScores(View):
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """Compute the contribution of each record in float64, (..., B, `dimension`).
 
-        The columns are, for a classification only, the share of right predictions minus 1/2, and then the loss
-        divided by `loss_bound`, clamped to [0, 1], minus 1/2.  For a classification whose labels are no
-        arrays, the loss is the cross-entropy.  A loss of NaN or inf counts as `loss_bound`, and -inf as 0.
+        The last column is the loss divided by `loss_bound`, clamped to [0, 1], minus 1/2.  For a classification,
+        the first one is the share of right predictions minus 1/2.  If its records have a single label, the loss is
+        the cross-entropy, whichever loss the model is trained with.
 
         Args:
             model: Models, (..., d).
@@ -429,9 +431,8 @@ def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> 
         classes: Whether the model is a classification.
 
     Raises:
-        InputError: The class of `base` has no outputs record by record for a classification, or no losses for
-            another model; or the loss of several class labels is a function, which does not say which predictions
-            are right.
+        InputError: The model has no outputs or losses record by record, or several class labels and a loss that
+            does not say which predictions are right.
     """
     name = "outputs" if classes else "losses"
     # The methods of `Deterministic` raise, so that a class without its own has no outputs or losses.

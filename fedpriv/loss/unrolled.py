@@ -1,15 +1,12 @@
 """Recurrent layers and embeddings in operations that torch.func.vmap can batch.
 
-Under vmap, a gradient of GRU, RNN or a recurrent cell raises.  A gradient of an LSTM or an EmbeddingBag is
-computed one record after another, and one of a sparse table raises.  `make_vmap_module` replaces the forward pass
-of such layers, and keeps their parameters.
+Under vmap, gradients of torch's own layers raise an error or are computed one record after another.
+`make_vmap_module` replaces the forward pass of such layers, and keeps their parameters.
 
 torch runs a recurrent layer as one function, inside of which neither vmap nor a trace of parameters can look.
 `UNROLLED_FUNCTIONS` has functions that compute the same step by step, with `functional.linear` for the products by
-weights.  Each of them takes the positional arguments of torch's function, and its results differ by rounding only
-(and by the random numbers of dropout).  Those of layers refuse packed sequences, and are not for an LSTM with
-projections.  They compute W_ih x + b_ih, the input's part of the gates, of all
-steps of a layer in one product for each direction.
+weights, and take the positional arguments of torch's functions.  The input's part of the gates, W_ih x + b_ih, is
+computed for all steps of a direction in one product.
 """
 
 import copy
@@ -76,7 +73,7 @@ def _run_layer(
             hidden values and cells.
         weights: W_ih and W_hh, then b_ih and b_hh if `biases`, for each direction of each layer in turn.
         biases: Whether there are biases.
-        layers: Number of layers.  The first gets `values`, and a later one the outputs of the one before.
+        layers: Number of layers, of which each gets the outputs of the one before.
         dropout: Probability with which an output is dropped between two layers in training.
         train: Whether the layer is in training mode.
         bidirectional: Whether each layer also runs from the last step to the first.
@@ -190,11 +187,9 @@ UNROLLED_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def make_vmap_module(module: nn.Module) -> nn.Module:
     """Return the module, or a copy whose layers torch.func.vmap can batch.
 
-    The module is returned if it has none of the layers below.  In the copy, recurrent layers, their cells and
-    embeddings get another forward pass, unless their class is a subclass of torch's.  Layers of attention are put
-    into training mode.  The copy shares parameters and buffers with the module.  For modules that `check_module`
-    accepts, whose layers have no dropout, outputs are the module's up to rounding, but for positions that a
-    padding mask hides from attention: torch may set those to 0 in evaluation mode.
+    The module is returned if it has no layer that vmap cannot batch.  In the copy, recurrent layers, their cells
+    and embeddings of torch's own classes get another forward pass, and layers of attention are put into training
+    mode.  The copy shares parameters and buffers with the module.
     """
     if not any(type(layer) in _REPLACEMENTS or isinstance(layer, _ATTENTION) for layer in module.modules()):
         return module
@@ -222,14 +217,12 @@ class _Unrolled(nn.RNNBase):
     ) -> tuple[Tensor, Tensor | RecurrentState]:
         """Compute the outputs of all steps and the last states of all layers, without dropout.
 
-        A layer with dropout is refused elsewhere (`check_module`).
-
         Args:
             values: Inputs, (steps, records, features), (records, steps, features) with `batch_first`, or
                 (steps, features) of a single record.
             start: State before the first step, (layers · directions, records, width), or (layers · directions,
-                width) for a single record.  For an LSTM it is a pair of hidden values and cells, and hidden values
-                have the projected width if there is a projection.  None stands for zeros.
+                width) for a single record, or None for zeros.  For an LSTM it is a pair of hidden values, which
+                have the projected width if there is a projection, and cells.
 
         Returns:
             The last layer's outputs in the layout of `values`, directions side by side in place of features, and
@@ -335,7 +328,7 @@ class _GatherEmbeddingBag(nn.EmbeddingBag):
         """Reduce the table's rows of each record's tokens to their sum, mean or maximum, (B, width).
 
         The layer's `mode` says which.  Tokens of the padding row, if there is one, are left out, also in the
-        number by which a mean is divided.  A record whose tokens are all of the padding row gets zeros.
+        number by which a mean is divided.
 
         Args:
             tokens: Row of the table for each token, (B, tokens) with one token or more.

@@ -13,14 +13,13 @@ in one unit: under zero-out its contribution is replaced by zeros, and under rep
 `PerUnit` clips the vector v_u that `base` computes from the records of a unit u as one batch.  For a plain loss
 v_u combines the gradients of the records r at the queries x_t, x_{t-1}, … with coefficients c_k.  The classes in
 the next two rows can be this `base`.  In `QuantileClip`, C_t is the query's last coordinate, v_u is the vector of
-its `base`, the bit b_u says whether ‖v_u‖ is at most C_t, and ρ is the weight of the bit.  The paper releases the
-sum of vectors and that of bits separately, and here one release has both.
+its `base`, and ρ is the weight of the bit b_u.  The paper releases the sum of vectors and that of bits separately,
+and here one release has both.
 
 `LocalSteps` takes K steps of length η_l from the query x_t.  A model with linear scores moves in the span of a
 client's records Z (records, features): w_k = x_t - η_l A_kᵀ Z, where A_k (records, outputs) is the sum over the
 steps so far of the loss's derivatives by the scores, each times the record's weight in the step.  The scores of
-this model are scores(x_t) - η_l (Z Zᵀ) A_k.  Unless a subclass has a direction of its own, steps of such a model
-are therefore taken on these small matrices, and its displacement is computed once at the end.
+this model are scores(x_t) - η_l (Z Zᵀ) A_k, so that steps can be taken on these small matrices.
 
 Sources:
 
@@ -85,15 +84,15 @@ class PerUnit(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum weight · (v_u clipped to norm `clip`) over the units u of a batch.
 
+        v_u is the vector of `base` for the unit's records.
+
         Args:
             query: Combination of gradients, at points (..., d).
             batch: Units as records, (..., B, m, …), and the units' weights, (B,) or (..., B).
             clip: Norm bound of a unit's vector, a number or (..., 1).
 
         Returns:
-            The sum, (..., d), and the number of clipped units, (...).  A unit of weight other than 0 also counts
-            as clipped if `base` reports a clip: of a record of the unit, or for `QuantileClip` of the unit's
-            vector.
+            The sum, (..., d), and the number of units that were clipped here or in `base`, (...).
         """
         # A chunk of units at a time bounds the memory, since every unit has a vector of d values.
         records, weights = batch
@@ -144,8 +143,7 @@ class PerUnit(View):
         """Vector v_u of every unit before clipping, (..., B, d), and the number of clips in `base`, (..., B).
 
         A unit is a batch of its own for `base`: the units are one more leading axis of points and records.
-        Present records of a unit have weight 1/(number of them), so that a sum of gradients is their mean.  Absent
-        ones have weight 0, and get label 0 because every label has to be valid.
+        Present records of a unit have weight 1/(number of them), so that a sum of gradients is their mean.
 
         Args:
             query: Combination of gradients, at points (..., d).
@@ -158,6 +156,7 @@ class PerUnit(View):
         points = [
             point.unsqueeze(-2).expand(*point.shape[:-1], unit_count, point.shape[-1]) for point in query.points
         ]
+        # Absent records have weight 0, and get label 0 because every label has to be valid.
         present_records = Records(records.features, records.labels.where(is_present, 0))
         return self.base.increment(
             Query(points, query.coefficients), Batch(present_records, record_weights), UNCLIPPED
@@ -238,7 +237,6 @@ class QuantileClip(View):
         adaptive_clip = point[..., -1:].clamp(MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP).to(weights.dtype)
         vectors = self.base.increment(Query((point[..., :-1],), coefficients), batch, clip).total
         norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-        # A unit without records has 0 in place of a bit.
         is_within, is_present = norms <= adaptive_clip, (weights > 0.0).any(-1, keepdim=True)
         bits = torch.where(is_within, self.bit_weight / 2.0, -self.bit_weight / 2.0).to(vectors.dtype) * is_present
         return Increment(
@@ -296,9 +294,7 @@ class LocalSteps(View):
         return self.steps * points
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Compute the displacement of each client's model by its local steps, (..., d).
-
-        The number of clipped records is 0, since nothing is clipped here.
+        """Compute the displacement of each client's model by its local steps, (..., d), without clipping.
 
         Args:
             query: One point, (..., d), from which the steps start.  Its coefficient is not used.
@@ -483,9 +479,7 @@ class LocalTraining(View):
     def _train_silo(self, initial_model: Tensor, silo_records: Records, present: Tensor) -> Tensor:
         """Train from `initial_model` on one silo's records, and return the model, (..., d).
 
-        One pass takes the batches in order, and there are `epochs` passes.  A batch subtracts `step` times the
-        increment of `base` for equal weights of its present records, of sum 1: their mean gradient.  A batch
-        without present records has weights of 0.
+        A step subtracts `step` times the mean gradient of the present records of a batch.
 
         Args:
             initial_model: Model of the query, (..., d).
