@@ -4,8 +4,7 @@ C is the Toeplitz matrix with the coefficients c_0 = 1 and c_k = Σ_i ω_i θ_i^
 interlace, θ_1 > φ_1 > θ_2 > …, and ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j).  s_t is the sum of the increments
 of round t, the clipped contributions of its records.  A s are the running sums with a decay, and B = A C^-1, so
 that the noise of round t is (B z)_t for fresh vectors z of independent normal values.  A record is charged the
-distance by which it moves C s.  In a fixed order it takes part every N-th round, and in separated participations
-in any rounds that are far enough apart.  Special cases, without the `column_scale` below:
+distance by which it moves C s.  Special cases, without the `column_scale` below:
 
 | θ | φ | noise | vectors of state |
 |---|---|---|---|
@@ -195,9 +194,8 @@ class BufferedToeplitz(Toeplitz):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return (B z)_t and the next state.
 
-        Without `column_scale`, row t of B z is z_t plus a few decayed sums of earlier fresh vectors, the modes of
-        B.  For modes m of gain g_m and pole p_m, the result is z_t + Σ_m g_m b_m, and then b_m ← p_m b_m + z_t.
-        The state holds the vector b_m of each mode.  With `column_scale` see `_scaled_noise`.
+        Row t of B z is z_t plus a few decayed sums b_m of earlier fresh vectors, which the state holds.  For modes
+        m of gain g_m and pole p_m, it is z_t + Σ_m g_m b_m, and then b_m ← p_m b_m + z_t.
 
         Args:
             state: State before round t, which is not read in round 1.
@@ -207,7 +205,7 @@ class BufferedToeplitz(Toeplitz):
         Raises:
             InputError: The mechanism has a `column_scale` that is not planned for this round.
         """
-        if self.column_scale:
+        if self.column_scale:  # B is not Toeplitz, and has another state
             return self._scaled_noise(state, t, fresh)
         if not self._modes:  # B = I
             return fresh, ()
@@ -238,15 +236,14 @@ class BufferedToeplitz(Toeplitz):
         """Return the factorization A = B C on integers, with the C of rounded poles and residues.
 
         θ, the residues ω and the decay of A are rounded to multiples of 2^-31.  φ follows from θ and ω, so that B
-        belongs to the rounded C.  With `column_scale` increments are multiplied by D_t before they become integers
-        (`ScaledFactorization`).  The buffers of C hold at most 10 binary digits of a unit, and fewer if roundings
-        to whole units add up to little.  A φ that the rounding makes slightly negative counts as 0.
+        belongs to the rounded C.  With `column_scale` increments are multiplied by D_t before they become
+        integers.
 
         Raises:
             InputError: The rounded roots do not interlace, or the rounded residues add up to more than 1.
         """
         strategy = make_integer_buffered(self.theta, self.phi)
-        # More digits than those of the roundings to whole units would gain little.
+        # More digits of the buffers than those of the roundings to whole units would gain little.
         strategy = replace(strategy, digits=min(_DIGITS, strategy.max_roundings(workload.rounds).bit_length()))
         theta = tuple(root / COEFFICIENT_ONE for root in strategy.theta)
         phi = tuple(
@@ -295,9 +292,9 @@ class BufferedToeplitz(Toeplitz):
     def _scaled_variance(self, rounds: int) -> Floats:
         """Return the variance of the noise of every round, (rounds,), for fresh vectors of variance 1.
 
-        The state of `_scaled_noise`, the last noise n and a number u for each φ, is linear in the fresh vectors.
-        So its covariance, (m + 1, m + 1) for m roots φ, follows round by round: Cov ← M Cov Mᵀ + v vᵀ, for the
-        transition M of the state and the weights v of z_t in it.
+        The last noise n and a number u for each φ (`_scaled_noise`) are linear in the fresh vectors.  So their
+        covariance follows round by round: Cov ← M Cov Mᵀ + v vᵀ, for the transition M from round to round and the
+        weights v of z_t.
         """
         size = len(self.phi) + 1  # the last noise, and u of each φ
         covariance, variances = np.zeros((size, size)), np.empty(rounds)
@@ -409,13 +406,13 @@ class IntegerBuffered(IntegerStrategy):
     digits: int = 0
 
     def __post_init__(self) -> None:
-        """Check that C ≥ 0 has coefficients that never increase: 1, Σ ω_i, Σ ω_i θ_i, ….
+        """Check that the coefficients of C, 1, Σ ω_i, Σ ω_i θ_i, …, are not negative and never increase.
 
-        0 ≤ θ_i ≤ 1, ω_i ≥ 0 and Σ ω_i ≤ 1 are enough for that.
+        This follows from 0 ≤ θ_i ≤ 1, ω_i ≥ 0 and Σ ω_i ≤ 1, which are checked.
 
         Raises:
-            InputError: A number is out of its range, the ω_i add up to more than 1, or there are not as many ω_i
-                as θ_i.
+            InputError: One of these does not hold, there are not as many ω_i as θ_i, or `digits` is out of its
+                range.
         """
         if len(self.theta) != len(self.omega) or not 0 <= self.digits <= _MAX_DIGITS:
             raise InputError(
@@ -444,7 +441,7 @@ class IntegerBuffered(IntegerStrategy):
         )
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
-        """Bound |(C s)_t| and the buffers over all rounds, for sums whose bounds are the loads.
+        """Bound |(C s)_t| and the buffers over all rounds, given bounds of the sums s_t.
 
         The bounds follow the recursion of the class, with every rounding upwards.
 
@@ -537,10 +534,14 @@ def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64
 
 
 def _residue(theta: list[Fraction], phi: list[Fraction], index: int) -> Fraction:
-    """Compute ω_i, the weight of θ_i^(k-1) in the coefficient c_k of C, for i = `index`, from 0.
+    """Compute ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j) for i = `index`, from 0.
 
-    ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j) by partial fractions.  `theta` are the poles θ, all different, and
-    `phi` the zeros φ.
+    ω_i is the weight of θ_i^(k-1) in the coefficient c_k of C.
+
+    Args:
+        theta: Poles θ, all different.
+        phi: Zeros φ.
+        index: Index i.
     """
     pole, result = theta[index], Fraction(1)
     for root in phi:

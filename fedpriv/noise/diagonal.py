@@ -158,7 +158,7 @@ def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) ->
     Between two rounds of a record the displacement of the running sum only decays, so that its values in those
     rounds are enough: y_k = clip_k + decay^rounds_per_epoch y_{k-1} in the record's k-th round.  The squares of
     the displacements from this round until the record's next one, or until the period ends, add up to y_k² times
-    a geometric sum.  This takes O(T log T) for T rounds, without a T × T matrix.
+    a geometric sum.
 
     Args:
         clips: Clip of every round of the period, (rounds,).
@@ -191,8 +191,7 @@ class IntegerPrefix(IntegerStrategy):
     """C = A on integers: q_t = ⌊c · q_{t-1}⌉ + s_t, restarted every `period` rounds if it is not None.
 
     The decay c is `decay` multiples of 2^-31.  Roundings of neighbours differ by at most 1 a round, and the
-    differences decay like the sums, so that they add up to at most 1 / (1 - c).  Nothing is rounded for c of 0 and
-    1.
+    differences decay like the sums, so that they add up to at most 1 / (1 - c).
     """
 
     decay: int
@@ -214,7 +213,10 @@ class IntegerPrefix(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Return q_t and the next state, which holds q_t, or nothing for decay 0.
 
-        `sums` are the sums s_t of round t, int64 of any shape, and the state before round 1 is empty.
+        Args:
+            state: State before round t, empty before round 1.
+            t: Round, from 1.
+            sums: Sums s_t of round t, int64 of any shape.
         """
         if self.decay == 0:
             return sums, ()
@@ -308,7 +310,7 @@ class ScheduledGaussian(Mechanism):
 
         With C_τ for column τ of C, the sensitivity is max_τ clip_τ ‖C_τ‖ for one pass.  For a fixed order every
         record is tried.  For separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds
-        is a bound.  In up to 2,000 rounds a search may replace it by the exact sensitivity or a smaller bound.
+        is a bound, which a search may replace by the exact sensitivity or a smaller bound.
         """
         self._check_workload(workload)
         order = workload.public_order
@@ -379,7 +381,11 @@ class ScheduledGaussian(Mechanism):
         """Return the squared distance Σ_t y_t² / d_t² by which a record that takes part in `rounds` moves C s.
 
         y_t is the record's displacement of the running sum: decay y_(t-1) + clip_t in its own rounds, and decay
-        y_(t-1) in others.  `rounds` is a slice of indices from 0.
+        y_(t-1) in others.
+
+        Args:
+            workload: Running sums and clips.
+            rounds: Slice of the record's rounds, as indices from 0.
         """
         increments = np.zeros(workload.rounds)
         increments[rounds] = workload.clips[rounds]
@@ -443,8 +449,7 @@ class LeafGaussian(Mechanism):
     def certified(self, workload: Workload) -> Sensitivity:
         """Return √(Σ (clip_t / noise_t)²) over the rounds t of the worst record.
 
-        noise_t is `first` in the first round of a period, and else 1.  The sensitivity is exact for a fixed order
-        and for separated participations.
+        noise_t is `first` in the first round of a period, and else 1.
         """
         check_matches(workload, self.decay, self.period)
         squared_norms = (workload.clips / self._noise_scales(workload)) ** 2
@@ -567,7 +572,7 @@ class PhaseEnds(Mechanism):
         """Return the largest clip as the sensitivity, which is a bound.
 
         A record is in one gradient round, moves the iterate there by at most step · clip · its weight, and later
-        rounds of the phase do not enlarge this distance.  Noise is in units of the step, so the clip remains.
+        rounds of the phase do not enlarge this distance.  In units of the step and the weight this is the clip.
 
         Raises:
             InputError: The contraction argument does not apply to this workload, step or clip.

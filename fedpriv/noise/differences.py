@@ -32,8 +32,7 @@ variant composes them from prefixes of single epochs q = 0, 1, …, which are th
     sum of G up to t = Q_{q,p} + Σ_{k<q} decay^{p + (q-1-k) N} Q_{k,N}
 
 One tree of N leaves serves all epochs: the node that ends at position p keeps a filtered noise from epoch to
-epoch.  A record is in fewer nodes, and the state has about half as many vectors, N and a few.  If the loss has the
-smoothness and the Lipschitz constant 1, the noise is 19 to 28 % less in the settings of docs/momentum.md.
+epoch.
 
 A release is the noisy running sum of a round.  A displacement is the distance by which one record moves a node.
 Fresh vectors are independent normal vectors, drawn for each round.  A workload has the decay of the running sums,
@@ -170,8 +169,7 @@ class DifferenceTrees(Mechanism):
         """Compute the sensitivity by counting nodes, without `least`.
 
         The square of the sensitivity is the largest Σ_k (squared displacement in group k) / std_k² over the
-        records, k = early, late, difference, residual.  A group in which no record moves a node may have std_k =
-        0, and counts 0.
+        records, k = early, late, difference, residual.
 
         Args:
             workload: Workload with the clips and the fixed order.
@@ -199,15 +197,14 @@ class DifferenceTrees(Mechanism):
         """Check that the trees factor the workload and that their bounds are usable.
 
         The order has to be fixed, with N batches in every epoch, because with other orders Δ would be a difference
-        between gradients of different records.  Sums may not restart.
+        between gradients of different records.
 
         Args:
             workload: Workload of the run.
 
         Raises:
-            InputError: The decay, the period or the order is another one, γ is not strictly between 0 and 1,
-                `difference` or `residual` is not finite, for instance because no smoothness of the loss is known,
-                or one of them or `movement` is not above 0.
+            InputError: The decay or the order is another one, sums restart, γ is not strictly between 0 and 1, or
+                a bound is not above 0, or not finite, for instance because no smoothness of the loss is known.
         """
         check_matches(workload, self.decay, None)
         if (
@@ -232,8 +229,7 @@ class DifferenceTrees(Mechanism):
         """Compute each record's squared displacement in the r tree, which spans the whole run, (N,).
 
         Entry i is for the record at position i = 0, 1, … of an epoch.  In its rounds r moves by at most `residual`
-        · i if queries' movement bounds it, and by `residual` if r is clipped and i > 0.  If the run is shorter
-        than an epoch, entries without a round are 0.
+        · i if queries' movement bounds it, and by `residual` if r is clipped and i > 0.
         """
         rounds_since_anchor = np.arange(workload.rounds) % self.rounds_per_epoch
         # A clipped r moves by `residual` at most, however long ago the epoch began, and r is 0 in its first round.
@@ -253,8 +249,7 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
 
     M_k is the largest squared displacement of a record in group k = early, late, difference, residual.  λ_k is the
     group's share of the squared sensitivity, and the λ_k sum to 1.  The sensitivity, the root of the sum of
-    (squared displacement) / std_k², is then at most the largest clip.  A group in which no record moves a node
-    (M_k = 0) gets 0.  Standard deviations are in multiples of that of fresh vectors.
+    (squared displacement) / std_k², is then at most the largest clip.
 
     Args:
         trees: Trees, whose standard deviations are replaced.
@@ -264,7 +259,7 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
             deviation 1.
 
     Returns:
-        The same trees with these standard deviations.
+        The same trees with these standard deviations, in multiples of that of fresh vectors.
 
     Raises:
         InputError: The trees do not factor the workload.
@@ -288,10 +283,8 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
 
     These are √V_{≤2N} for early nodes, √V_{>2N} for late nodes, and `difference` / (2 clip) · √V_{>2N} for nodes
     of Δ and of r, with the largest clip.  V_{≤2N} and V_{>2N} are the paper's bounds on the number of nodes that
-    hold one record (`paper_window_counts`).  Standard deviations are in multiples of that of fresh vectors, which
-    is the paper's δ_G σ = 4 clip · σ under replace-one, and half of that under zero-out, where `least` is
-    charged.  `difference` includes the smoothness constant L, which the algorithm's box omits, and α is 1 minus
-    the decay.
+    hold one record (`paper_window_counts`).  `difference` includes the smoothness constant L, which the
+    algorithm's box omits, and α is 1 minus the decay.
 
     Args:
         trees: Trees with a bound of the queries' movement.
@@ -300,7 +293,7 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
             own count, ρ = 2/σ², is σμ = 2.
 
     Returns:
-        The same trees with these standard deviations, and `least` = 2 σμ.
+        The same trees with these standard deviations, in multiples of that of fresh vectors, and `least` = 2 σμ.
 
     Raises:
         InputError: Differences are clipped, the trees do not factor the workload, α is below 1/N, or N < 6, where
@@ -364,8 +357,8 @@ class AlignedDifferences(DifferenceTrees):
     def squared_norms(self, workload: Workload) -> NodeGroups:
         """Add up each record's squared displacements in the four groups of nodes, (N,) a group.
 
-        Entry i is for the record at position i of every epoch.  The trees of G and of Δ cover one epoch each, so
-        that their squares add up over the epochs.  The tree of r spans the whole run.
+        The trees of G and of Δ cover one epoch each, so that their squares add up over the epochs.  The tree of r
+        spans the whole run.
 
         Args:
             workload: Workload with the clips.
@@ -387,9 +380,8 @@ class AlignedDifferences(DifferenceTrees):
 
         The release at position p of an epoch has three noises: n, the filtered noise of the nodes of prefix p; c,
         the noise carried over from earlier epochs, decayed by decay^p; and the noise of the r tree, independent of
-        n and c.  n and c are correlated where prefix p and the whole epoch are made up of some of the same nodes,
-        because c contains earlier noise of the nodes of whole epochs.  The variances are for fresh vectors of
-        variance 1.
+        n and c.  n and c are correlated, because c contains earlier noise of nodes of which prefix p may be made
+        up, too.  The variances are for fresh vectors of variance 1.
         """
         self.check_workload(workload)
         # Per unit of squared weight of a node: node_variance of n, past_variance of c, and their covariance.
@@ -430,12 +422,12 @@ class AlignedDifferences(DifferenceTrees):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
 
-        The state is a flat tuple of vectors in three parts.  First comes the stack of the r tree, the noise of
-        prefixes of the run, shortest first, which is empty if N = 1.  Then comes a ring: the filtered noise of the
-        nodes at the last N positions, oldest first.  From the second epoch on ring[0] is that of the same position
-        one epoch ago.  Last comes the epoch's stack: the noise of prefixes of the current epoch, each including
-        earlier epochs, shortest prefix first.  After the first epoch its first vector is the noise of all complete
-        epochs, decayed to the end of the last one.
+        The state is a flat tuple of vectors in three parts:
+
+        * the stack of the r tree, the noise of prefixes of the run, shortest first, or nothing if N = 1,
+        * a ring, the filtered noise of the nodes at the last N positions, oldest first,
+        * the epoch's stack, the noise of prefixes of the current epoch, shortest first, each including earlier
+          epochs.  After the first epoch its first vector is the noise of all complete epochs.
 
         Args:
             state: State before round t.
@@ -453,7 +445,7 @@ class AlignedDifferences(DifferenceTrees):
             residual, stack = BinaryTree(self.decay).noise(stack, t, self.std_residual * vectors.pop(0))
         if t <= self.rounds_per_epoch:
             node_noise = self.std_early * vectors[0]
-        else:
+        else:  # ring[0] is the noise of the same position one epoch ago
             updated_noise = ring[0] + self.std_difference * vectors[1]
             node_noise = (1.0 - self.mixing) * updated_noise + self.mixing * (self.std_late * vectors[0])
         position = (t - 1) % self.rounds_per_epoch + 1
@@ -559,9 +551,8 @@ class IntegerAligned(IntegerStrategy):
         """Return the released nodes in groups of equal noise: early and late ones of G, those of Δ and of r.
 
         A group has its number of nodes, their noise, and a bound of what rounding adds to the difference of a node
-        between neighbours.  A round releases one node for each of its parts, so that the first epoch has no late
-        nodes and none of Δ.  Roundings are bounded for one participation in the trees of G and Δ, because an epoch
-        holds a record once, and for all participations in the tree of r.
+        between neighbours.  An epoch holds a record once, so that roundings are bounded for one participation in
+        the trees of G and Δ.
 
         Args:
             rounds: Number of rounds of the run.

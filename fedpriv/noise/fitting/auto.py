@@ -4,13 +4,12 @@ A row is one run to be planned: a workload of running sums, and the weights of i
 points.  A fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The
 result is a mechanism with its numbers.  A forms running sums of the sums s of records' contributions, a record is
 charged for moving C s, and the noise is A C^-1 z for fresh normal vectors z.  λ-CGD and buffers form the
-noise from one or a few decaying sums of earlier vectors, and a banded C has few diagonals.  A candidate is a
-mechanism with the number of vectors in its state and its noise √J.  Scaled noise is that of a `column_scale` D:
-the noise of increment t, a record's clipped contribution to round t, is divided by D_t.
+noise from one or a few decaying sums of earlier vectors, and a banded C has few diagonals.  Scaled noise is that
+of a `column_scale` D: the noise of increment t, a record's clipped contribution to round t, is divided by D_t.
 
 Mechanisms are compared by the noise that each leaves in the output and in the queries.  J (`fitting/cost.py`) is
 the sum of both variances relative to their lower bounds: at least 2, or at least 1 if the output does not count.
-Standard deviations are for noise of μ = 1 under zero-out, and inversely proportional to μ.
+A candidate is a mechanism with the number of vectors in its state and its noise √J.
 
 The best sizes of scheduled noise have a closed form.  J is the squared sensitivity times the variance in the
 points.  With fresh noise d_t z_t the variance is Σ_t d_t² w_t, where w_t is the sum over the points of the squared
@@ -84,11 +83,9 @@ def _neighbour_weights(weights: Floats, rows: int) -> Floats:
 def max_displacements(workload: Workload) -> Floats:
     """Compute the largest distance by which a record can have moved the running sum of every round, (T,).
 
-    In a round either the record takes part, or its distance is decay times that of the round before.  The result
-    is the larger one of both cases.  A record that takes part in round t, and took part every `spacing` rounds
-    before (the rounds of an epoch, or the least separation), has moved the sum by r_t = clip_t + decay^spacing ·
-    r_{t-spacing}.  If a record takes part in k rounds only, the clip of k · spacing rounds ago is subtracted,
-    decayed.  In a single pass r_t = clip_t.
+    In a round either the record takes part, or its distance is decay times that of the round before.  A record
+    that takes part in round t, and took part every `spacing` rounds before (the rounds of an epoch, or the least
+    separation), has moved the sum by r_t = clip_t + decay^spacing · r_{t-spacing}.
 
     For separated participations with unequal clips the result is an approximation, which suffices for a fit.
 
@@ -106,7 +103,7 @@ def max_displacements(workload: Workload) -> Floats:
         record_displacements.append(
             clip + (decay**spacing * record_displacements[t - spacing] if t >= spacing else 0.0)
         )
-        if t >= last_round_distance:  # the record takes part `max_rounds_per_record` times only
+        if t >= last_round_distance:  # beyond `max_rounds_per_record` rounds, the earliest one does not count
             record_displacements[t] -= decay**last_round_distance * clips[t - last_round_distance]
         distances.append(max(record_displacements[t], decay * distances[t - 1] if t else 0.0))
     return np.array(distances)
@@ -146,12 +143,9 @@ def fit_named(
 ) -> MechanismCandidate:
     """Fit a mechanism that a scenario names without numbers, and return it with its memory and noise.
 
-    The fitted numbers are the sizes of "scheduled" noise, or the roots of "lambda-cgd" and "blt".  "auto" chooses
-    among several mechanisms.
-
     Args:
         cost: Cost of noise for the row.
-        name: "auto", "scheduled", "lambda-cgd" or "blt".
+        name: "auto", which chooses among several mechanisms, "scheduled", "lambda-cgd" or "blt".
         options: Options of the scenario: the most vectors in the state, and whether "lambda-cgd" and "blt" scale
             noise.
         scalable: Whether "auto" may scale noise.
@@ -213,8 +207,7 @@ def fit_kind(
 ) -> MechanismCandidate:
     """Return the fitted candidate of one kind with the least J, of at most `max_vectors` vectors.
 
-    For `BufferedToeplitz` candidates of λ-CGD count too, as buffers with one pair of roots, and the returned
-    mechanism is then made a `BufferedToeplitz`.
+    λ-CGD counts as a `BufferedToeplitz` with one pair of roots, too.
 
     Args:
         cost: Cost of noise for the row.
@@ -249,7 +242,7 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
     """Yield candidates of at most `max_vectors` vectors that none yielded before dominates.
 
     A candidate dominates another if it has at most as many vectors and at most as much noise, where noise within a
-    relative 1e-6 counts as equal.  The order is that of `all_candidates`.
+    relative 1e-6 counts as equal.
 
     Args:
         cost: Cost of noise for the row.
@@ -268,14 +261,10 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
 
 
 def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
-    """Yield candidates of several kinds and sizes, also those that another one dominates.
+    """Yield candidates of several kinds and sizes.
 
-    A candidate dominates another if it has at most as many vectors and at most as much noise.
-
-    The order is: independent noise, scheduled noise, a tree if its state fits, banded square roots of 2 to
-    `max_vectors` bands if records take part more than once, λ-CGD and buffers without scaled noise
-    (`_plain_candidates`), and buffers with it (`_scaled_candidates`).  Buffers are tried with up to three pairs of
-    roots, as far as the state allows.  With one or two rounds there is independent noise only.
+    The kinds are independent and scheduled noise, a tree, banded square roots, λ-CGD, and buffers without and with
+    scaled noise.  Runs of one or two rounds get independent noise.
 
     Args:
         cost: Cost of noise for the row.
@@ -306,7 +295,7 @@ def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCa
     """Yield λ-CGD, and buffered noise of more roots as far as the state allows, without scaled noise.
 
     Buffers are fitted with two pairs of roots (θ_i, φ_i), with φ_2 = 0 or φ_2 fitted (`last_free`), or with three
-    pairs and φ_3 fitted.  A fit may leave pairs out.  No candidate is yielded if the state allows no vector.
+    pairs and φ_3 fitted.
 
     Args:
         cost: Cost of noise for the row.
@@ -330,12 +319,11 @@ def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCa
 
 
 def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
-    """Yield buffered noise with a scale, for one pass with equal clips.
+    """Yield buffered noise with a scale, for one pass with equal clips, and nothing for other workloads.
 
     Scaled noise divides the noise of increment t by D_t, so that all columns of C diag(D) have one norm.
-    Candidates are fitted with m = 1, 2 or 3 pairs of roots (θ_i, φ_i) as far as the state allows, with the last φ
-    fitted (`last_free`), and for m = 1 also with φ_1 = 0.  A fit may leave pairs out.  No candidate is yielded for
-    other participations or unequal clips.
+    Candidates are fitted with 1, 2 or 3 pairs of roots (θ_i, φ_i) as far as the state allows, with the last φ
+    fitted (`last_free`), and with one pair also for φ_1 = 0.
 
     Args:
         cost: Cost of noise for the row.
@@ -403,8 +391,7 @@ class MechanismComparison:
 def compare_mechanism(mechanism: Mechanism, response: NoiseResponse, workload: Workload) -> MechanismComparison:
     """Compute a mechanism's line in a comparison, for noise of μ = 1 under zero-out.
 
-    Fresh vectors then have the sensitivity as their standard deviation, by which noise for fresh vectors of
-    standard deviation 1 is multiplied.
+    Fresh vectors then have the sensitivity as their standard deviation.
 
     Args:
         mechanism: Mechanism of the line.

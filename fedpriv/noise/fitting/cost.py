@@ -93,14 +93,11 @@ class NoiseStream:
 def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
     """Compute the weight of every round's input in Σ_t weights[r, t] · answer_t, for each row r.
 
-    The stream maps the inputs of all rounds, a number each, to as many answers.  The weights are the gradient of
-    the sum, by automatic differentiation at inputs of 0.  Rounds are processed in segments of 1,000, the last
-    segment first, so that only one segment's graph is in memory.  The state before each segment is computed once,
-    forwards, and stored.  The gradient with respect to a segment's first state is passed on to the segment before
-    it.
+    The weights are the gradient of this sum with respect to the inputs, by automatic differentiation.  Rounds are
+    processed in segments, the last segment first, so that only one segment's graph is in memory.
 
     Args:
-        stream: Affine map from inputs to answers, which is run with a replicate for each row.
+        stream: Affine map from the inputs of all rounds to as many answers, run with a replicate for each row.
         weights: Weights of the answers, (rows, T).
 
     Returns:
@@ -123,7 +120,7 @@ def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
             end_state, answer = stream.advance(end_state, start + offset, vector)
             answers.append(answer)
         total = torch.sum(torch.stack(answers) * answer_weights[start - 1 : start - 1 + count])
-        if next_gradients is not None:
+        if next_gradients is not None:  # of the later segments' sum by this segment's last state
             total = total + sum(
                 torch.sum(state_vector * gradient)
                 for state_vector, gradient in zip(end_state, next_gradients, strict=True)
@@ -136,8 +133,6 @@ def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
 
 def _segment_states(stream: LinearStream, rows: int, starts: range) -> "list[tuple[Tensor, ...]]":
     """Return the stream's state before every round of `starts`, for inputs of 0, as vectors (rows, 1).
-
-    From these states `apply_adjoint` runs each segment of rounds again, with a graph.
 
     Args:
         stream: Affine map from inputs to answers, computed round by round.
@@ -212,12 +207,7 @@ def spaced_indices(rounds: int, count: int) -> NDArray[np.int64]:
 def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
     """Compute the variance ‖h B‖² of the noise in h · (released rows) for every row h, (n,).
 
-    B z is the mechanism's noise in the T releases, for fresh vectors z of variance 1.  The first of three ways
-    that serves is taken:
-
-    * If each row weighs one release only, `Mechanism.variance` has the variances.
-    * If the mechanism has a noise series, B is Toeplitz, so that h B is a convolution, backwards in time.
-    * Otherwise the mechanism is run as a stream (`apply_adjoint`), which takes torch.
+    B z is the mechanism's noise in the T releases, for fresh vectors z of variance 1.
 
     Args:
         mechanism: Mechanism of the noise.
@@ -225,13 +215,14 @@ def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> 
         workload: Running sums.
 
     Raises:
-        ValueError: The mechanism would have to be run as a stream, and takes several fresh vectors a round.
+        ValueError: The mechanism has to be run as a stream, and takes several fresh vectors a round.
     """
     if np.all(np.count_nonzero(rows, axis=1) == 1):  # every row has one release
         return np.asarray(np.sum(rows**2 * mechanism.variance(workload), axis=1), np.float64)
     if (series := mechanism.noise_series(workload)) is not None:
         from scipy.signal import fftconvolve  # slow to import, and needed only for fits
 
+        # B is Toeplitz, so that h B is a convolution, backwards in time.
         backwards = fftconvolve(rows[:, ::-1], series[None], axes=1)[:, : workload.rounds]
         return np.asarray(np.sum(backwards**2, axis=1), np.float64)
 
@@ -295,9 +286,8 @@ def increment_weights(rows: Floats, decay: float) -> Floats:
 def std_lower_bounds(rows: Floats, workload: Workload) -> Floats:
     """Compute lower bounds of the noise in h · (released rows) for each row h: (n, T) -> (n,).
 
-    The bounds are standard deviations, for noise of μ = 1 under zero-out by any mechanism.  The bound of a row is
-    the largest Σ clip_i |a_i| over the rounds i of one record, with a = h A (see the module): over patterns of
-    separated participations, or over the positions of a fixed order.
+    The bounds are standard deviations, for noise of μ = 1 under zero-out by any mechanism.  With A the matrix of
+    running sums and a = h A, the bound of a row is the largest Σ clip_i |a_i| over the rounds i of one record.
 
     Args:
         rows: Weights of the released rows, (n, T).
@@ -339,9 +329,8 @@ class NoiseCost:
 def make_noise_cost(response: NoiseResponse, workload: Workload) -> NoiseCost:
     """Return the cost of noise for a response, with the points' weights divided by lower bounds.
 
-    With these divisors J is the squared sensitivity times the sum of the variances of all divided points, for
-    fresh vectors of variance 1.  Queries are divided by √(number of queries · mean of their squared lower bounds),
-    the output by its own bound.
+    The divisors make J the squared sensitivity times the sum of the variances of all divided points.  Queries are
+    divided by √(number of queries · mean of their squared lower bounds), the output by its own bound.
 
     Args:
         response: Weights of the released rows in the published points.

@@ -1,16 +1,16 @@
 """Fit of the roots of a buffered Toeplitz mechanism to the points that a run publishes.
 
-The fit is deterministic.  The roots are functions of unbounded numbers v: with s = sigmoid(v) and ρ_j = Π_{l≤j} (1
-- s_l) the roots θ = decay (ρ_1, ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as
-1).  The minimized function of the roots has an exact gradient:
+C = Π (1 - φ_i x) / Π (1 - θ_i x) is the strategy matrix as a power series in the delay x by one round, with m
+pairs of roots (θ_i, φ_i).  A is the matrix of running sums with decay, and B = A C^-1.  The minimized function is
 
     log J = log ‖C u‖² + log ‖R B‖²    R the rows of a `NoiseCost`, u clips of the worst record (`worst_record`)
 
-Here C = Π (1 - φ_i x) / Π (1 - θ_i x) is the strategy matrix as a power series in the delay x by one round, and
-the s_l in (0, 1) have no other meaning than to order the roots.  m is the number of pairs (θ_i, φ_i).  B = A
-C^-1, and A is the matrix of running sums with decay.  The first columns of C and B are power series c and b in
-x.  Their derivatives are ∂c/∂θ = x/(1 - θx) c and ∂b/∂θ = -x/(1 - θx) b, and for φ the signs change.  Both norms
-are those of filtered signals, so every derivative is one more filter.
+It has an exact gradient: with c and b the first columns of C and B, ∂c/∂θ = x/(1 - θx) c and ∂b/∂θ = -x/(1 - θx)
+b, and for φ the signs change.  Both norms are those of filtered signals, so every derivative is one more filter.
+
+The roots are functions of unbounded numbers v: with s = sigmoid(v) and ρ_j = Π_{l≤j} (1 - s_l) the roots θ = decay
+(ρ_1, ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as 1).  The fit is
+deterministic.
 """
 
 import math
@@ -29,13 +29,9 @@ from fedpriv.participation.orders import MinSeparation
 def worst_record(coefficients: Floats, workload: Workload) -> Floats:
     """Return the record u whose ‖C u‖ fits take for the sensitivity, (T,).
 
-    u has the record's clips in its rounds, and 0 elsewhere.  The sensitivity is the largest distance by which a
-    record moves C s, for the sums s of records' clipped contributions.  ‖C u‖ is equal to it, with one exception:
-
-    * In a single pass u is in the round with the largest product of clip and column norm.
-    * In a fixed order u is at the worst position of an epoch, which is the first for equal clips.
-    * For separated participations u has the largest clip in the earliest rounds.  With unequal clips, the
-      exception, ‖C u‖ is an upper bound of the sensitivity.
+    u has the record's clips in its rounds, and 0 elsewhere.  ‖C u‖ is the largest distance by which a record moves
+    C s, for the sums s of records' clipped contributions.  With separated participations and unequal clips it is
+    an upper bound.
 
     Args:
         coefficients: First column of C, (T,), ≥ 0 and never increasing.
@@ -142,7 +138,7 @@ class ScaledLoss(RootLoss):
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
         """Compute log ‖clip · R A diag(n) C^-1‖² and its gradient with respect to the roots, (2m,).
 
-        The roots count twice, in C^-1 and in the column norms n.
+        The gradient has two parts, since the roots are in C^-1 and in the column norms n.
 
         Args:
             roots: θ_1, φ_1, θ_2, φ_2, …, θ_m, φ_m, (2m,).
@@ -203,10 +199,9 @@ class RootFit:
 def fit_lambda(cost: NoiseCost) -> RootFit:
     """Fit the λ of λ-CGD, C = 1 / (1 - λx), to the least log J: θ = (λ,), φ = (0,).
 
-    The search is over log(1 - λ / max), where max is the decay (1 for decay 0): on a grid of 12 values from 1 - λ
-    / max = 0.05 / T to 0.95, and then around the best, up to its neighbours.  ‖R B‖² is a quadratic in λ, whose
-    three coefficients are computed once, since B = A C^-1 = (1 - λx) / (1 - decay x) = 1 + (decay - λ) x / (1 -
-    decay x).
+    The search is over log(1 - λ / max), where max is the decay (1 for decay 0): on a grid from 1 - λ / max = 0.05
+    / T to 0.95, and then around the best.  ‖R B‖² is a quadratic in λ, whose three coefficients are computed once,
+    since B = A C^-1 = (1 - λx) / (1 - decay x) = 1 + (decay - λ) x / (1 - decay x).
 
     Args:
         cost: Cost of noise for the row.
@@ -237,12 +232,10 @@ def fit_lambda(cost: NoiseCost) -> RootFit:
 
 
 def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots) -> RootFit:
-    """Fit pairs of roots by minimizing log J with L-BFGS-B over the numbers v of the module, |v| ≤ 40.
+    """Fit pairs of roots by minimizing log J with L-BFGS-B over unbounded numbers that stand for the roots.
 
-    There are two starts: roots at log-spaced distances to the largest allowed root (the decay, or 1 for decay 0),
-    and a single root with pairs that nearly cancel.  The better result is refined by a second descent, unless R
-    has more than 500,000 values.  In the end pairs that cancel are left out, so that the fit may have fewer, and
-    the first and last roots moved to the ends of their range, if log J hardly rises (`_simplify_roots`).
+    There are two starts, and the better result is refined by a second descent unless R is large.  In the end pairs
+    that nearly cancel are left out, so that the fit may have fewer (`_simplify_roots`).
 
     Args:
         loss: log J as a function of the roots.
@@ -284,9 +277,8 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
 def _starting_points(workload: Workload, count: int, last_free: bool, around: float) -> Iterator[Floats]:
     """Yield two starts v, (2m,), or (2m - 1,) if φ_m is not fitted.
 
-    The first has roots at log-spaced distances below the largest allowed root, from 0.6 / n to 0.75 of it (only
-    0.6 / n for one root), where n is the number of rounds between two participations, or T if T is less.  The
-    second has θ_1 at `around`, pairs (φ_i, θ_{i+1}) that nearly cancel, and φ_m near 0 if it is fitted.
+    The first has roots at log-spaced distances below the largest allowed root.  The second has θ_1 at `around`,
+    pairs (φ_i, θ_{i+1}) that nearly cancel, and φ_m near 0 if it is fitted.
 
     Args:
         workload: Participation, from which the smallest distance follows.
@@ -311,8 +303,7 @@ def _unbounded_roots(ratios: Floats) -> Floats:
 def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], float]:
     """Remove pairs of roots that nearly cancel, and set φ_m = 0 or θ_1 to the largest allowed root.
 
-    Each change is made only if it raises log J by at most 1e-9, and changes are tried until none is accepted.
-    Fewer or simpler roots take less state.
+    A change is made if it raises log J by at most 1e-9, since fewer or simpler roots take less state.
 
     Args:
         roots: θ_1, φ_1, θ_2, φ_2, …, falling.
@@ -336,8 +327,7 @@ def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], fl
 def _simpler_roots(roots: list[float], max_root: float) -> Iterator[list[float]]:
     """Yield simpler variants of the roots θ_1, φ_1, θ_2, …, one change at a time.
 
-    First come the roots without two neighbours, as long as a pair of roots is left, then those with φ_m = 0, and
-    with θ_1 = `max_root`, if they are not so already.
+    A variant lacks two neighbours, or has φ_m = 0, or θ_1 = `max_root`.
     """
     for index in range(len(roots) - 1 if len(roots) > 2 else 0):
         yield roots[:index] + roots[index + 2 :]
