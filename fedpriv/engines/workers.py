@@ -207,7 +207,7 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
         raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
 
     def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-        """Run groups of cells as tasks, and submit the group of a worker that died again.
+        """Run groups of cells as tasks, and submit a group again if its worker died.
 
         Each task has a stream of events.  An outcome is yielded with its index in `cells`, and other events go to
         the observer or the checkpoints.  A stream that ends without an error belongs to a finished group.

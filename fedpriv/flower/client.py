@@ -287,7 +287,7 @@ class PrivateClient:
 
 
 def normalize_loss(loss: Any) -> LossArgument:
-    """Return torch's cross-entropy as a dictionary in the form of a scenario, and any other loss unchanged.
+    """Return torch's cross-entropy in the form of a scenario, and any other loss unchanged.
 
     Raises:
         InputError: The loss is torch's cross-entropy with class weights, or leaves out a class (`ignore_index`).

@@ -265,8 +265,8 @@ class PrivateStrategy(FedAvg):
         Raises:
             InputError: The strategy was started before, or the arrays, the number of rounds, the terms or
                 `max_epsilon` cannot be used.
-            RunError: The nodes are not one for each silo, or a silo that the run needs fails, refuses or does not
-                answer, or an answer cannot be used.
+            RunError: The nodes are not one for each silo, or a silo fails, refuses for good, does not answer
+                although the run needs it, or sends what cannot be used.
         """
         refuse(
             {
@@ -294,7 +294,7 @@ class PrivateStrategy(FedAvg):
         return result
 
     def _count_affordable_rounds(self, planned_rounds: int) -> int:
-        """Return the number of rounds until ε would exceed `max_epsilon`, or all rounds without a limit.
+        """Return the largest number of rounds whose ε is within the limit, or all rounds without a limit.
 
         The number is found by bisection, since ε does not fall with the number of rounds.
 

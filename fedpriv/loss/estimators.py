@@ -227,7 +227,7 @@ def max_running_sum(schedule: Participation, rounds: Iterable[Round]) -> float:
     """
     max_norm = norm = 0.0
     for round_record in rounds:
-        # A round that reads k batches divides by k.
+        # A round divides by the expected number of batches.
         batch_ratio = schedule.max_batches(round_record.t) / max(1, schedule.expected_batches(round_record.t))
         norm = float(round_record.decay) * norm + batch_ratio * round_record.max_contribution
         max_norm = max(max_norm, norm)

@@ -214,7 +214,7 @@ def compute_frozen_features(
 
 
 def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
-    """Return zeros in the shape of a record's features, (1, features), found by a call on a record of zeros.
+    """Find the shape of features by a call on a record of zeros, and return zeros (1, features).
 
     Args:
         map_record: Function from a record (1, f) to features (1, features).

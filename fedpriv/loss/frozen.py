@@ -113,7 +113,7 @@ class FunctionalModule:
 def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
     """Run a copy of the module on an artificial record, and return its outputs.
 
-    The run may not change a buffer or a parameter, so that no record depends on the one before.
+    The run has to leave buffers and parameters as they were, so that no record depends on the one before.
 
     Args:
         module: Module to copy, which is not changed.

@@ -13,9 +13,9 @@ bias, and for an embedding a_t is a token: the index of a row of the table.
 | embedding | Σ_t δ_t, added to row a_t |
 | any bias | Σ_t δ_t |
 
-An increment of a record is Σ_k c_k times its gradient at point x_k, with public coefficients c_k.  A layer's part
-of it, summed over calls and over points, is stored in the form that takes least memory or time: as a gradient, as
-the factors δ and a, or as the rows of a table that the record's tokens name (`make_weight_terms`).
+An increment of a record is Σ_k c_k times its gradient at point x_k, with public coefficients c_k.  A parameter's
+part of it, summed over calls and over points, is stored as a gradient, as the factors δ and a, or as the rows of a
+table that the record's tokens name (`make_weight_terms`).
 """
 
 from collections.abc import Callable, Sequence
@@ -294,8 +294,8 @@ def _flatten_positions(values: Tensor) -> Tensor:
 def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> LayerTerms:
     """Represent each record's gradient with respect to a weight, as a sum over the uses of the weight.
 
-    A use is one call of a function at one point of an increment, or the difference of two points.  Its gradient is
-    Σ_t δ_t ⊗ a_t over positions t, with the output gradients δ and the inputs a.
+    A use is one call of a function at one point of an increment, or the difference of two points.  For a linear
+    function its gradient is Σ_t δ_t ⊗ a_t over positions t, with the output gradients δ and the inputs a.
 
     Args:
         uses: Uses of this weight, one or more.

@@ -1,12 +1,12 @@
 """Clipped sums for any module, from terms in closed form for the parameters that allow it.
 
 The increment of a record z is Σ_k c_k ∇f(x_k; z), for the points x_k and the coefficients c_k of a query, and is
-clipped as a whole.  A parameter that goes into layer functions with a closed form only (functions.py) has its part
-of the increments of all B records represented by `LayerTerms`, from which each record's norm and the clipped sum
-are computed.  For linear functions these terms may be factors in place of gradients ("ghost norms").  Gradients of
-all other parameters are materialized record by record, (B, size), in the same backward pass.  A plan
-(`_GhostPlan`) says which parameters those are.  The plan follows from a record of zeros, and from no record of the
-batch.
+clipped as a whole.  If a parameter goes only into layer functions with a closed form (functions.py), as a weight
+or as a bias, its part of the increments of all B records is represented by `LayerTerms`, from which each record's
+norm and the clipped sum are computed.  For linear functions these terms may be factors in place of gradients
+("ghost norms").  Gradients of all other parameters are materialized record by record, (B, size), in the same
+backward pass.  A plan (`_GhostPlan`) says which parameters those are.  The plan follows from a record of zeros,
+and from no record of the batch.
 
 The records of a batch pass through the module under vmap, so that code of the module computes with one record's
 values.  `TracingMode` stands between the module and torch's functions.  It computes a layer function that is
@@ -182,13 +182,13 @@ class TracingMode(TorchFunctionMode):
     ) -> Any:
         """Run a call of a torch function on one record's values inside the vmap, with a trace of parameters.
 
-        * A layer function with a closed form, whose weight and bias are traced parameters, is computed for all
-          records at once, and the call is added to the trace.  Twins take the place of the parameters: leaves of
-          autograd with the same values.
+        * A layer function with a closed form, whose weight and bias, as far as it has them, are traced parameters,
+          is computed for all records at once, and the call is added to the trace.  Twins take the place of the
+          parameters: leaves of autograd with the same values.
         * A recurrent layer or cell runs as its unrolled form, and multi-head attention as torch's own code, both
           in this mode, so that the functions inside of them are traced.
-        * Plain attention, without mask and dropout, is one call for all records, by an implementation that goes
-          through them one by one.
+        * Plain attention, such as without mask and dropout, is one call for all records, by an implementation that
+          goes through them one by one.
         * Any other call is passed on unchanged.
 
         Args:
@@ -236,7 +236,7 @@ class TracingMode(TorchFunctionMode):
             func is functional.scaled_dot_product_attention
             and (options := _plain_attention(*args, **settings)) is not None
         ):
-            # torch computes a batch record by record.
+            # These implementations compute a batch record by record.
             query, key, value = (self._batch_values(part) for part in args[:3])
             with sdpa_kernel(_ATTENTION):
                 outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **options)
@@ -472,8 +472,8 @@ class GhostObjective(ModuleObjective):
             records: Records of the batch, (B, …).
             coefficient: Coefficient of the point in the query.
             materialized: Names of parameters whose gradients autograd forms record by record.
-            is_only_point: Whether the query has no other point.  The terms of a parameter with a single call are
-                then made at once, so that the call's inputs need not be stored.
+            is_only_point: Whether the query has no other point.  Calls that share no parameter with another call
+                then get their terms at once, so that their inputs need not be stored.
 
         Returns:
             The other calls with their output gradients, the terms made at once, the gradients (B, size) of the

@@ -478,7 +478,7 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
 
     Returns:
         The point x, its norm, and the lower bound min_i ⟨g_i, x⟩/‖x‖ on the norms in the hull, or 0 if this is
-        negative.
+        negative or x is 0.
     """
     squared_norms = np.sum(points**2, axis=1)
     largest = float(np.max(squared_norms))

@@ -198,8 +198,8 @@ def make_layout_objective(
         name: Name of the model in error messages.
 
     Returns:
-        The objective, behind a `LabelledView` if a record has several labels, and the module in a form that takes
-        flat rows.
+        The objective, behind a `LabelledView` if a record's labels are an array, and the module in a form that
+        takes flat rows.
 
     Raises:
         InputError: Module, loss and records do not fit each other.

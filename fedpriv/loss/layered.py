@@ -102,8 +102,8 @@ class LayeredObjective(BaseModuleObjective):
             dtype: Type of the parameters.
 
         Returns:
-            The objective, or None if the module's type is not nn.Sequential, a layer has no closed form, or a
-            parameter is frozen or used twice.
+            The objective, or None if the module is no nn.Sequential of layers with closed forms in which every
+            parameter is trained and used once.
 
         Raises:
             InputError: The module cannot be trained (`check_module`).  Errors of a layer on zeros are passed on.
@@ -184,7 +184,7 @@ class LayeredObjective(BaseModuleObjective):
         return torch.cat([part for term in terms for part in term.per_record(clipped.factor)], dim=-1)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        """Sum weighted gradients without clipping, (..., d), for a few models at a time, which bounds the memory.
+        """Sum weighted gradients without clipping, (..., d), for a few models at a time.
 
         Args:
             point: Models, (..., d).

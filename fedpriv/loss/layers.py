@@ -103,8 +103,8 @@ class MaxPool:
 def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> StatelessLayer | None:
     """Return the counterpart of torch's layer, or None for a subclass or a layer without counterpart.
 
-    Counterparts exist for nn.Tanh, nn.ReLU, nn.Flatten, nn.Unflatten, and nn.MaxPool2d of pictures with usual
-    settings.
+    Counterparts exist for nn.Tanh, nn.ReLU, nn.Flatten, nn.Unflatten, and nn.MaxPool2d of pictures, without
+    `ceil_mode` and `return_indices`.
 
     Args:
         layer: Layer of torch.
@@ -376,7 +376,8 @@ class GradientTerms:
 def match_parameter_layer(layer: nn.Module, inward: Shape, outward: Shape) -> ParameterLayer | None:
     """Return the counterpart of torch's layer, or None for a subclass or a layer without closed form.
 
-    Counterparts exist for nn.Linear on flat inputs, and for nn.Conv2d without groups and with zeros as padding.
+    Counterparts exist for nn.Linear on flat inputs, and for nn.Conv2d without groups and with a number of zeros as
+    padding.
 
     Args:
         layer: Layer of torch.

@@ -493,14 +493,15 @@ def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
     """Predict the class of each label, or its value, from outputs (n, *outputs).
 
     For the cross-entropy the class is that of the largest output.  For losses of a single logit the class is 1 if
-    the logit is above 0, else 0.  Other losses predict values, which are the outputs.
+    the logit is above 0, else 0.  Other losses predict no classes, and the outputs are returned.
 
     Args:
         loss: Loss that the model was trained with.
         outputs: Outputs of n records.
 
     Returns:
-        Classes or values, (n,) for one label and (n, *labels) for several.
+        Classes, (n,) for one label and (n, *labels) for several, or outputs, in which a single output of a label
+        has no axis.
     """
     has_label_axes = isinstance(loss, MeanOverLabels)
     while isinstance(loss, MeanOverLabels | ClassWeighting):
@@ -572,7 +573,7 @@ class LossChoice:
     def make_loss(self, label: tuple[int, ...], classes: int) -> tuple[Loss, tuple[int, ...] | None]:
         """Make the loss for labels of a shape, and find the shape of the outputs that it needs.
 
-        A loss by name is the mean over the labels of a record if there are several (`MeanOverLabels`).  A function
+        A loss by name is the mean over the labels of a record if they are an array (`MeanOverLabels`).  A function
         gets all labels of a record in one call.
 
         Args:

@@ -331,8 +331,8 @@ def perceptron(
 ) -> Model:
     """Make a row of the table of models for a network with one hidden layer: features - hidden - outputs.
 
-    The network has an output for each class without a `loss`, one for each bin of time with `HazardLoss`, and a
-    single one with any other loss.
+    Without a `loss` the network has an output for each class, with `HazardLoss` one for each bin of time, and with
+    any other loss a single one.
 
     Args:
         activation: Activation of the hidden layer.
@@ -496,7 +496,7 @@ def add_model(name: str, model: Model) -> None:
 def find_model(name: str) -> Model:
     """Find the row of a model by its name, or make one for an import path.
 
-    The user's extensions are loaded if neither fedpriv nor its add-ons have the name.
+    The user's extensions are loaded if no row has the name yet.
 
     Args:
         name: Name of the model in scenarios, or "package.module:Name".

@@ -58,9 +58,9 @@ def lora(
     """Return a copy whose Linear layers train a product of two small matrices.
 
     A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random and B (out, rank)
-    zero.  Other parameters are frozen, unless `train` names them, and a layer whose weight is trained gets no
-    product.  The state_dict has the names of the module's own state_dict, and NAME.lora_a and NAME.lora_b for a
-    layer NAME with a product.
+    zero.  Layers of subclasses of nn.Linear, and layers whose weight is trained, get no product.  Other parameters
+    are frozen, unless `train` names them.  The state_dict has the names of the module's own state_dict, and
+    NAME.lora_a and NAME.lora_b for a layer NAME with a product.
 
     Args:
         module: Module to copy, which is not changed.

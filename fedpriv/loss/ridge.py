@@ -98,7 +98,7 @@ class RidgeStatistics(Deterministic):
         return torch.zeros(self.dimension, dtype=self.dtype)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the weighted clipped increments -svec(u uᵀ), a chunk of records at a time, which bounds the memory.
+        """Sum the weighted clipped increments -svec(u uᵀ), a chunk of records at a time.
 
         Args:
             query: Points (..., d), of which the shape is used, and coefficients, whose sum multiplies the

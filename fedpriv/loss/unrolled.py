@@ -1,7 +1,7 @@
 """Recurrent layers and embeddings in operations that torch.func.vmap can batch.
 
-Under vmap, gradients of torch's own layers raise an error or are computed one record after another.
-`make_vmap_module` replaces the forward pass of such layers, and keeps their parameters.
+Under vmap, gradients of torch's recurrent layers, and of some embeddings, raise an error or are computed one
+record after another.  `make_vmap_module` replaces the forward pass of such layers, and keeps their parameters.
 
 torch runs a recurrent layer as one function, inside of which neither vmap nor a trace of parameters can look.
 `UNROLLED_FUNCTIONS` has functions that compute the same step by step, with `functional.linear` for the products by
@@ -187,9 +187,9 @@ UNROLLED_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def make_vmap_module(module: nn.Module) -> nn.Module:
     """Return the module, or a copy whose layers torch.func.vmap can batch.
 
-    The module is returned if it has no layer that vmap cannot batch.  In the copy, recurrent layers, their cells
-    and embeddings of torch's own classes get another forward pass, and layers of attention are put into training
-    mode.  The copy shares parameters and buffers with the module.
+    In the copy, recurrent layers, their cells and embeddings of torch's own classes get another forward pass, and
+    layers of attention are put into training mode.  A module with none of these layers is returned itself.  The
+    copy shares parameters and buffers with the module.
     """
     if not any(type(layer) in _REPLACEMENTS or isinstance(layer, _ATTENTION) for layer in module.modules()):
         return module

@@ -120,7 +120,7 @@ def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
             end_state, answer = stream.advance(end_state, start + offset, vector)
             answers.append(answer)
         total = torch.sum(torch.stack(answers) * answer_weights[start - 1 : start - 1 + count])
-        if next_gradients is not None:  # of the later segments' sum by this segment's last state
+        if next_gradients is not None:  # gradients of the later segments' sum by this segment's last state
             total = total + sum(
                 torch.sum(state_vector * gradient)
                 for state_vector, gradient in zip(end_state, next_gradients, strict=True)

@@ -232,7 +232,7 @@ def fit_lambda(cost: NoiseCost) -> RootFit:
 
 
 def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots) -> RootFit:
-    """Fit pairs of roots by minimizing log J with L-BFGS-B over unbounded numbers that stand for the roots.
+    """Fit pairs of roots by minimizing log J with L-BFGS-B over the numbers v of the module.
 
     There are two starts, and the better result is refined by a second descent unless R is large.  In the end pairs
     that nearly cancel are left out, so that the fit may have fewer (`_simplify_roots`).
