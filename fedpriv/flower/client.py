@@ -137,8 +137,8 @@ class PrivateClient:
             records: Records of the silo, or a function that loads them, which is not called if a guard answers.
 
         Raises:
-            FedprivError: The message, the configuration or the records cannot be used, or the guard refuses or
-                does not answer.
+            FedprivError: The message is another strategy's, the configuration or the records cannot be used, or
+                the guard refuses or does not answer.
         """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")

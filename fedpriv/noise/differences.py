@@ -380,8 +380,8 @@ class AlignedDifferences(DifferenceTrees):
 
         The release at position p of an epoch has three noises: n, the filtered noise of the nodes of prefix p; c,
         the noise carried over from earlier epochs, decayed by decay^p; and the noise of the r tree, independent of
-        n and c.  n and c are correlated, because c contains earlier noise of nodes of which prefix p may be made
-        up, too.  The variances are for fresh vectors of variance 1.
+        n and c.  n and c are correlated, because both may contain noise of the same nodes.  The variances are for
+        fresh vectors of variance 1.
         """
         self.check_workload(workload)
         # Per unit of squared weight of a node: node_variance of n, past_variance of c, and their covariance.

@@ -159,8 +159,8 @@ class AveragedSilos:
 class LocalSilos:
     """Silos that take local steps, each from its own point.
 
-    In each round every silo takes one step, with fresh noise if silos add noise.  A silo's past vector is the sum
-    of its releases since the silos last started from their average.
+    In each round every silo takes one step, with fresh noise if the run has noise.  A silo's past vector is the
+    sum of its releases since the silos last started from their average.
     """
 
     def __init__(self, group: Replicates, first_round: int) -> None:
@@ -242,8 +242,8 @@ def _check_cell(cell: Cell, plan: Plan) -> None:
 
     - an estimator that needs queries of earlier rounds, because silos that missed different rounds would remember
       different queries,
-    - a single noise for the mean of silos, or noise of silos on another device than the CPU, because the
-      correction for an absent silo needs its own noise.
+    - if silos add noise, a single noise for their mean, and any device but the CPU, because the correction for an
+      absent silo needs its own noise.
 
     Raises:
         InputError: The cell is refused.
