@@ -1,17 +1,13 @@
 """Mechanisms: correlated Gaussian noise on a stream of running sums, in floats and on integers.
 
-One algebra serves all mechanisms.  s_t is the sum of the increments of round t, the clipped contributions of its
-records, and the running sums are A s, where row t of the lower-triangular workload A holds the decays.  A
-mechanism is a factorization A = B C, but for `PhaseEnds` and for trees of differences, whose C takes parts of the
-increments.  It releases A s + B z with independent Gaussian z_t, which is post-processing of C s + z.  In a fixed
-order a record takes part every `rounds_per_epoch` rounds.  Each round takes a fresh vector z_t, or several
-(`Mechanism.draws`), and adds row t of B z.  One file has all of a mechanism: its noise (B), its certificate (the
-distance by which one record can move C s), and C on integers, if there is one.
+s_t is the sum of the increments of round t, the clipped contributions of its records.  The running sums are A s,
+where row t of the lower-triangular workload A holds the decays.  A mechanism is a factorization A = B C.  It
+releases A s + B z with independent Gaussian z_t, which is post-processing of C s + z.  A record is charged the
+distance by which it can move C s, and the proof of this distance is the mechanism's certificate.
 
-Factors D_1 … D_T scale the columns of C, so that every record costs as much as the worst one.  C diag(D) with the
-clips S_t is C with the clips S_t · D_t, so one D serves two purposes: clips of S_t · D_t at the same noise
-(`late_clip = "column"`), or the noise of increment t divided by D_t at the same clips
-(`BufferedToeplitz.column_scale`).
+Factors D_1 … D_T scale the columns of C, so that every record costs as much as the worst one.  One D serves two
+purposes: clips of S_t · D_t in place of S_t at the same noise (`late_clip = "column"`), or the noise of increment
+t divided by D_t at the same clips (`BufferedToeplitz.column_scale`).
 """
 
 import dataclasses
@@ -59,7 +55,7 @@ class Columns(NamedTuple):
 def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
     """Compute factors D_t of the clips that leave the sensitivity unchanged, (T,).
 
-    With a clip of S_t · D_t in every round t in place of S_t, every record costs what the worst record costs
+    With a clip of S_t · D_t in every round t in place of S_t, every record costs as much as the worst record costs
     without factors.
 
     Args:
@@ -67,8 +63,7 @@ def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
         workload: Workload with the clips and the participations.
 
     Raises:
-        InputError: No such factors are known.  Sums may not restart, and participation may not be secret.  Records
-            that take part several times need a fixed order and equal clips, and at most 2,000 rounds each.
+        InputError: No such factors are known for this workload.
     """
     if workload.period is not None:
         raise InputError('late_clip = "column": the sums restart, and no factors are known for them')
@@ -99,11 +94,11 @@ def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
 
 
 def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
-    """Compute D for several passes in a fixed order with equal clips, (T,).
+    """Compute factors D of the clips for several passes in a fixed order with equal clips, (T,).
 
-    With D a record's squared distance is Σ_ij D_i D_j ⟨C_i, C_j⟩ over its rounds i and j, at clip 1.  D makes it
-    as large for every record as it is for the worst record without D.  Of such factors, D has the largest product
-    Π D_i for each record.  Some factors may be below 1, since a record's clips are redistributed over its rounds.
+    With D a record's squared distance is Σ_ij D_i D_j ⟨C_i, C_j⟩ over its rounds i and j, at clip 1.  D makes this
+    distance the same for every record, as large as the worst one without D.  Among such factors D has the largest
+    product Π D_i for each record.
 
     Guarantee: every record costs what the worst one cost without D.
 
@@ -114,7 +109,7 @@ def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
     Raises:
         InputError: The order is not fixed, clips differ, or a record takes part in more than 2,000 rounds.
     """
-    # Records at different positions of an epoch share no round, so that D is computed for each by itself.
+    # Records at different positions of an epoch share no round, so that each position has its own factors.
     schedule, rounds = workload.schedule, workload.rounds
     if not isinstance(schedule, FixedOrder) or not workload.equal_clips:
         raise InputError("column scale: several passes need a fixed order and the same clip in every round")
@@ -150,9 +145,8 @@ def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
 def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) -> InnerProducts:
     """Return a function that computes inner products of columns of a lower-triangular Toeplitz C.
 
-    ⟨C_i, C_j⟩ = Σ_{k < n} c_k c_{k+|i-j|}, where n counts the rounds from the later one of i and j, itself
-    included, to the end of its block or of the run.  n is 0 if i and j lie in different blocks.  Partial sums of a
-    lag |i-j| are computed once.
+    ⟨C_i, C_j⟩ = Σ_{k < n} c_k c_{k+|i-j|}, where n is the number of rounds from the later one of i and j to the
+    end of its block or of the run, both included.  It is 0 for columns of different blocks.
 
     Args:
         coefficients: First column of C, with zeros beyond its end.
@@ -193,9 +187,8 @@ def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) 
 def _record_scale(inner: Floats, squared_norm: float) -> Floats:
     """Compute the factors D of one record's n rounds with the largest Π D_i, (n,).
 
-    D is constrained to Σ_ij X_ij D_i D_j = `squared_norm`.  At the maximum 1/D_i is proportional to Σ_j X_ij D_j.
-    The iteration D_i ← √(D_i / Σ_j X_ij D_j) solves that up to a common factor.  It ends when no factor changes by
-    more than a relative 1e-12, or after 1,000 steps.  Then D is multiplied by one number to meet the constraint.
+    D is constrained to Σ_ij X_ij D_i D_j = `squared_norm`.  At the maximum 1/D_i is proportional to Σ_j X_ij D_j,
+    which the iteration D_i ← √(D_i / Σ_j X_ij D_j) solves up to a common factor.
 
     Args:
         inner: Inner products X_ij = ⟨C_i, C_j⟩ of the record's columns, (n, n).

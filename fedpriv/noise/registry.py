@@ -1,14 +1,9 @@
-"""Table of mechanisms: those of fedpriv, a line each, and those that users add.
+"""Table of mechanisms, by name: those of fedpriv, and those that users add.
 
-Each mechanism's own file has its name, description, options, JSON form, certificate and integer half.  This module
-looks mechanisms up by name and builds them from a scenario or a ledger.
-
-A mechanism of a user is not believed: `check_mechanism_claims` measures its sensitivity from its noise.  B is the
-matrix by which `noise` transforms one unit vector a round, A forms the running sums of a workload, and C = B^-1
-A.  The sensitivity is the largest distance by which one record moves C s, for the sums s of a round's clipped
-contributions, and a certificate is the mechanism's statement of it.  A certificate must not be below the
-sensitivity of that C.  Only what the class does to unit vectors is checked, since its code can treat other vectors
-in any way.
+A mechanism adds noise B z to running sums A s, where s are the sums of a round's clipped contributions and
+z are normal vectors.  With C = B^-1 A, its sensitivity is the largest distance by which one record moves C s.  Its
+certificate is what it states about the sensitivity.  The certificate of a user's mechanism is not believed but
+checked, with B measured on unit vectors (`check_mechanism_claims`).
 """
 
 import dataclasses
@@ -54,10 +49,9 @@ _ROUNDING = 1e-6
 
 
 def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
-    """Check a mechanism's claims in a workload as far as they can be measured.
+    """Check a user's mechanism against its own noise, measured on unit vectors.
 
-    Participation has to be public, with at most 2,000 rounds, and the claims may rest on no `assumption` and no
-    bound of `movement`.  A round takes one fresh vector, which is not stacked.  Then these are checked:
+    These are checked:
 
     * B, measured from `noise`, is lower-triangular, with a diagonal above 0 and of at least `fresh_std`.
     * A state holds at most `memory_vectors` vectors.
@@ -71,7 +65,7 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
 
     Args:
         mechanism: Mechanism of a user.
-        workload: Running sums.
+        workload: Running sums, with public participation and at most 2,000 rounds.
 
     Raises:
         InputError: A claim is wrong, or cannot be measured.
@@ -270,7 +264,7 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
 
     Raises:
         InputError: No mechanism has this name, it cannot be chosen, its numbers are missing or do not fit, or
-            roots, `scale` or `noise_sizes` are given that belong to another one.
+            options of another mechanism are given.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -319,9 +313,8 @@ _IMPORT_HINT = "; for one of your own, name the file that adds it in FEDPRIV_IMP
 def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> None:
     """Check that a ledger's reader would build an equal mechanism, and that its claims hold.
 
-    Mechanisms of fedpriv pass.  One of a user has to be in the table under its name, to survive a round trip
-    through JSON, equal and with the same hash, and to pass `check_mechanism_claims`.  A name alone proves
-    nothing: the table has to have the very class that makes the noise.
+    Mechanisms of fedpriv pass.  A user's class has to be in the table under its name, to survive a round trip
+    through JSON, and to pass `check_mechanism_claims`.
 
     Args:
         mechanism: Mechanism of the run.
@@ -329,8 +322,7 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
         algorithm: Name of the algorithm, for messages.
 
     Raises:
-        InputError: `mechanism_from_data` would not return an equal mechanism, or a claim of a user's mechanism is
-            wrong or cannot be measured.
+        InputError: The mechanism does not pass.
     """
     if type(mechanism) in _BUILT_IN:
         return

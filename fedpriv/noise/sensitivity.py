@@ -1,26 +1,19 @@
 """Sensitivity: the largest distance by which one record can move C s, from the columns of C.
 
 s_t is the sum of the increments of round t = 1 … T, the clipped contributions of its records, and C_i, (T,), is
-column i of the strategy matrix.  The result is exact where the worst case is known, and a bound otherwise.  A
-record takes part in the rounds S.  In a fixed order S is every `rounds_per_epoch`-th round from a position on.  In
-a separated participation S may be any pattern: at most `max_rounds_per_record` rounds, at least `min_separation`
-apart.  Distances are in the unit of the clips.  Let u_i, i ∈ S, be the record's increments, ‖u_i‖ ≤ clip_i.  Then
+column i of the strategy matrix.  In a fixed order a record takes part in every `rounds_per_epoch`-th round from
+its position on.  In a separated participation its rounds S are any pattern of at most `max_rounds_per_record`
+rounds, at least `min_separation` apart.  For a record's increments u_i, i ∈ S, with ‖u_i‖ ≤ clip_i,
 
     ‖Σ_{i∈S} u_i ⊗ C_i‖² = Σ_{i,j∈S} ⟨u_i, u_j⟩ ⟨C_i, C_j⟩ ≤ Σ_{i,j∈S} clip_i clip_j |⟨C_i, C_j⟩|
 
-Every mechanism of fedpriv that is certified here has C ≥ 0, so that increments of one direction attain the bound.
-The bound is then the exact sensitivity for S, in any dimension, also when increments depend on earlier releases.
-The squared norm of a record is the right-hand side for its S.
+For C ≥ 0 increments of one direction attain the bound, which is then the exact sensitivity for S.  The squared
+norm of a record is the right-hand side for its S.
 
-For Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0, equal clips and any separated participation the earliest
-pattern, rounds 1, 1 + separation, …, is the worst (Kalinin & Lampert 2024, Theorem 2; in a fixed order because a
-later start only cuts columns off).  Columns that do not overlap add their squares (Choquette-Choo et al. 2023).
-
-In other separated participations (unequal clips, sums that restart, or a C that is not Toeplitz) the worst pattern
-is searched for in runs of up to 2,000 rounds (`farthest_pattern`), unless its columns cannot overlap.  The result
-is the distance of that pattern, or after a number of steps a bound, at most √ max_S Σ_{i∈S} ρ_i with ρ_i = max_S
-Σ_{j∈S} X_ij and X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0, where S runs over the allowed patterns: a heaviest pattern
-for each row of X, and one more over the weights of these.  Proof: docs/proofs/sensitivity.md.
+For Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0 and equal clips the earliest pattern, rounds 1, 1 + separation,
+…, is the worst (Kalinin & Lampert 2024, Theorem 2).  Columns that do not overlap add their squares (Choquette-Choo
+et al. 2023).  For other separated participations the worst pattern is searched for, or bounded.  Proof:
+docs/proofs/sensitivity.md.
 """
 
 import heapq
@@ -42,15 +35,13 @@ def record_squared_norms(
     """Compute the squared norm of the record at each position of a fixed order.
 
     A record's squared norm is the square of the distance by which it moves C s.  C restarts with every period, so
-    that columns of different periods are orthogonal, and squared norms of the periods add up.  In a single pass,
-    and if no period holds a record twice, squared norms are sums of clip² · ‖column‖².
+    that columns of different periods are orthogonal, and squared norms of the periods add up.
 
     Args:
         workload: Clips, participation and period.
         column_squares: Squared norms of the columns of C, (T,).
         compute_norms: Function (clips, rounds_per_epoch) that returns the squared norms of the first
-            min(rounds_per_epoch, len(clips)) records of one period that starts with position 0.  The function is
-            called only if a full period holds a record more than once, and then for every period.
+            min(rounds_per_epoch, len(clips)) records of one period that starts with position 0.
 
     Returns:
         A squared norm for each position of an epoch, (rounds_per_epoch,), or (T,) in a single pass.
@@ -65,6 +56,7 @@ def record_squared_norms(
     if workload.public_order.single_pass:  # in phases too, whose empty rounds only add positions without records
         return single_squares
     rounds_per_epoch = min(workload.public_order.rounds_per_epoch, workload.rounds)
+    # No period holds a record twice.
     if rounds_per_epoch >= workload.rounds_per_period:
         sums = np.bincount(np.arange(workload.rounds) % rounds_per_epoch, single_squares, rounds_per_epoch)
         return np.asarray(sums, np.float64)
@@ -79,8 +71,7 @@ def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
     """Compute the largest sum of weights ≥ 0 over the rounds of one allowed pattern.
 
     An allowed pattern is a set of at most `max_rounds_per_record` rounds, at least `min_separation` apart.  The
-    sum follows by dynamic programming over the last round of the pattern.  For weights that never increase the
-    earliest pattern is the heaviest.
+    sum follows by dynamic programming over the last round of the pattern.
 
     Args:
         weights: Weight of each round, ≥ 0, (T,).
@@ -92,7 +83,7 @@ def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
         6.0
     """
     gap = pattern.min_separation
-    if np.all(weights[1:] <= weights[:-1]):
+    if np.all(weights[1:] <= weights[:-1]):  # the earliest pattern is the heaviest
         return float(np.sum(weights[::gap][: pattern.max_rounds_per_record]))
     best = np.zeros(len(weights) + 1)  # best[i]: weight of the heaviest pattern in the first i rounds
     for _ in range(pattern.max_rounds_per_record):
@@ -112,10 +103,9 @@ _MAX_STEPS = 400
 
 
 def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload: Workload) -> Sensitivity:
-    """Return a sensitivity, or that of `sensitivity_from_rows` if it is exact or a smaller bound.
+    """Return a sensitivity, or a better one from a search over separated participations.
 
-    `sensitivity_from_rows` is for separated participations.  In other orders, and beyond `MAX_ROUNDS` rounds, the
-    sensitivity is returned as it is.
+    Sensitivities that are exact, of other participations, or of more than 2,000 rounds are returned as they are.
 
     Guarantee: an exact sensitivity is returned unchanged, and a bound is replaced by an exact sensitivity or a
     bound.
@@ -135,11 +125,9 @@ def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload
 def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: MinSeparation) -> Sensitivity:
     """Compute the sensitivity by a search, or the smaller of two bounds if the search is cut short.
 
-    With X_ij = clip_i clip_j ⟨C_i, C_j⟩, (T, T), a record with the rounds S moves C s by at most the root of
-    Σ_{i,j∈S} X_ij.  The search (`farthest_pattern`) is for the largest of these sums.  If it ends at a pattern,
-    the root of that pattern's sum is the exact sensitivity.  Otherwise the search has a bound, and there is a
-    second bound: the heaviest pattern over the weights ρ_i, where ρ_i is the weight of the heaviest pattern in row
-    i of X.  The sensitivity is in the unit of the clips.
+    With X_ij = clip_i clip_j ⟨C_i, C_j⟩, a record with the rounds S moves C s by at most the root of Σ_{i,j∈S}
+    X_ij.  `farthest_pattern` searches for the largest of these sums.  The second bound is the heaviest pattern
+    over the weights ρ_i, where ρ_i is the weight of the heaviest pattern in row i of X.
 
     Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where the result
     is exact, a pattern moves C s as far.
@@ -148,6 +136,9 @@ def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: Min
         inner: Inner products of the columns of C ≥ 0.
         workload: Clips of the run.
         pattern: Allowed patterns.
+
+    Returns:
+        Sensitivity in the unit of the clips.
     """
     weights = inner(np.arange(workload.rounds)) * np.outer(workload.clips, workload.clips)
     search_bound, is_attained = farthest_pattern(weights, pattern)
@@ -161,11 +152,10 @@ def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: Min
 def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bool]:
     """Bound Σ_{i,j∈S} X_ij over the allowed patterns S, and return whether one attains the bound.
 
-    The search is best-first branch and bound, of at most 400 steps.  A branch is a choice of the latest rounds of
-    S, with a bound of the sums that S can still have.  A step takes the branch with the largest bound, and fixes
-    one more round, before the others.  For the bound, a round i that is not fixed, with at most k rounds of S
-    before it, adds X_ii, twice X_ij for each fixed j, and at most twice the heaviest pattern of k rounds before it
-    in its own row.  The heaviest chain of such rounds is found by dynamic programming.
+    The search is best-first branch and bound, of at most 400 steps.  A branch fixes the last few rounds of S, and
+    has a bound of the sums that S can still have.  A step takes the branch with the largest bound and fixes one
+    more round, before the others.  In the bound, a round that is not fixed counts its products with the fixed
+    rounds exactly, and with other rounds by the heaviest pattern in its row of X.
 
     Guarantee: the bound of every branch that is not searched is at least its worst pattern, and the largest bound
     is returned.
@@ -185,9 +175,7 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
     def bound_additions(cross: Floats, round_count: int) -> Floats:
         """Bound, for each round, the sum that it and at most `round_count` - 1 rounds after it can add, (T,).
 
-        Rounds count in reversed time.  `cross`, (T,), is twice the sum of X_ij over the fixed rounds j.  With at
-        most k = 0, 1, … rounds after it, the bound of a round is cross + (its single bound for k rounds) + (for k
-        > 0, the largest bound, with k - 1 rounds, of a round `gap` or more later).
+        Rounds count in reversed time.  `cross`, (T,), is twice the sum of X_ij over the fixed rounds j.
         """
         tail[:] = 0.0
         for rounds_after in range(round_count):
@@ -220,15 +208,16 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
 def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSeparation) -> list[Floats]:
     """Bound the sum that each round adds with at most 0, 1, … rounds after it, (T,) each.
 
-    A round i adds X_ii and 2 X_ij for each later round j of the pattern.  Its products with rounds before it are
-    counted for those.  The bound is X_ii plus twice the heaviest pattern of later rounds in row i.  The list ends
-    early if more rounds change nothing.  Rounds come in the order of the search, so that the last round of the run
-    is first, and "after" and "later" mean earlier in the run.
+    The bound is X_ii plus twice the heaviest pattern of later rounds in row i of X.  Time is reversed, so that
+    "after" and "later" mean earlier in the run.
 
     Args:
         later_weights: X in this order, with zeros left of the `min_separation`-th upper diagonal, (T, T).
         diagonal: Own weights X_ii, (T,).
         pattern: Allowed patterns.
+
+    Returns:
+        The bounds, a list that ends early if more rounds change nothing.
     """
     bounds = [diagonal]
     for heaviest in islice(_heaviest_by_count(later_weights, pattern), pattern.max_rounds_per_record - 1):
@@ -251,9 +240,8 @@ def heaviest_patterns(weights: Floats, pattern: MinSeparation) -> Floats:
 def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floats]:
     """Yield the weights of every row's heaviest pattern of at most 1, 2, … rounds: (n, T) -> (n,) each.
 
-    The rounds of a pattern are at least `min_separation` apart.  The last yield is for `max_rounds_per_record`.
-    best_k[i], the largest weight of at most k of the first i rounds, is max(best_k[i-1], weight_i +
-    best_{k-1}[i - min_separation]).
+    The last yield is for `max_rounds_per_record` rounds.  best_k[i], the largest weight of at most k of the first
+    i rounds, is max(best_k[i-1], weight_i + best_{k-1}[i - min_separation]).
 
     Args:
         weights: Weights of the rounds, ≥ 0, (n, T).
@@ -271,12 +259,11 @@ def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floa
 def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
     """Compute the sensitivity of any C ≥ 0 whose columns are known.
 
-    In a single pass the sensitivity is the largest product of a column's norm and its clip.  In a fixed order of N
-    positions every record is tried, with T²/N inner products of columns.  In separated participations the worst
-    pattern is searched for (`sensitivity_from_rows`).
+    In a single pass this is the largest product of a column's norm and its clip.  In a fixed order every record is
+    tried.  In separated participations the worst pattern is searched for (`sensitivity_from_rows`).
 
-    Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a
-    bound for separated participations, which is exact where the search ends at a pattern.
+    Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a bound for separated
+    participations, which is exact where the search ends at a pattern.
 
     Args:
         columns: Columns of C.
@@ -319,14 +306,10 @@ def certify_toeplitz(
     columns: Columns,
     compute_norms: Callable[[Floats, int], Floats],
 ) -> Sensitivity:
-    """Compute the exact worst case of a Toeplitz C where one is known, else the smallest of some bounds.
+    """Compute the sensitivity of a Toeplitz C with coefficients ≥ 0 that never increase.
 
-    C's coefficients are ≥ 0 and never increase.  In a single pass the sensitivity is the largest product of a
-    column's norm and its clip.  In a fixed order every position is tried, or only the first for equal clips
-    without restarts.  Separated participations have exact cases (`_certify_separated`).  In others the bounds are
-    the largest clip in each round of the earliest pattern (without restarts only), the sum of clip · ‖column‖ over
-    the heaviest pattern and, for up to 2,000 rounds, the result of a search for the worst pattern, which may be
-    exact.
+    The result is exact in a single pass and in a fixed order.  For separated participations it is exact in some
+    cases, and otherwise the smallest of some bounds.
 
     Args:
         workload: Clips, participation and period.
@@ -359,9 +342,7 @@ def _certify_separated(
     """Compute the sensitivity of separated participations under a Toeplitz C, or a bound.
 
     C has coefficients ≥ 0 that never increase.  Without restarts the result is exact for equal clips, and for at
-    most `min_separation` coefficients, with which no two columns of a pattern overlap.  Otherwise it is the
-    smaller one of two bounds: all clips as large as the largest, in the earliest pattern (without restarts only),
-    and the sum of clip · ‖column‖ over the heaviest pattern, by the triangle inequality.
+    most `min_separation` coefficients, with which no two columns of a pattern overlap.  Otherwise it is a bound.
 
     Args:
         workload: Clips and period.
@@ -379,6 +360,7 @@ def _certify_separated(
         if len(coefficients) <= pattern.min_separation:
             worst_square = heaviest_pattern(squared_norms, pattern)
             return Sensitivity(math.sqrt(worst_square), True, "no two participations overlap: squares add up")
+    # By the triangle inequality a pattern moves C s by at most the sum of clip · ‖column‖ over its rounds.
     triangle = heaviest_pattern(np.sqrt(squared_norms), pattern)
     if workload.period is None and earliest.value < triangle:
         return Sensitivity(earliest.value, False, "unequal clips, as if all were the largest")
@@ -388,15 +370,15 @@ def _certify_separated(
 def _earliest_pattern(
     workload: Workload, coefficients: Floats, column_squares: Floats, gap: int, max_participations: int
 ) -> Sensitivity:
-    """Compute the sensitivity in rounds 1, 1 + gap, …, with the workload's largest clip in each, in O(T).
+    """Compute the sensitivity for rounds 1, 1 + gap, …, with the workload's largest clip in each.
 
-    The sensitivity is clip · ‖Σ_k C_{1 + k gap}‖ over at most `max_participations` rounds.  The result is marked
-    as exact, as it is for equal clips, coefficients that never increase and no restarts.
+    The sensitivity is clip · ‖Σ_k C_{1 + k gap}‖ over at most `max_participations` rounds.  For equal clips and
+    sums that never restart it is the exact sensitivity.
 
     Args:
         workload: Rounds and clips.
-        coefficients: First column of C, with zeros beyond its end.
-        column_squares: Squared norms of the columns of C, (T,), used if C has at most `gap` coefficients.
+        coefficients: First column of C, with zeros beyond its end, which never increases.
+        column_squares: Squared norms of the columns of C, (T,).
         gap: Rounds between two participations.
         max_participations: Most rounds of the pattern.
     """

@@ -1,34 +1,26 @@
 """Lower-triangular Toeplitz matrices as power series, and the workload of running sums.
 
-A mechanism factors the matrix A of running sums, (T, T) for T rounds, as A = B C.  A record moves C s, for the
-sums s of increments (the clipped contributions of a round's records), by at most the sensitivity, and B z is the
-noise of the releases for fresh vectors z.  In a fixed order a record takes part every `rounds_per_epoch` rounds.
-A Toeplitz matrix with series[t-i] in row t and column i is the power series Σ_j series[j] x^j, where x delays by
-one round.
-
-The workload says which running sums are released, and in which rounds one record takes part in them:
+The workload A, (T, T), says which running sums are released:
 
     A[t, i] = decay^(t-i) for i ≤ t in the same period, else 0
 
 decay is 1 for prefix sums, 0 for no sums over rounds, and 1 - α for momentum in which a new gradient has the
-weight α.
+weight α.  A mechanism factors A = B C.  B z is the noise of the releases for fresh vectors z, and a record is
+charged the distance by which it moves C s, for the sums s of a round's increments (clipped contributions).
 
-A product of lower-triangular Toeplitz matrices is a product of power series.  Running sums that never restart,
-with decay λ, are a(x) = 1/(1 - λx).  The square root (1 - λx)^(-1/2) has the coefficients λ^j binom(2j, j)/4^j,
-which are ≥ 0 and never increase.  Sources: Fichtenberger, Henzinger & Upadhyay 2023 (λ = 1); Kalinin & Lampert
-2024, "Banded square root matrix factorization for differentially private model training".
+A Toeplitz matrix with series[t-i] in row t and column i is the power series Σ_j series[j] x^j.  A product of such
+matrices is a product of power series.  Running sums that never restart are 1/(1 - decay·x).  Their square root has
+the coefficients decay^j binom(2j, j)/4^j, which are ≥ 0 and never increase.  Sources: Fichtenberger, Henzinger &
+Upadhyay 2023 (decay 1); Kalinin & Lampert 2024, "Banded square root matrix factorization for differentially
+private model training".
 
-Series of interlacing roots are those of buffered mechanisms:
+Buffered mechanisms have series of interlacing roots:
 
-    C(x) = Π (1 - φ_i x) / Π (1 - θ_i x),    θ_1 > φ_1 > θ_2 > φ_2 > … > θ_m > φ_m ≥ 0
+    C(x) = Π (1 - φ_i x) / Π (1 - θ_i x),    1 ≥ θ_1 > φ_1 > θ_2 > φ_2 > … > θ_m > φ_m ≥ 0
 
 In partial fractions c_0 = 1 and c_j = Σ ω_i θ_i^(j-1) with every ω_i > 0, because the roots interlace, and c_1 = Σ
-θ - Σ φ ≤ θ_1 ≤ 1.  So the coefficients are never negative and never increase.  Likewise 1/C(x) has the
-coefficients 1, Σ ω̂_i φ_i^(j-1) with every ω̂_i < 0.  Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham,
-McMahan, Pillutla, Steinke, Thakurta 2024 (buffered linear Toeplitz).
-
-Accounting needs no torch.  So this file does not import it, and the files of mechanisms do so at most inside a
-function, or for the type checker.
+θ - Σ φ ≤ θ_1 ≤ 1.  So the coefficients are never negative and never increase.  Sources: McMahan, Xiao, Pillutla
+2024 and Dvijotham, McMahan, Pillutla, Steinke, Thakurta 2024 (buffered linear Toeplitz).
 """
 
 import math
@@ -48,7 +40,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Workload:
-    """Matrix A over `schedule.rounds` rounds, with increments clipped to `clips[t-1]` in round t.
+    """Running sums A over `schedule.rounds` rounds, with increments clipped to `clips[t-1]` in round t.
 
     | field | meaning |
     |---|---|
@@ -56,10 +48,6 @@ class Workload:
     | `decay` | decay of the sums per round |
     | `clips` | clip norm of each round, (T,) |
     | `period` | rounds after which the sums restart from 0, in rounds 1, 1 + period, …, or None |
-
-    Public participations are a fixed order, one with empty rounds (`Phases`), all patterns of a `MinSeparation`,
-    and fresh permutations (`FreshOrder`), which a binary tree reads from `schedule`.  A fixed order is the same in
-    every epoch, and a single pass if rounds_per_epoch is `rounds` or more.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -75,9 +63,6 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Check that rounds, decay, clips and period are in their ranges.
-
-        There is at least one round, the decay is from 0 to 1, clips are finite and above 0, and the period is None
-        or 1 or more.
 
         Raises:
             InputError: A number is out of its range, or clips are not one for each round.
@@ -224,10 +209,8 @@ def square_root(decay: float, count: int) -> Floats:
 def inverse(series: Floats, count: int) -> Floats:
     """Compute the first `count` coefficients w of 1/c, for a series c that starts with 1.
 
-    The recursion w_t = -Σ_{j ≥ 1} c_j w_{t-j}, w_0 = 1, runs entry by entry for the first 1,024 entries, and then
-    in blocks of as many, each of which is one matrix product with the b - 1 entries before it
-    (`history_response`).  Once the last 1,024 entries, or b - 1 if that is more, are constant but for rounding,
-    the rest is taken to be that constant.
+    The recursion is w_0 = 1, w_t = -Σ_{j ≥ 1} c_j w_{t-j}.  Later coefficients are computed in blocks, each one
+    matrix product.  Once they are constant but for rounding, the rest is taken to be that constant.
 
     Args:
         series: Coefficients c, of which the first is 1, (b,), zero beyond their end.
@@ -305,9 +288,8 @@ def record_squared_norms(series: Floats, clips: Floats, rounds_per_epoch: int) -
     """Compute the squared norms of the records of a fixed order under a Toeplitz C ≥ 0.
 
     The squared norm is the square of the distance by which the record can move C s: Σ_{i,j} clip_i clip_j ⟨C_i,
-    C_j⟩ over its rounds i, j, which lie a multiple of `rounds_per_epoch` apart.  Columns i and i + lag, with i
-    from 0, have the inner product Σ_{j < T-i-lag} c_j c_{j+lag}.  So one cumulative sum for every lag that is a
-    multiple of `rounds_per_epoch` suffices: O(T² / rounds_per_epoch) in all, and less for a banded series.
+    C_j⟩ over its rounds i, j.  Columns i and i + lag, with i from 0, have the inner product Σ_{j < T-i-lag} c_j
+    c_{j+lag}, so one cumulative sum for every lag suffices.
 
     Args:
         series: Coefficients of C, zero beyond their end.
@@ -417,11 +399,9 @@ def series_from_roots(denominator_roots: Roots, numerator_roots: Roots, count: i
 def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
     """Return the modes of B = A C^-1, which stream the noise: row t of B z is z_t + Σ gain · M_{t-1}.
 
-    M_t = pole · M_{t-1} + z_t is a decayed sum of fresh vectors, a vector of the state for each mode.  By partial
-    fractions B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 - φ_i x)) has a mode for each pole p > 0 (decay and the
-    φ), with gain p Π_i (p - θ_i) / Π_q (p - q) over the other poles q.  A pole that a zero cancels (θ_1 = decay)
-    has no mode.  With decay = φ_m = 0 the pole at 0 is double, and there is one more mode with pole 0, whose M is
-    the last fresh vector.  Its gain is b_1, the coefficient of x in B(x), less the other gains.
+    A mode is a decayed sum of fresh vectors, M_t = pole · M_{t-1} + z_t.  The modes are the partial fractions of
+    B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 - φ_i x)), whose poles are the decay and the φ.  A pole at 0 has a
+    mode only if it is double, and a pole that a zero cancels (θ_1 = decay) has none.
 
     Args:
         decay: Decay of the running sums.

@@ -1,18 +1,15 @@
 """Noise of Algorithm 2 as in the paper: sums over the last N rounds, in windows that slide.
 
-Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  Gradients and their differences
-between epochs have a tree each, and so has the residual r, the change of the gradient since the start of the
-epoch.  N is `rounds_per_epoch`, and `mixing` is a weight between 0 and 1.  A window is the last N rounds up to t,
-or rounds 1 … t before round N.  G_t and Δ_t are the noise of the gradient tree and of the difference tree in this
-window, each the decayed sum of the noise of the nodes that make up the window (`tree.cover`).  A node is a pair
-(level, end): the 2^level rounds up to `end`.  w_t, here no query, is the noise of the window's estimate, and
-p_t that of the prefix, rounds 1 … t.  They obey recursions with a lag of N rounds:
+Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  N is `rounds_per_epoch`.  Gradients,
+their differences between epochs, and the residual r (the change of the gradient since the start of the epoch) have
+a binary tree each.  A window is the last N rounds up to t, or rounds 1 … t before round N.  G_t and Δ_t are the
+noise of the gradient tree and of the difference tree in this window, each the decayed sum of the noise of the
+nodes that make up the window.  A node is a pair (level, end): the 2^level rounds up to `end`.  w_t is the noise of
+the window's estimate, and p_t that of the prefix, rounds 1 … t:
 
     w_t = G_t                                             before round 2N
     w_t = (1 - mixing) (w_{t-N} + Δ_t) + mixing G_t       from round 2N on
     p_t = w_t + decay^N p_{t-N}                           p_t = w_t in the first N rounds
-
-A workload has the decay of the running sums, the clip of every round and the rounds in which records take part.
 
 A release has the noise p_t and, if N > 1, the noise of the residual tree.  The sensitivity of differences rests on
 how far queries move, which silos and simulations check (`check_movement`).
@@ -59,11 +56,7 @@ class _SlidingState(NamedTuple):
 
 @dataclass(frozen=True)
 class SlidingDifferences(DifferenceTrees):
-    """Noise of Algorithm 2, whose fresh vectors of round t belong to `fresh_nodes(t)`, which all end at t.
-
-    The state has at most 2N noises of prefixes and windows, the nodes of the last N - 1 rounds, and the stack of
-    the r tree.
-    """
+    """Noise of Algorithm 2, whose fresh vectors of round t belong to `fresh_nodes(t)`, which all end at t."""
 
     name: ClassVar[str] = "sliding-differences"
     words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, over sliding windows"
@@ -72,8 +65,8 @@ class SlidingDifferences(DifferenceTrees):
         """Add up each position's squared displacements over all used nodes, (N,) a group.
 
         A position is that of a record in every epoch of a fixed order, and its displacement of a node the distance
-        by which it can move the node.  Used nodes are those of which some window of the recursions is made up.
-        Nodes of gradients that end up to round 2N are early, others late.
+        by which it can move the node.  Used nodes are those that make up the windows.  Nodes of gradients that end
+        up to round 2N are early, others late.
 
         Args:
             workload: Workload with the clips and the fixed order.
@@ -97,11 +90,10 @@ class SlidingDifferences(DifferenceTrees):
         return NodeGroups(early_norms, late_norms, difference_norms, self.residual_squared_norms(workload))
 
     def variance(self, workload: Workload) -> Floats:
-        """Compute the noise variance of every release per coordinate, (T,), by a recursion with three moments.
+        """Compute the noise variance of every release per coordinate, (T,).
 
-        The moments are the variances of p_t and w_t, and their covariance, for fresh vectors of variance 1.  The
-        noise of the r tree is independent, and its variance is added.  The recursions of p_t and w_t give one
-        for the three moments, with a lag of N, since G_t and Δ_t are independent of the noise up to round t - N.
+        The variances of p_t and w_t and their covariance follow by a recursion with a lag of N rounds, since G_t
+        and Δ_t are independent of the noise up to round t - N.  The variance of the residual tree is added.
 
         Args:
             workload: Workload with the rounds.
@@ -157,9 +149,8 @@ class SlidingDifferences(DifferenceTrees):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
 
-        The noise is p_t of the module's recursions plus that of the r tree.  The state has five parts, one after
-        the other: the stack of the r tree, the noise of the last prefixes and of the last full windows, at most N
-        each, oldest first, and the noise of the nodes of gradients and of differences that later windows need.
+        The noise is p_t of the module's recursions plus that of the residual tree.  `_SlidingState` has the parts
+        of the state.
 
         Args:
             state: State before round t, a flat tuple of vectors.
@@ -225,9 +216,9 @@ class SlidingDifferences(DifferenceTrees):
             yield from ((level, end) for end in range(earliest, t + 1, length))
 
     def _part_ends(self, t: int) -> tuple[int, int, int, int, int]:
-        """End of each part of the state after round t, as a number of vectors from the state's beginning.
+        """Return the end of each part of the state after round t, counted in vectors.
 
-        The parts are, in order, those of `_SlidingState`; the last number is the length of the state.
+        The parts are those of `_SlidingState`, in their order.
         """
         stack = t.bit_count() if self.rounds_per_epoch > 1 else 0
         prefixes = stack + min(t, self.rounds_per_epoch)

@@ -8,21 +8,14 @@
 
 A forms the running sums, with decay and T rounds, of the sums s of increments, the clipped contributions of a
 round's records.  x delays by one round.  B = A C^-1, so that B z is the noise for fresh normal vectors z, and a
-record is charged the distance by which it moves C s.  A workload has the decay, the clip of every round, the
-rounds in which records take part, and the period after which the sums restart, if they do.  With one band C = I.
-With `bands` = T, "banded" is the square-root factorization A = C C.  With two bands or more, and decay > 0, the C
-of "bisr" reaches over all rounds.
+record is charged the distance by which it moves C s.  With `bands` = T, "banded" is the square-root factorization
+A = C C.
 
 A round of "banded" and "bisr" takes O(bands · d): C^-1 z is formed from a few earlier vectors, and summed with
-decay.  "bisr" is a baseline for `BufferedToeplitz`.
+decay.
 
-"anchored" is for sums that restart and records that are read once.  The first round of a period releases the whole
-sum anew, later rounds add differences.  Here anchors and differences have separate noise, and `anchor` is the
-ratio of the two.
-
-On integers the banded C takes weighted sums of the last increments, which are stored without rounding, so that
-roundings do not add up from round to round.  Its coefficients are multiples of 2^-31, in C, B and the sensitivity
-alike.
+"anchored" is for sums that restart and records that are read once.  The first round of a period, its anchor,
+releases the whole sum anew, later rounds add differences.  Anchors and differences have separate noise.
 
 Sources: Fichtenberger, Henzinger & Upadhyay 2023 and Kalinin & Lampert 2024 for square roots; Choquette-Choo et
 al. 2023, "(Amplified) banded matrix factorization", for streaming; Kalinin, McKenna, Upadhyay & Lampert 2025,
@@ -115,13 +108,11 @@ def _noise_step(
     """Return row t of B z and the next state, for a banded C or C^-1.
 
     Row t of C^-1 z is v_t = z_t + Σ_j weights[j-1] · past_{t-j}, and the noise is n_t = v_t + decay · n_{t-1}.
-    If C is banded (`keep_rows`), past vectors are earlier rows past_t = v_t, with minus the coefficients of C as
-    weights.  If C^-1 is banded, they are earlier fresh vectors past_t = z_t, with the coefficients of C^-1.  The
-    state holds the last noise, and at most `len(weights)` past vectors, latest first.  Before round 1 the state is
-    empty.
+    Past vectors are earlier rows v_t if C is banded (`keep_rows`), and earlier fresh vectors z_t if C^-1 is
+    banded.  The state holds the last noise, and then past vectors, latest first.
 
     Args:
-        state: State before round t.
+        state: State before round t, empty before round 1.
         fresh: Fresh vector z_t.
         decay: Decay of the running sums.
         weights: Weights of earlier vectors, latest first, (bands - 1,).
@@ -352,8 +343,7 @@ class BandedInverseSquareRoot(_Banded):
     def strategy_series(self, count: int) -> Floats:
         """Return the first `count` coefficients of C, rounded up to a series that never increases.
 
-        They are those of the power series 1 / C^-1(x).  Where rounding lets one fall below the absolute value of a
-        later one, by at most 1e-12, it is replaced by the largest such value.
+        A coefficient that rounding errors put below a later one, by at most 1e-12, is raised.
 
         Args:
             count: Number of coefficients.
@@ -438,16 +428,14 @@ class AnchoredSquareRoot(Mechanism):
     def certified(self, workload: Workload) -> Sensitivity:
         """Return the exact sensitivity of one pass, the largest clip_t · n_t over the rounds t.
 
-        n_t is the distance by which a record of round t moves C s at clip 1: 1 / `anchor` in the first round of a
-        period, the anchor, and otherwise the norm of the round's column of C', the square root of the prefix sums
-        of the period's other rounds.
+        n_t is 1 / `anchor` in the first round of a period, the anchor.  Otherwise it is the norm of the round's
+        column of C', the square root of the prefix sums of the period's other rounds.
 
         Args:
             workload: Workload that restarts every `period` rounds, with decay 1.
 
         Raises:
-            InputError: Records are read more than once, in secret or in fresh permutations, or the mechanism does
-                not factor the workload.
+            InputError: Participation is secret or no single pass, or the mechanism does not factor the workload.
         """
         check_matches(workload, 1.0, self.period)
         if not workload.public_order.single_pass:

@@ -1,17 +1,12 @@
 """Binary tree mechanism with any decay, in floating point and on integers.
 
-s_i is the sum of the increments of round i, the clipped contributions of its records, and the noise of round t is
-(B z)_t for fresh normal vectors z.  A record is charged the distance by which it moves C s.  A workload has the
-decay, the clip of every round, the rounds in which records take part, and the period after which the sums restart,
-if they do.  In separated participations a record takes part in any rounds that are far enough apart, up to a
-number of times.
-
-A node stands for an interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Let
-lowbit(t) be the largest power of 2 that divides t.  Exactly one left child ends at each t, the node [t - lowbit(t)
-+ 1, t].  Prefix sums use left children only, so only these nodes are released: row t of C is the left child that
-ends at t, C[t, i] = decay^(t-i) in its rounds and 0 elsewhere.  The prefix [1, t] is this node plus the prefix [1,
-t - lowbit(t)] decayed by decay^lowbit(t), which gives B.  Each round takes one fresh vector, the noise of its
-node.  With a period, a new tree starts every `period` rounds.
+s_i is the sum of the increments of round i, the clipped contributions of its records.  A node stands for an
+interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Prefix sums need left children
+only, so only these nodes are released.  One ends at each t, the node [t - lowbit(t) + 1, t], where lowbit(t) is
+the largest power of 2 that divides t.  So row t of C is C[t, i] = decay^(t-i) in the rounds of this node and 0
+elsewhere.  The prefix [1, t] is the node plus the prefix [1, t - lowbit(t)] decayed by decay^lowbit(t), which
+gives B.  Each round takes one fresh vector, the noise of its node, and a record is charged the distance by which
+it moves C s.  With a period, a new tree starts every `period` rounds.
 
 Sources of the tree: Dwork, Naor, Pitassi & Rothblum 2010; Honaker 2015; with decay: Tran & Cutkosky 2022,
 Algorithm 1.  Sources of the recursion over prefixes and of the restart: Tran & Cutkosky 2022 (Algorithm 1) and
@@ -19,10 +14,7 @@ Kornowski, Liu & Talwar (Algorithm 1), with their indices repaired.
 
 Sums over a sliding window of N rounds are composed of nodes, too.  Node (level, end) is the interval [end -
 2^level + 1, end].  `cover(a, b)` is COMPOSE of Tran & Cutkosky (NeurIPS 2022).  Only nodes in the cover of some
-window are released, and only these have a cost.
-
-On integers (C s)_t is a binary counter of decayed node sums.  `PaperTree` adds as much noise as a paper's theorem
-states, if that is more than exact counting requires.
+window are released.
 """
 
 import math
@@ -78,15 +70,14 @@ def level_count(rounds: int) -> int:
 def column_squared_norms(rounds: int, decay: float) -> Floats:
     """Compute the squared norms of the columns of C, (T,), in O(T).
 
-    Column i has Σ decay^{2(z-i)} over the released nodes [y, z] that hold round i.  With decay = 1 this is the
-    number of these nodes.  The norms are built by doubling: in a block of 2^(level + 1) rounds the left half is a
-    released node, and the right half is not.  T rounds are blocks of falling lengths, the powers of 2 in T, each
-    the left half of a larger block.
+    Column i has Σ decay^{2(z-i)} over the released nodes [y, z] that hold round i.  The norms are built by
+    doubling: in a block of 2^(level + 1) rounds the left half is a released node, and the right half is not.
 
     Args:
         rounds: T.
         decay: Decay per round.
     """
+    # T rounds are blocks of falling lengths, the powers of 2 in T, each the left half of a larger block.
     blocks, right_half = list[Floats](), np.zeros(1)  # without the node of the half itself
     squared_decays = powers(decay**2, 1 << (level_count(rounds) - 1))
     for level in range(level_count(rounds)):
@@ -135,7 +126,7 @@ def tree_inner_products(rounds: int, block: int, decay: float) -> Callable[[NDAr
 def row_squared_norms(rounds: int, decay: float) -> Floats:
     """Compute the squared norms of the rows of B, (T,), in O(T).
 
-    The squared norms are the noise variances of every prefix for nodes of variance 1.
+    They are the noise variances of the prefixes for nodes of variance 1.
 
     Args:
         rounds: T.
@@ -171,15 +162,14 @@ def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> 
 def visited_squared_norms(
     clips: Floats, visits: NDArray[np.integer], block: int, decay: float, *, all_nodes: bool = False
 ) -> Floats:
-    """Compute the squared norms of all records in any public order, (max(visits) + 1,), in O(T log T).
+    """Compute the squared norms of all records in any public order, (max(visits) + 1,).
 
     A record's squared norm, the squared distance by which it moves the released nodes, is Σ_nodes (Σ_i clip_i
     decay^(z-i))² over its rounds i in a node that ends at z.
 
     Args:
         clips: Clip norm of each round, (T,).
-        visits: Batch that each round reads, from 0, (T,).  The result has a number for each batch, whose records
-            take part in the same rounds.
+        visits: Batch that each round reads, from 0, (T,).  The records of a batch take part in the same rounds.
         block: Rounds after which a new tree starts.
         decay: Decay per round.
         all_nodes: Whether right halves are counted, too, as the paper's constants do, although none is released.
@@ -212,9 +202,8 @@ def separated_squared_norm(
     """Bound a record's squared norm at clip 1 over all patterns of separated participations.
 
     In a node of n rounds a record weighs at most κ(n) = Σ_{j < min(max_participations, ⌈n / min_separation⌉)}
-    decay^(j min_separation).  The nodes of one level are disjoint, and each of the record's rounds weighs at most
-    1.  So the squares of a level sum to at most κ(n) min(max_participations, κ(n) · nodes), where `nodes` is the
-    number of the level's released nodes.  The sum over the levels is the bound.
+    decay^(j min_separation).  So the squares of a level sum to at most κ(n) min(max_participations, κ(n) · nodes),
+    where `nodes` is the number of the level's released nodes.  The sum over the levels is the bound.
 
     Args:
         rounds: T.
@@ -222,9 +211,6 @@ def separated_squared_norm(
         decay: Decay per round.
         max_participations: Most rounds in which the record takes part.
         min_separation: Least distance of two such rounds.
-
-    Returns:
-        An upper bound.
     """
     full_blocks, last_block = divmod(rounds, block)
     total = 0.0
@@ -247,8 +233,6 @@ Ends = NDArray[np.int64]
 def cover(first: int, last: int) -> Iterator[Node]:
     """Yield the fewest nodes that make up rounds first … last, from left to right.
 
-    No node is yielded if first > last.
-
     Args:
         first: First round, from 1.
         last: Last round.
@@ -268,8 +252,7 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
     """Return the ends of a level's nodes that some window's cover uses, (n,).
 
     The windows are [max(1, u - N + 1), u] for u = earliest … T.  A node is in the cover of a window if the window
-    contains the node, but not its parent, the node of twice its length that holds it.  The last rounds u of such
-    windows lie side by side, so that the node is used if the first of them is not after the last.
+    contains the node, but not its parent.  The last rounds u of such windows are consecutive.
 
     Args:
         rounds: T.
@@ -295,11 +278,9 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
 def node_squared_norms(ends: Ends, level: int, rounds_per_epoch: int, decay: float, squares: Floats) -> Floats:
     """Sum squares[t] decay^{2(z-t)} over a level's nodes, for the record at each position, (N,).
 
-    A node has at most N rounds, so that it holds a record at most once.
-
     Args:
         ends: Last round z of each node.
-        level: Level of the nodes.
+        level: Level of the nodes, which have at most N rounds.
         rounds_per_epoch: N.
         decay: Decay per round.
         squares: Squared norm of an increment in each round, (T,).
@@ -375,9 +356,8 @@ class BinaryTree(Mechanism):
     def certified(self, workload: Workload) -> Sensitivity:
         """Compute the sensitivity by counting the released nodes that hold a record, with their decays.
 
-        The count is exact in a public order, fixed or with fresh permutations, and for one participation, if every
-        round reads records.  In separated participations in which a record takes part several times it is a bound,
-        which a search in up to 2,000 rounds may make exact or smaller.
+        In separated participations in which a record takes part several times the count is an upper bound, which a
+        search may improve.
 
         Raises:
             InputError: The tree does not factor the workload, or participation is secret.
@@ -417,9 +397,8 @@ class BinaryTree(Mechanism):
 
         The noise of the prefix [1, t] is the fresh vector, the noise of the node that ends at t, plus
         decay^lowbit(t) times the noise of the prefix [1, t - lowbit(t)], where lowbit(t) is the largest power of 2
-        that divides t.  The state after round t holds the noise of prefixes, shortest first: their ends are the
-        powers of 2 in t, added up one by one from the highest (4, 6, 7 for t = 4 + 2 + 1).  With a period, t here
-        is the position in the period.
+        that divides t.  The state holds the noise of the prefixes that later rounds need, shortest first (those
+        that end at 4, 6 and 7 after round 7).  With a period, t here is the position in the period.
 
         Args:
             state: State before round t.
@@ -522,10 +501,7 @@ class IntegerTree(IntegerStrategy):
         )
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
-        """Bound every node by merging the bounds of its parts, with every rounding upwards.
-
-        The node that ends at t takes over the last nodes of the stack, its left halves, each decayed, as in
-        `step`.
+        """Bound the integers of a run by merging the bounds of nodes, as `step` merges nodes, rounded up.
 
         Args:
             loads: Largest absolute value of a coordinate of s_t for each round, as a tuple of one.
@@ -549,8 +525,7 @@ class IntegerTree(IntegerStrategy):
         """Return the node that ends at t and the next state, vectors of integers shaped like `sums`.
 
         The node begins as s_t.  Like the carry of a binary counter, it takes over the stack's last nodes, its left
-        halves: node = ⌊decay^(2^l) · left half⌉ + node, for the levels l = 0, 1, … below its own.  The state after
-        round t holds a node for each set bit of t's position in its period, longest first.
+        halves: node = ⌊decay^(2^l) · left half⌉ + node, for the levels l = 0, 1, … below its own.
 
         Args:
             state: State before round t, empty before round 1.

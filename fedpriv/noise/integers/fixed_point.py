@@ -1,12 +1,7 @@
-"""Fixed-point arithmetic on 64-bit integers, with the same bits on every machine.
+"""Fixed-point arithmetic on 64-bit integers, with the same results on every machine.
 
-`scale_integers` multiplies by a coefficient, a multiple of 2^-31: an exact product and one rounding.
-`pack_masked` and `unpack_sum` are for masked sums.  These travel in words of w bits, the low w/8 bytes of each
-integer, which the server adds modulo 2^w.
-
-`compile_function` compiles a loop over values where numba is installed (`pip install 'fedpriv[fast]'`).  Without
-numba callers take NumPy code that draws the same values, which is slower.  `set_counters` and `attempt_values` are
-such loops, for discrete Gaussian noise (`gaussian`).
+Three groups of functions: multiplication by a coefficient that is a multiple of 2^-31, with one rounding; packing
+and adding masked messages; and loops that numba compiles if it is installed (`pip install 'fedpriv[fast]'`).
 """
 
 import math
@@ -56,8 +51,7 @@ def round_coefficient(value: float) -> float:
 def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
     """Compute ⌊values · multiplier / 2^(31 + extra) + ½⌋ exactly, entry by entry.
 
-    For `extra` = 0 this is c · values, rounded, for the real weight c = multiplier / 2^31 from 0 to 1.  The
-    product has up to 92 bits, so `values` is split into high · 2^31 + low.
+    For `extra` = 0 this is c · values, rounded to an integer, with the coefficient c = multiplier / 2^31.
 
     Guarantee: results of two arguments differ by the difference of the real products, ± less than 1.
 
@@ -66,10 +60,14 @@ def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
         multiplier: Coefficient in multiples of 2^-31, 0 ≤ multiplier ≤ 2^31.
         extra: Further bits to shift by, 0 ≤ extra < 30.
 
+    Returns:
+        Integers in the shape of `values`.
+
     Example:
         >>> scale_integers(np.array([5, -5]), COEFFICIENT_ONE // 2).tolist()
         [3, -2]
     """
+    # A product can have 92 bits, so values are split into high · 2^31 + low.
     high, low = values >> FRACTION_BITS, values & _LOW_MASK
     if extra == 0:
         low *= multiplier
@@ -90,27 +88,28 @@ def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
 def scale_bound(bound: int, multiplier: int, extra: int = 0) -> int:
     """Bound |scale_integers(values, multiplier, extra)| for |values| ≤ `bound`, in Python integers.
 
-    The result is an upper bound, at most 2 too large.
-
     Args:
         bound: Bound of the values, ≥ 0.
         multiplier: Coefficient in multiples of 2^-31.
         extra: Further bits by which the product is shifted, as in `scale_integers`.
+
+    Returns:
+        An upper bound, which may be slightly too large.
     """
     return -(-bound * multiplier >> (FRACTION_BITS + extra)) + 1
 
 
 def repeated_squares(multiplier: int, count: int) -> tuple[int, ...]:
-    """Compute λ, λ², λ⁴, …, λ^(2^(count-1)), each rounded to a multiple of 2^-31, as `count` integers.
-
-    Each power is the square of the one before.  Powers are computed to 192 binary digits, and only the results are
-    rounded to 31, so that the roundings to 31 digits do not add up.
+    """Compute λ, λ², λ⁴, …, λ^(2^(count-1)), each rounded to a multiple of 2^-31.
 
     Args:
         multiplier: λ in multiples of 2^-31, from 0 to 2^31.
         count: Number of powers.
+
+    Returns:
+        The powers in multiples of 2^-31.
     """
-    digits = 192
+    digits = 192  # of the powers, so that the roundings to 31 digits do not add up
     power, coefficients = multiplier << (digits - FRACTION_BITS), []
     half = 1 << (digits - FRACTION_BITS - 1)
     for _ in range(count):
@@ -137,9 +136,8 @@ def pack_masked(noisy: Ints, mask: UnsignedInts, word: int) -> bytes:
 def unpack_sum(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> Ints:
     """Compute the sum of all silos' noisy integers y from their masked messages, whose masks cancel.
 
-    Words are added modulo 2^word and read as signed numbers, so that the sum is exact if it is at least
-    -2^(word-1) and below 2^(word-1).  Another sum wraps around: the model is wrong then, but privacy holds, since
-    the residue is a function of the sum.
+    Words are added modulo 2^word and read as signed numbers.  The result is the true sum if that lies between
+    -2^(word-1) and 2^(word-1) - 1, and otherwise wraps around.
 
     Args:
         messages: Output of `pack_masked` of each silo, word / 8 bytes a value.
@@ -173,9 +171,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 def compile_function(function: FunctionT) -> FunctionT | None:
     """Compile a function with numba, or return None if numba is not installed.
 
-    The compiled code is cached on disk in the package's folder or the user's cache, if one of them is writable.
-    Else every process compiles the function again.  Floating-point operations are not reordered, and none is
-    contracted with another.
+    The compiled code is cached on disk where a folder for it is writable.
     """
     try:
         import numba
@@ -216,15 +212,13 @@ def attempt_values(
 ) -> int:
     """Make one attempt to draw a value of the discrete Gaussian D(σ) at each of n places.
 
-    Values are drawn by rejection sampling.  An attempt proposes a signed magnitude a = m 2^k + j.  m follows
-    exp(-(m 2^k)² / 2σ²) by an alias table: the upper 9 bits of word 1 are one of 512 columns, and m is the column
-    if word 0 is below the column's threshold, else the column's alias.  The next bit of word 1 is the sign, and
-    its lowest k bits are j, uniform.  The proposal is accepted if a uniform u, the upper 64 bits of which are word
-    2, is below exp(-x) with x = j (2 m 2^k + j) / 2σ², which makes a follow exp(-a² / 2σ²).  -0 is refused, so
+    An attempt is a step of rejection sampling.  It proposes a sign and a magnitude a = m 2^k + j.  m is drawn with
+    weights exp(-(m 2^k)² / 2σ²) from an alias table, and j is uniform.  The proposal is accepted with probability
+    exp(-x), x = j (2 m 2^k + j) / 2σ², so that accepted magnitudes have weights exp(-a² / 2σ²).  -0 is refused, so
     that 0 counts once.
 
-    The proposal is written to `out`[place], even if it is refused.  A first test with 1 - x ≤ exp(-x) accepts most
-    attempts without an exponential.
+    Random bits of a place: word 0 is compared with a threshold of the alias table.  Word 1 has the column (upper 9
+    bits), the sign (next bit) and j (lowest k bits).  Word 2 is the uniform for the acceptance.
 
     Args:
         random_words: Random words of 64 bits of each place, (n, 4).
@@ -233,11 +227,10 @@ def attempt_values(
         alias: Alias of each column, (512,).
         low_bits: k, bits of the lower part j of a magnitude.
         quotient: 1 / 2σ².
-        band: Distance of u from exp(-x) below which only integers can decide.
-        out: Values, which are changed at `places`.
-        retries: Buffer of n places or more, for refused places and, as ~place, for undecided ones.  Undecided are
-            ties of word 0 with a threshold's upper word, and uniforms within `band` of exp(-x), unless the first
-            test has accepted them.
+        band: Distance of the uniform from exp(-x) below which floating point cannot decide.
+        out: Values.  Each place gets its proposal, accepted or not.
+        retries: Buffer of n places or more, which gets refused places, and ~place for undecided ones: within
+            `band`, or with word 0 equal to the threshold's upper bits.
 
     Returns:
         Number of places written to `retries`.
@@ -256,6 +249,7 @@ def attempt_values(
         sign = -np.int64((picks >> np.uint64(54)) & np.uint64(1))
         out[places[k]] = (magnitude ^ sign) - sign
         exponent = np.float64(low) * np.float64(base + magnitude) * quotient
+        # Accepts most attempts without an exponential, since 1 - x ≤ exp(-x).
         uniform = np.float64(random_words[k, 2]) * 2.0**-64
         is_tied = threshold_word == threshold
         if uniform + exponent < 1.0 - band and magnitude != 0 and not is_tied:

@@ -1,28 +1,23 @@
 """Discrete Gaussian noise D(σ) on the integers, with P(z) proportional to exp(-z² / 2σ²).
 
-The distribution of each value is within 2^-120 of D(σ) in total variation.  A value is drawn by rejection sampling
-from the bits of AES-256 blocks.  It is a magnitude a = m · 2^k + j and a sign, with 16 ≤ σ / 2^k < 32 (k = 0
-below σ = 32).  An attempt reads two AES blocks, four words of 64 bits:
+A value is drawn by rejection sampling from the bits of AES-256 blocks.  It has a sign and a magnitude m · 2^k + j,
+with k such that 16 ≤ σ / 2^k < 32.  An attempt reads four random words of 64 bits:
 
 1. Word 1 picks one of 512 columns (9 bits), the sign (1 bit) and j (the lowest k bits).  Word 0 against the
-  column's threshold of 128 bits gives m from an alias table of exp(-(m 2^k)² / 2σ²).
+  column's threshold gives m from an alias table of exp(-(m 2^k)² / 2σ²).
 2. (0, minus) is refused.  Any other attempt is accepted with probability exp(-j (2 m 2^k + j) / 2σ²), where words
   2 and 3 are a uniform of 128 bits.
 
-Floating point only predicts the second comparison.  Where the two sides are within 2^-44, integers decide.  So no
-libm, no instruction set and no platform can change a bit (cf. interval refining in Haney et al. 2022,
-"Precision-based attacks and interval refining").  For most values no exponential is needed: with x the exponent
-above, exp(-x) ≥ 1 - x, so that a uniform below 1 - x - 2^-44 is accepted.
+Floating point only predicts the acceptance.  Where a prediction is within 2^-44 of the limit, integers decide, so
+that every platform draws the same values (cf. interval refining in Haney et al. 2022, "Precision-based attacks and
+interval refining").
 
-The number of attempts is independent of the accepted value, so retries reveal nothing about the value.  Nothing is
-claimed about a party that shares the processor's caches.  Proof of the total variation:
-docs/proofs/discrete-gaussian.md.
+Each value is within 2^-120 of D(σ) in total variation for random words (docs/proofs/discrete-gaussian.md).  The
+number of attempts is independent of the accepted value.
 
-The key of a round's noise is derived from the silo's key, the party, the round, the chain of all queries so far,
-and the sums themselves (`round_noise`).  A ledger that is rolled back together with its key must never give the
-same noise to another sum.  So the key of round t depends on all queries up to round t, not on the last one alone:
-otherwise a rollback, another query at t and the same query at t + 1 would repeat the noise of t + 1.  The key also
-depends on the integers to which the noise is added.
+The key of a round's noise is derived from the silo's key, the party, the round, the digest of all queries so far
+(the query chain) and the integers to which the noise is added.  So a ledger that is rolled back cannot give the
+same noise to another sum.
 """
 
 import hashlib
@@ -56,10 +51,8 @@ _WORD_MASK = (1 << 64) - 1
 class AliasTable:
     """Vose's alias table of the weights exp(-(m step)² / 2σ²), m = 0 … 511.
 
-    Magnitudes are m · step + j, where m is the number of a column and step = 2^low_bits with 16 ≤ σ / step < 32.
-    A draw of column c gives m = c if a uniform of 128 bits is below the column's threshold, and `alias[c]`
-    otherwise.  `high` and `low` are the thresholds' two words.  The table is computed in integers and is the same
-    on every platform.
+    A draw picks a column c, and gives m = c if a uniform of 128 bits is below the column's threshold, and
+    `alias[c]` otherwise.  A magnitude is m · step + j, with step = 2^low_bits and 16 ≤ σ / step < 32.
     """
 
     sigma: Fraction
@@ -93,11 +86,9 @@ class AliasTable:
 
 @lru_cache(maxsize=64)  # a pure function
 def make_alias_table(sigma: float) -> AliasTable:
-    """Compute the alias table from which magnitudes m · 2^k of D(σ) are drawn, m = 0 … 511.
+    """Compute the alias table from which the upper parts m of magnitudes m · 2^k + j of D(σ) are drawn.
 
-    k is the integer with 16 ≤ σ / 2^k < 32.  σ as a float is a rational, and is not rounded.  The weights
-    exp(-(m 2^k)² / 2σ²) are computed in integers with 192 bits behind the binary point, and thresholds of 128 bits
-    are split into two words.
+    The weights exp(-(m 2^k)² / 2σ²), m = 0 … 511, are computed in integers.
 
     Args:
         sigma: σ, 16 ≤ σ < 2^48.
@@ -121,8 +112,7 @@ def exp_fixed(exponent: Fraction, bits: int) -> int:
     """Compute 2^bits exp(-exponent) for exponent ≥ 0, as an integer with an error below 1 + 2^-60.
 
     Taylor's series of exp(-exponent / 2^h) is summed in integers with 96 more bits, squared h times, and rounded
-    down, with h such that exponent / 2^h is below 2^-7.  So the same integers follow on every machine.  The result
-    is 0 for exponents above 2 · bits.
+    down.
 
     Args:
         exponent: Exponent ≥ 0.
@@ -152,10 +142,9 @@ def exp_fixed(exponent: Fraction, bits: int) -> int:
 def _build_aliases(weights: list[int]) -> tuple[list[int], list[int]]:
     """Compute threshold and alias of every column by Vose's method (1991).
 
-    The table draws from n weighted values with one of n columns of equal probability: a column gives its own value
-    with probability q, and its alias otherwise.  Its threshold is ⌊2^128 q⌋.  Columns that have less than the mean
-    weight are filled up, one by one, by a donor with as much or more, which becomes their alias.  A full column,
-    q = 1, has the threshold 2^128 - 1 and is its own alias.
+    A column gives its own value with probability q, and its alias otherwise.  Its threshold is ⌊2^128 q⌋.  A
+    column of less than the mean weight is filled up by a donor with the mean weight or more, which becomes its
+    alias.  A column without a donor keeps the threshold 2^128 - 1 and is its own alias.
 
     Args:
         weights: Weight of each value, (n,).
@@ -197,7 +186,7 @@ class _ChunkWorkspace(threading.local):
     """Working memory of a thread for a chunk of values, which is used again for the next chunk."""
 
     def __init__(self) -> None:
-        """Allocate memory for a chunk of 4,096 values, each from two AES blocks, in each thread that uses it."""
+        """Allocate memory for a chunk of 4,096 values, each from two AES blocks."""
         self.counters = np.empty((2 * _CHUNK, 2), _LITTLE)
         self.bits = bytearray(self.counters.nbytes + 16)  # update_into wants one block to spare
         self.row = np.arange(_CHUNK)
@@ -226,8 +215,8 @@ class _ChunkWorkspace(threading.local):
     ) -> int:
         """Make one attempt to draw a value of D(σ) at each of n places, with NumPy.
 
-        This is `fixed_point.attempt_values` for machines without compiled code.  A uniform at the very edge of
-        `band` may be undecided in one of them only, which changes no drawn value.
+        This is `fixed_point.attempt_values` without compiled code.  An attempt proposes a sign and a magnitude,
+        and is accepted with probability exp(-x).
 
         Args:
             random_words: Random words of 64 bits of each place, (n, 4).
@@ -236,9 +225,8 @@ class _ChunkWorkspace(threading.local):
             alias: Alias of each column, (512,).
             low_bits: k, bits of the lower part j of a magnitude.
             quotient: 1 / 2σ².
-            band: Distance of the uniform from exp(-x), the probability of acceptance, below which only integers
-                can decide.
-            out: Values.  Each place gets its proposal, also if it is refused.
+            band: Distance of the uniform from exp(-x) below which floating point cannot decide.
+            out: Values.  Each place gets its proposal, accepted or not.
             retries: Buffer of n places or more, which gets refused places, and ~place for undecided ones.
 
         Returns:
@@ -323,9 +311,8 @@ class KeyedDiscreteGaussian:
     def vector(self, size: int, sigma: float, node: int = 0) -> Ints:
         """Draw a vector of independent values of D(σ), (size,), int64.
 
-        A first attempt is made at every place, in chunks of 4,096.  Then undecided places are decided in
-        integers, and refused places get a next attempt from other blocks, until every place has an accepted
-        value.  Another call with the same arguments draws the same vector.
+        Each place gets attempts until one is accepted.  Attempts that floating point leaves undecided are decided
+        in integers.  Another call with the same arguments draws the same vector.
 
         Args:
             size: Number of values, at most 2^39.
@@ -335,7 +322,7 @@ class KeyedDiscreteGaussian:
         Raises:
             InputError: σ is not in this range.
             ValueError: `node` or `size` is not in its range.
-            RunError: The key stream is broken, so that a value is refused 255 times.
+            RunError: A value is refused 255 times, as only a broken key stream does.
         """
         if not (0 <= node < _MAX_NODES and 0 <= size <= _MAX_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
@@ -357,7 +344,7 @@ class KeyedDiscreteGaussian:
             # Ascending, since an attempt takes places whose ends are count - 1 apart for a slice.
             retries = np.sort(np.concatenate([waiting_places[waiting_places >= 0], np.array(refused, np.int64)]))
             attempt += 1
-            # This has a probability below 0.03^255, unless the key stream is broken.
+            # Practically impossible, unless the key stream is broken.
             if attempt == _TIE_ATTEMPT and len(retries):
                 raise RunError("the noise generator refused 255 draws in a row")
             retries_by_chunk = [
@@ -372,13 +359,12 @@ class KeyedDiscreteGaussian:
     ) -> Ints:
         """Make one attempt at each of these places, and write the proposals into `out`.
 
-        Random words are AES blocks of the places' counters.  Loops are compiled for outputs of 4,096 values or
-        more, if numba is installed.
+        Random words are AES blocks of the places' counters.
 
         Args:
             workspace: Working memory of this thread.
             table: Alias table of σ.
-            places: Indices of values in `out`, ascending, at most 4,096.
+            places: Indices of values in `out`, ascending, 1 to 4,096 of them.
             stream: Node and number of the attempt, which select the blocks.
             out: Values, which are changed.
 
@@ -410,10 +396,9 @@ class KeyedDiscreteGaussian:
         return workspace.retries[:retry_count].copy()
 
     def _decide_exactly(self, table: AliasTable, place: int, node: int, attempt: int, out: Ints) -> bool:
-        """Decide one attempt exactly, in integers, and write its proposal into `out`.
+        """Decide one attempt in integers, write its proposal into `out`, and return whether it is accepted.
 
         The random words are those of the floating-point attempt, here with all 128 bits of threshold and uniform.
-        Where word 0 equals the threshold's upper word, a further random word is compared with the lower one.
 
         Args:
             table: Alias table of σ.
@@ -421,9 +406,6 @@ class KeyedDiscreteGaussian:
             node: Number of the vector.
             attempt: Number of the attempt.
             out: Values, which are changed at `place`.
-
-        Returns:
-            Whether the attempt is accepted.
         """
         word, picks, *uniform = self._attempt_bits(place, node, attempt)
         column, is_negative = picks >> 55, picks >> 54 & 1

@@ -1,23 +1,14 @@
 """Increments of records as integer vectors of bounded norm: truncated, then checked in integers.
 
-An increment, a record's contribution in R^d to the sum of a round, clipped to `clip`, is multiplied by a factor
-(units of the lattice per unit of an increment) and truncated to integers of Euclidean norm at most K, the clip in
-units of the lattice.  The lattice is the set of multiples of one number, its unit.  A query has points at which
-gradients are taken, and coefficients with which those of a record add up to its increment.  Under zero-out
-neighbours differ in a record whose increments are 0 in one of them, and under replace-one a record is exchanged.
+An increment is a record's clipped contribution, in R^d, to the sum of a round.  It is multiplied by a factor
+(units of the lattice, the multiples of one number, per unit of an increment) and truncated to integers of
+Euclidean norm at most K, the clip in units of the lattice.  A record thus moves a sum by at most K if neighbours
+differ by its presence (zero-out), and by at most 2K if it is exchanged (replace-one).  Truncation towards zero
+enlarges no coordinate, so it needs no larger norm, as rounding would.  Proof: docs/proofs/truncation.md.
 
-Truncation towards zero enlarges no coordinate, |trunc x| ≤ |x|, so no norm grows: one record moves a sum by at
-most K under zero-out and 2K under replace-one.  Unlike rounding, truncation needs no √d/2 more in the norm, no
-secret randomness and no redraw.  It moves an increment by about √d / K of the clip at most.  Proof:
-docs/proofs/truncation.md.
-
-The gradient of a loss of linear scores is residual ⊗ features, and its d values a record need not be formed.  With
-features that are integers x (bytes of an image and a 1, say) and a residual truncated to integers r, the increment
-r ⊗ x is an integer vector of norm ‖r‖ ‖x‖.  A sum over records is a matrix product, exact in float64 while no
-partial sum reaches 2^53.  Residuals follow from scores in integers, so that the sum has the same bits on every
-processor.
-
-`sum_integer_increments` is the path from a query and a silo's records to the exact sum of their integers.
+The gradient of a loss of linear scores is the outer product residual ⊗ features.  With both truncated to integers
+r and x, the increment r ⊗ x is an integer vector of norm ‖r‖ ‖x‖, and a sum over records is a matrix product,
+exact in float64 while sums stay below 2^53.
 """
 
 from collections.abc import Sequence
@@ -66,8 +57,7 @@ def truncate_increments(increments: NDArray[np.floating], norm: int, factor: flo
     A row with a value that is not finite becomes zeros.
 
     Guarantee: Σ k² ≤ K² for every row, exactly, whatever bits come in and whatever flags arithmetic runs under;
-    and row b depends on row b of `increments` alone.  Proof: entries that pass the last check are integers of at
-    most 2^53, and the float64 sum of their squares errs by less than a relative 2^-30.
+    and row b depends on row b of `increments` alone.
 
     Args:
         increments: (b, d), float32 or float64.
@@ -84,6 +74,7 @@ def truncate_increments(increments: NDArray[np.floating], norm: int, factor: flo
         >>> truncate_increments(np.array([[1.9, -1.9]]), norm=10, factor=1.0).tolist()
         [[1, -1]]
     """
+    # Entries that pass are integers of at most 2^53, and the float64 sum of their squares errs by less than 2^-30.
     values, is_within = _truncate_rows(increments, norm, factor)
     np.copyto(values, 0.0, where=~is_within[:, None])  # before the cast, since NaN has no integer
     return values.astype(np.int64)
@@ -92,8 +83,8 @@ def truncate_increments(increments: NDArray[np.floating], norm: int, factor: flo
 def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, counts: bool) -> None:
     """Add the truncation of one increment to a sum, or zeros if the increment does not count.
 
-    The increment is overwritten, so that no vector of memory is needed besides the two arguments.  The increment
-    must lie in aligned memory, as `evaluate_per_record` returns it, since sums may round by their address.
+    The increment is overwritten, which saves memory.  It must lie in aligned memory, as `evaluate_per_record`
+    returns it, since sums may round by their address.
 
     Guarantee: the added integers are those of `truncate_increments`, whatever `total` is.
 
@@ -119,9 +110,7 @@ def _truncate_rows(
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Truncate rows (b, d) to integers in float64, and find the rows whose norm is certainly at most K.
 
-    A row is first multiplied by a power of 2, so that its norm can be computed (`shrink_rows`).  Then it is scaled
-    to the lattice, or to the norm K (1 - 2^-30) if that is less, and truncated.  Entries are checked in each chunk
-    of columns, and norms at the end.
+    A row is scaled to the lattice, or to the norm K (1 - 2^-30) if that is less, and truncated.
 
     Args:
         increments: Rows (b, d), float32 or float64.
@@ -162,17 +151,16 @@ def check_norm(norm: int) -> None:
 def shrink_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[Floats, NDArray[np.int32]]:
     """Multiply rows by 2^-e so that no sum of squares over- or underflows.
 
-    e is chosen for each row so that its largest absolute value then lies in [½, 1).  A row of zeros, or with a
-    value that is not finite, has e = 0.
+    e is chosen for each row so that its largest absolute value then lies in [½, 1).  It is 0 for a row of zeros.
 
     Args:
         rows: (b, d), float32 or float64.
-        out: Memory of the result, which may be `rows`, or None for new memory, which is aligned, since sums may
-            round by their address.
+        out: Memory of the result, which may be `rows`, or None for new memory.
 
     Returns:
         The multiplied rows in float64, with zeros for a row that has a value that is not finite, and e, (b,).
     """
+    # Memory of torch is aligned, and sums may round by their address.
     values = torch.empty(rows.shape, dtype=torch.float64).numpy() if out is None else out
     top = _row_maxima(rows)
     is_finite = top < np.inf  # False for NaN
@@ -187,11 +175,9 @@ def shrink_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[
 
 
 def squared_norms(rows: Floats) -> Floats:
-    """Sum the squares of every row, (b, d) -> (b,), within a relative 2^-30.
+    """Sum the squares of every row, (b, d) -> (b,), within a relative 2^-30 for d ≤ 2^42.
 
-    The error bound holds for d ≤ 2^42 in any order of additions.  Squares are summed in blocks of 2^22 columns.
-    The relative error is γ_n = n 2^-53 / (1 - n 2^-53), where n is 2^22 + 1, for the squares and sums of a block,
-    plus the number of blocks.
+    Squares are summed in blocks of 2^22 columns, which bounds the rounding error in any order of additions.
     """
     total = np.einsum("bd,bd->b", rows[:, :_BLOCK], rows[:, :_BLOCK])
     for start in range(_BLOCK, rows.shape[-1], _BLOCK):
@@ -201,15 +187,16 @@ def squared_norms(rows: Floats) -> Floats:
 
 
 def row_scales(norms: Floats, exponent: NDArray[np.int32], norm: int, factor: float) -> Floats:
-    """Compute the factor of each shrunk row, (b,), for norms of at most K (1 - 2^-30).
-
-    It is `factor` · 2^e, or less where the norm would be larger.
+    """Compute the factor of each shrunk row: `factor` · 2^e, or less for norms of at most K (1 - 2^-30).
 
     Args:
         norms: Norms of the shrunk rows, (b,).
         exponent: e of each row, (b,).
         norm: K.
         factor: Units of the lattice per unit of an increment.
+
+    Returns:
+        (b,).
     """
     target_norm = norm * (1.0 - NORM_ALLOWANCE)
     full_scale = np.ldexp(factor, np.minimum(exponent, 1000))
@@ -249,10 +236,9 @@ MAX_CHUNK_VALUES = 1 << 20
 
 
 def suits_rank_one(norm: int, outer: OuterProduct, features: int) -> bool:
-    """Whether K and the features leave enough bits for increments as outer products of integers.
+    """Whether increments can be formed as outer products of integers with enough bits.
 
     Residuals need 16 bits, K / `max_feature_norm` ≥ 2^16, and the model's weights 20 bits (`weight_bits`).
-    Otherwise the increments have to be formed as vectors (`truncate_increments`).
 
     Args:
         norm: K.
@@ -276,12 +262,10 @@ def sum_rank_one(
 ) -> Ints:
     """Sum the integer increments r_b ⊗ x_b over records b, (classes · f,) int64.
 
-    The loss is a function of linear scores, so that a record's gradient is residual ⊗ features, the residual the
-    derivative of the loss by the scores.  x_b, (f,), are the features in multiples of 1/denominator, rounded to
-    integers.  r_b, (classes,), is Σ_k coefficients[k] · residuals at points[k], scaled to the lattice and
-    truncated to integers with ‖r_b‖ ‖x_b‖ ≤ K.  A record with a feature that is not finite, or beyond
-    `outer.max_feature_norm` in multiples of 1/denominator, adds 0.  Scores are computed in integers, from weights
-    of the point that are rounded to `weight_bits` bits.
+    This is for losses of linear scores, whose gradient is residual ⊗ features.  x_b, (f,), are the features in
+    multiples of 1/denominator, rounded to integers.  r_b, (classes,), is Σ_k coefficients[k] · residuals at
+    points[k], scaled to the lattice and truncated to integers with ‖r_b‖ ‖x_b‖ ≤ K.  A record with a feature that
+    is not finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and 2 `norm` under replace-one, and what
     it adds is a function of its own row, the query and public numbers, with the same bits on every processor,
@@ -298,9 +282,9 @@ def sum_rank_one(
         factor: Units of the lattice per unit of an increment.
 
     Raises:
-        ValueError: There are records, and K is out of this range, or there are more than 2^20 features.
+        ValueError: Records are to be summed with K out of this range, or with more than 2^20 features.
     """
-    # Chunks of records, of at most 2^20 values of features, bound the memory.
+    # Chunks of records bound the memory.
     feature_count = features.shape[1]
     bits, chunk_rows = (
         weight_bits(feature_count, outer.max_feature_norm),
@@ -341,18 +325,17 @@ def integer_residuals(
     """Truncate residuals of b records and c classes to integers r with ‖r_b‖ ‖x_b‖ ≤ K.
 
     ‖r_b‖ ‖x_b‖ is the norm of the record's increment r_b ⊗ x_b.  Residuals are multiplied by `factor`, or by less
-    where this norm would exceed K (1 - 2^-30), and truncated towards zero.  A record that has a residual that is
-    not finite, or a feature beyond ±2^16, gets zeros.
+    where this norm would exceed K (1 - 2^-30), and truncated towards zero.  A record with a residual that is not
+    finite, or a feature beyond ±2^16, gets zeros.
 
     Guarantee: Σ over the d = c · f values of r_b ⊗ x_b of their squares is at most K², exactly, and row b depends
     on row b of the arguments alone.
 
     Args:
         residuals: Derivatives of the loss by the scores, (b, c).
-        features: Integer features x, (b, f), of at most ±2^16.
+        features: Integer features x, (b, f).
         norm: K.
-        factor: Units of the lattice per unit of residual ⊗ x.  For real features x / 255 this is the factor of
-            increments over 255.
+        factor: Units of the lattice per unit of residual ⊗ x.
 
     Returns:
         Integers as float64, (b, c).
@@ -376,14 +359,12 @@ def integer_residuals(
 
 
 def sum_outer_products(residuals: Floats, features: NDArray[np.integer], norm: int) -> Ints:
-    """Sum r_b ⊗ x_b over the records b exactly, with r from `integer_residuals`, flat (c · f,) int64.
+    """Sum r_b ⊗ x_b over the records b exactly, flat (c · f,) int64.
 
-    Sums are matrix products of at most `rows` = ⌊(2^53 - 1) / K⌋ records each.  An entry of r_b ⊗ x_b is at most
-    K, so that a partial sum over `rows` records is at most rows · K < 2^53 in absolute value, and float64 adds
-    without rounding in any order.  The whole sum has to stay below 2^63.
+    The whole sum has to stay below 2^63.
 
     Args:
-        residuals: Integers r with ‖r_b‖ ‖x_b‖ ≤ K, (b, c).
+        residuals: Integers r with ‖r_b‖ ‖x_b‖ ≤ K, (b, c), from `integer_residuals`.
         features: Integer features, (b, f).
         norm: K.
 
@@ -391,6 +372,7 @@ def sum_outer_products(residuals: Floats, features: NDArray[np.integer], norm: i
         ValueError: K is not from 1 to below 2^53.
     """
     check_norm(norm)
+    # An entry of r_b ⊗ x_b is at most K, so that sums over `rows` records stay below 2^53, exact in float64.
     rows = (_EXACT_LIMIT - 1) // norm
     total = np.zeros((residuals.shape[1], features.shape[1]), np.int64)
     for start in range(0, len(residuals), rows):
@@ -427,16 +409,9 @@ def sum_integer_increments(
 ) -> Ints:
     """Sum the clipped increments of a round's records, each as integers of the run's lattice, (d,) int64.
 
-    One of three ways is taken:
-
-    * counts of cells in one pass, for shipped objectives of `SUMMED_BY_CELL`, whose records each fall into cells
-      of a table, if `factor` times the sum of the query's coefficients is finite,
-    * outer products of integers, where the loss is one of linear scores, and K and the features are suitable
-      (`suits_rank_one`),
-    * otherwise vectors, one record after another.
-
-    Other ways than counts take as much work for fewer than `min_calls` records as for that many, so that the time
-    tells less of their number.  `records` = None takes no work.
+    Increments are counted by cell for objectives that are sums by cell (`SUMMED_BY_CELL`), formed as outer
+    products of integers where the loss has linear scores (`suits_rank_one`), and otherwise computed as vectors,
+    one record after another.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
@@ -446,17 +421,16 @@ def sum_integer_increments(
 
     Args:
         objective: Objective for the batch layout of the round (`for_batch`).
-        query: Query with points (d,).
+        query: Query: points (d,) at which gradients are taken, and the coefficients with which they are added.
         clip: Norm bound of an increment in real units.
         records: Records of the round, or None for a sum of zeros.
-        norm: K, the norm bound in units of the lattice: `Lattice.norm` of the clip over the batches that a round
-            reads.
-        factor: Units of the lattice per unit of an increment, from `Lattice.factor` for as many batches.
-        min_calls: Least number of records for which work is done.
-        is_counted: Mask (B,) of the records that count, or None if all count.  Others add zeros and take as much
-            work.
-        row_indices: Row indices (B,) of the records in their silo, or None for row 0 each, for objectives that do
-            not depend on the row.
+        norm: K, the norm bound in units of the lattice.
+        factor: Units of the lattice per unit of an increment.
+        min_calls: Number of records up to which missing ones are replaced by dummy records, so that the time tells
+            less of their number.  Counts by cell take no dummy records.
+        is_counted: Mask (B,) of the records that count, or None if all count.  Others add zeros.
+        row_indices: Row indices (B,) of the records in their silo, or None if the objective does not depend on
+            them.
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)

@@ -1,13 +1,12 @@
 """Lattice, norms and noise of an exact run, fitted to each other before round 1.
 
-An exact run adds integer noise to sums of integers, in multiples of a lattice's unit.  `fit_lattice` finds the
-finest lattice on which no integer of a run can overflow, with the noise for the run's μ (Gaussian differential
-privacy).  The `ExactPlan` that it returns gives the integer numbers of each round.
+An exact run adds integer noise to sums of integers, in multiples of a lattice's unit.  `fit_lattice` finds a
+fine lattice on which no integer of the run can overflow, with the noise for the run's μ (Gaussian differential
+privacy).
 
 An increment is a record's clipped contribution to a round, and a word is the integer of w bits in which a sum
-travels.  s are the sums of increments, and C s the sums that are released with noise (`strategies`).  A round
-takes one vector of d values, or several.  K is the largest norm of one record's integers in a vector, in units of
-the lattice.
+travels.  s are the sums of increments, and C s the sums that are released with noise.  K is the largest norm of
+one record's integers in a vector of d values, in units of the lattice.
 """
 
 import math
@@ -188,8 +187,8 @@ def claim_for_noise(
 def fit_lattice(run: ExactRunInputs) -> ExactPlan:
     """Fit the finest lattice, at most 2^37 units a clip, on which no integer can overflow its word.
 
-    The search starts with 2^36 to 2^37 units in the largest clip (κ = 36) and makes the lattice coarser, by as
-    many bits as are certainly missing, until all bounds hold.  The noise on a lattice follows from the run's μ.
+    The search starts with 2^36 to 2^37 units in the largest clip and makes the lattice coarser until all bounds
+    hold.
 
     Guarantee: |(C s)_t| and every integer on the way to it stay below 2^61, sums with 16 σ of noise too, and in
     words of w < 64 bits sums with 14 σ of noise below 2^(w-1): computed in integers, for any records.
@@ -198,9 +197,8 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
         run: Inputs of the run.
 
     Raises:
-        InputError: A clip keeps too few bits or is outside of 2^-40 … 2^40, the noise has no place between 2^16
-            and 2^48 units, a group of vectors has no noise, or `word_bits` or a number of records, parties or
-            values is not accepted.
+        InputError: A clip keeps too few bits or is outside of 2^-40 … 2^40, the noise cannot lie between 2^16 and
+            2^48 units, a group of vectors has no noise, or a number in `run` is out of its range.
     """
     rounds = run.factorization.workload.rounds
     if run.word_bits not in MIN_CLIP_BITS:
@@ -229,19 +227,21 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
 
 
 def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactPlan | None]:
-    """Return 0 and the plan on this lattice, or a number of bits by which it must be coarser, and None.
+    """Plan the run on this lattice, or count the bits by which the lattice is too fine.
 
-    The number is 1 or more, and never more than needed.  Four integers have limits: those on the way to C s
-    (2^61), C s with 16 σ of noise (2^61), one party's σ (2^48), and C s with 14 σ of noise, which must fit into
-    a signed word.  Here σ is the noise of all parties together for the run's μ, in the vector with the most noise.
+    Four integers have limits: those on the way to C s (2^61), C s with 16 σ of noise (2^61), one party's σ (2^48),
+    and C s with 14 σ of noise, which must fit into a signed word.  Here σ is the noise of all parties together, in
+    the vector with the most noise.
 
     Args:
         run: Inputs of the run.
         lattice: Lattice to try.
 
+    Returns:
+        Number of bits that are certainly missing, and the plan if none is.
+
     Raises:
-        InputError: All limits hold, but the noise is too little for a claim (`claim_for_mu`), or a group of
-            vectors has no noise.
+        InputError: The noise is too little for a claim, or a group of vectors has no noise.
     """
     factorization, strategy = run.factorization, run.factorization.strategy
     rounds = factorization.workload.rounds
@@ -288,8 +288,5 @@ def _find_distance(
 
 
 def _excess_bits(value: int, limit: int) -> int:
-    """Bits by which a value has to shrink to get below `limit`, a power of 2.
-
-    The number is 0 below the limit.  Else it is 1 or more, and never more than needed.
-    """
+    """Bits by which a value must at least shrink to get below `limit`, a power of 2, or 0 if it is below."""
     return max(1, value.bit_length() - limit.bit_length()) if value >= limit else 0

@@ -1,25 +1,21 @@
-"""Integer strategies: a lattice, a streaming C with int64 state, and the claim of an exact release.
+"""Integer strategies: a lattice, a streaming C on integers, and the claim of an exact release.
 
     y_t = (C s)_t + z_t,   z_t from D(scale_t σ)^d
 
-with the sums s_t of increments, the clipped contributions of a round's records, integers in units of the lattice,
-and discrete Gaussian noise D of d values, is what the rounds of a run release.  A group of noise vectors has one
-scale.  Everything computed later, B included, is a function of y.  Where C has coefficients other than 0 and 1 its
-products are rounded to integers, and neighbours may round differently: `NoiseGroup.rounding_difference` bounds the
-difference.
+is what the rounds of a run release.  s_t are the sums of increments, the clipped contributions of a round's
+records, as integers in units of the lattice, and D is discrete Gaussian noise.  Vectors with the same scale form a
+group.  Where C has coefficients other than 0 and 1 its products are rounded to integers, and neighbours may round
+differently.  `NoiseGroup.rounding_difference` bounds the difference.
 
-`Mechanism.integer` gives a `Factorization`.  A mechanism's own file has its `IntegerStrategy`.
-
-An `ExactClaim` leads from a sensitivity in integers to σ in units, and to the recorded μ.  Let v_t be the
-difference of (C s)_t between neighbours, Σ ‖v_t / scale_t‖² ≤ Δ² on every transcript, and z_t from D(scale_t σ)^d.
-For h = 16 the run is μ-GDP with
+An `ExactClaim` leads from a sensitivity in integers to σ in units, and to μ.  Let v_t be the difference of (C s)_t
+between neighbours, with Σ ‖v_t / scale_t‖² ≤ Δ².  For h = 16 the run is μ-GDP with
 
     μ = Δ / √(σ² - h²),   δ(ε) ≤ δ_μ(ε) + (1 + e^ε) τ
 
-up to a factor so close to 1 that floats round it to 1, and up to τ, the total variation between the noise that is
-drawn and D(σ).  With scales other than 1 h² is 256 / min scale², so that every value keeps 16 units.  M shares
-D(σ₁) add up to D(σ₁ √M), up to such a factor for σ₁ ≥ 24.  Proof, after Peikert 2010 (Theorem 3.1), Denisov et al.
-2022 and Smith & Thakurta 2022: docs/proofs/integer-releases.md.
+up to a factor so close to 1 that floats round it to 1.  τ is the total variation between the noise that is drawn
+and D(σ).  With scales other than 1 h² is 256 / min scale², so that every value keeps 16 units.  M shares D(σ₁) add
+up to D(σ₁ √M), up to such a factor for σ₁ ≥ 24.  Proof, after Peikert 2010 (Theorem 3.1), Denisov et al. 2022 and
+Smith & Thakurta 2022: docs/proofs/integer-releases.md.
 """
 
 import math
@@ -229,10 +225,9 @@ def pack_state(state: IntState) -> bytes:
 
 
 def unpack_state(packed: bytes) -> IntState:
-    """Read a state from `packed`, the output of `pack_state`, as vectors (d,) of one length.
+    """Read a state, vectors (d,) of one length, from the output of `pack_state`.
 
-    The vectors may share the memory of `packed`, so that callers must not write into them.  A state without
-    vectors is an empty tuple.
+    Callers must not write into the vectors, which may share the memory of `packed`.
 
     Raises:
         RunError: The bytes do not begin with the tag of a state, or have another length than their header says.
@@ -249,11 +244,10 @@ def unpack_state(packed: bytes) -> IntState:
 def sqrt_above(value: Fraction) -> float:
     """Compute the smallest float ≥ 0 whose square is at least `value` ≥ 0, a root rounded up.
 
-    An approximate root is moved by one float after another until exact squares show the result to be right.
-
     Args:
-        value: Any rational ≥ 0 whose root is within the range of floats, also if the value is not.
+        value: Any rational ≥ 0 whose root is within the range of floats.
     """
+    # Exact squares show when the result is right.
     root = _approximate_root(value)
     while Fraction(root) ** 2 < value:
         root = math.nextafter(root, math.inf)
@@ -325,13 +319,11 @@ def integer_distance(
     rounding_factor: Fraction = Fraction(1),
     increment_diameter: float = APART,
 ) -> float:
-    """Compute Δ = factor · sensitivity · (1 + 2^-40) · rounding factor + √(Σ (e / scale)²), rounded up.
+    """Compute Δ, the distance by which one record can move all of C s, rounded up.
 
-    Δ bounds the distance by which one record can move all of C s, in units of the lattice and relative to the
-    scales of noise.  `factor` is the distance in clips by which a record moves an increment: 1 under zero-out, and
-    `increment_diameter` under replace-one.  The sum goes over all released values, d for each vector.  e is the
-    group's `rounding_difference`: it bounds the *difference* of two roundings, so that replace-one does not double
-    it.
+    Δ = a · sensitivity · (1 + 2^-40) · `rounding_factor` + √(Σ (e / scale)²), in units of the lattice and relative
+    to the scales of noise.  a is 1 under zero-out, and `increment_diameter` under replace-one.  The sum is over
+    all released values, with e the bound of the difference of two roundings (`rounding_difference`).
 
     Args:
         sensitivity: Sensitivity of C for integers of norm K_t under zero-out, relative to the scales of noise.
@@ -389,8 +381,10 @@ def claim_for_sigma(
 ) -> ExactClaim:
     """Return the claim of M parties with noise of `sigma` units each: μ = Δ / √(M σ² - h²), rounded up.
 
+    h², 256 for noise of scale 1, is deducted because the noise is discrete.
+
     Guarantee: with this noise of every party, (C s)_t + z_t of all rounds is μ-GDP up to `ExactClaim.slack`, and
-    so is everything computed from it.  h², 256 for noise of scale 1, is deducted because the noise is discrete.
+    so is everything computed from it.
 
     Args:
         distance: Δ, by which one record can move C s, from `integer_distance`.
