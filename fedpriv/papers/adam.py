@@ -1,8 +1,7 @@
 """DP-Adam and DP-AdamW with bias correction: the noise variance is subtracted from the second moment.
 
 Source: Tang, Shpilevskiy & Lécuyer 2024 (DP-AdamBC).  Adam (Kingma & Ba 2015) runs on noisy mean gradients g~_t.
-The mean of their squares contains the variance φ of the noise, which hides the second moment of the gradients that
-steps should adapt to.  φ is public, and is subtracted.
+The mean of their squares contains the variance φ of the noise, which is public, and is subtracted.
 
     m_t = β₁ m_{t-1} + (1 - β₁) g~_t,     m̂_t = m_t / (1 - β₁^t)
     v_t = β₂ v_{t-1} + (1 - β₂) g~_t²,    v̂_t = v_t / (1 - β₂^t)
@@ -72,10 +71,10 @@ class CorrectedAdam:
         return state.iterate
 
     def update(self, state: AdamState, released: Tensor, current: Round) -> AdamState:
-        """Return the state with x_{t+1}, m_t and v_t from that with x_t, m_{t-1} and v_{t-1}, (..., d) each.
+        """Return the state with x_{t+1}, m_t and v_t, (..., d) each.
 
         Args:
-            state: State before round t.
+            state: State before round t, with x_t, m_{t-1} and v_{t-1}.
             released: Release of round t, (..., d), of which `released` / `scale` is the noisy mean gradient g~_t.
             current: Round, with its number t and its scale.
         """

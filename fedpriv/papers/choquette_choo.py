@@ -25,12 +25,9 @@ best point of K.
 | `clip` | C: norm bound on one example's increment | gradient |
 | `sigma` | standard deviation of a tree node's noise, for sums of mean increments over a batch | gradient |
 
-Errata: the z-step is α_t/β, as Algorithm 1 prints it.  The paper's proof silently halves it, which measures worse.
+Erratum: the z-step is α_t/β, as Algorithm 1 prints it.  The paper's proof halves it.
 
-The theorems give parameters for a problem's numbers.  `fedpriv privacy theorem` prints whether their conditions
-hold.  A run is refused if T > n, if its number of rounds is not the theorem's, or if the theorem cannot be
-evaluated.  The paper's log is to base 2, its ln natural.  The numbers are not rounded, and a run takes
-`whole_rounds` and `whole_batch`.
+The theorems give parameters for a problem's numbers.  The paper's log is to base 2, its ln natural.
 
 Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`.  An increment is in at
 most ⌊log2 T⌋ + 1 tree nodes.  A record changes each of these by at most clip / B under zero-out, and by at most
@@ -38,13 +35,9 @@ twice that under replace-one.  `sigma` uses the exact Gaussian conversion and th
 uses a looser conversion and prints log2 T nodes.  `sigma` is for batches of exactly B, and a run with whole
 batches calibrates its own noise.
 
-The bound on the excess risk (`accelerated_bound`) is for three sequences with α_t = t and released α_t ∇F(x_t) +
-e_t, where e_t is the error of the sum.  With c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the step to
-z_{t+1}.  Proof: docs/proofs/excess-risk.md.
-
-c_t > 0 holds in all rounds if β > M (T+1)/2.  The paper requires β ≥ 2 M T where the minimizer may lie outside K
-(Theorem 14).  In the other setting (Theorem 3) it requires only β ≥ M, and its proof halves the z-step.  For
-β ≤ M (T+1)/2 and the step that Algorithm 1 prints no bound is known, and none is given here.
+The bound on the excess risk (`accelerated_bound`) holds for β > M (T+1)/2.  Proof: docs/proofs/excess-risk.md.
+The paper requires β ≥ 2 M T where the minimizer may lie outside K (Theorem 14), and only β ≥ M otherwise (Theorem
+3), with the halved z-step.
 """
 
 import math
@@ -129,9 +122,9 @@ def accelerated_bound(
 ) -> Bound:
     """Bound the excess risk by (β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T.
 
-    The sum is over t = 1 … T, with A_T = T (T+1)/2 and c_t = 2β/(t+1) - M.  The first term is for the way from the
-    start, the others for the errors of the released sums.  The excess risk is that of the output y_{T+1}, compared
-    with the minimizer x* in the ball.
+    The sum is over t = 1 … T, with A_T = T (T+1)/2 and c_t = 2β/(t+1) - M.  Released are α_t ∇F(x_t) + e_t, with
+    α_t = t and the error e_t.  The excess risk is that of the output y_{T+1}, compared with the minimizer x* in
+    the ball.
 
     Proof: docs/proofs/excess-risk.md.
 
@@ -140,8 +133,7 @@ def accelerated_bound(
         radius: R.
         smoothness: M.
         beta: β.
-        fresh: Whether e_t has mean 0 whatever was released before.  Then ⟨e_t, x* - z_t⟩ costs nothing, and the
-            term 2R s_t is left out.
+        fresh: Whether e_t has mean 0 whatever was released before.  Then the term 2R s_t is left out.
 
     Returns:
         The bound, infinite unless β > M (T+1)/2, and the condition M (T+1)/2 ≤ β.
@@ -228,10 +220,9 @@ class AcceleratedParameters:
         return self.problem.records // self.whole_batch
 
     def excess_risk(self) -> float:
-        """Bound the mean excess risk with `sigma`, whole rounds and whole batches, infinite if unknown.
+        """Bound the mean excess risk (`accelerated_bound`) with `sigma`, whole rounds and whole batches.
 
-        The bound is `accelerated_bound`.  It is infinite if β ≤ M (T+1)/2, as it may be in the realizable
-        setting.  The paper's Theorems 10 and 14 leave out constants and logarithms.
+        The bound is infinite unless β > M (T+1)/2.
 
         Raises:
             InputError: The formula cannot be run.
@@ -293,9 +284,8 @@ def non_realizable_parameters(problem: Problem, radius: float) -> AcceleratedPar
     """Return the parameters of the non-realizable setting, with calibrated noise and conditions.
 
     B = min{√n, ε n^{3/2}/√p}, T = n/B, β = (16 c + 8) L n^{3/2}/(R B²) and clip (8 c + 4) L, with c = M R / L,
-    which the theorem treats as a constant.  The paper divides its second bound on B by a polylogarithm that it
-    leaves open, here 1.  The paper also multiplies this bound by a stray factor M, which is dropped here.  Without
-    M the two bounds meet at p = ε² n², the theorem's own limit, and B has no unit.
+    which the theorem treats as a constant.  The paper's second bound on B also has a polylogarithm that it leaves
+    open and a stray factor M, which are left out here.
 
     Args:
         problem: n, p, ε, δ, L and M.
@@ -336,8 +326,7 @@ def _check_epsilon(theorem: str, problem: Problem, radius: float) -> float:
         radius: R.
 
     Raises:
-        InputError: There is no ε, no Lipschitz constant or smoothness is known, n is below 2, p is below 1, δ is
-            not strictly between 0 and 1, or ε, one of the constants or R is not a finite number above 0.
+        InputError: A number is missing or out of its range.
     """
     epsilon, n = problem.epsilon, problem.records
     if epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
@@ -385,8 +374,8 @@ def _calibrate(
         batch: B, not rounded.
         beta: β.
         clip: Norm bound on one example's increment.
-        printed: Name of the corollary, and its factor f, 1 for Corollary 9.
-        conditions: The setting's own conditions, which follow those of both settings in the result.
+        printed: Name of the corollary, and its factor f.
+        conditions: The setting's own conditions.
         assumption: Condition that no number can show.
     """
     n, epsilon, delta = problem.records, problem.epsilon, problem.delta
@@ -421,11 +410,7 @@ _PAPER = "Choquette-Choo, Ganesh & Thakurta, Near-Optimal Rates for O(1)-Smooth 
 
 
 class AcceleratedSettings(NoiseSettings):
-    """Parameters of the algorithm, or the theorem that they are taken from.
-
-    The realizable theorem's constants ask for more rounds than there are records below about a million records (at
-    δ = 1e-5), and a scenario with this theorem is then refused.
-    """
+    """Parameters of the algorithm, or the theorem that they are taken from."""
 
     parameters: Literal["explicit", "theorem-realizable", "theorem-non-realizable"] = Field(
         "explicit", description="where clip and beta come from; a theorem also says how many rounds there must be"
@@ -461,8 +446,7 @@ class AcceleratedSettings(NoiseSettings):
             problem: Numbers of the run.  With a theorem, its rounds must be those of the theorem.
 
         Raises:
-            InputError: The theorem cannot be evaluated, requires more rounds than there are records, or another
-                number of rounds than the run's, which the message names.
+            InputError: The theorem cannot be evaluated, or needs another number of rounds than the run's.
         """
         if self.parameters == "explicit":
             assert self.clip is not None
@@ -502,8 +486,8 @@ def _make_estimator(settings: AcceleratedSettings, problem: Problem) -> Recursiv
     """Return the estimator of prefix sums, with a smaller clip for round 1 if `first_clip` is "balanced".
 
     In the tree, round 1 is in h = ⌊log2 T⌋ + 1 released nodes, and every other round in at most h - 1.  The
-    balanced clip of round 1 is √((h - 1)/h) times the clip of the others, so that round 1 costs no more than they
-    do.  With another mechanism, or a single round, the clips stay equal.
+    balanced clip of round 1 is √((h - 1)/h) times the clip of the others, so that round 1 costs no more than the
+    worst other round.
     """
     clip, _ = settings.clip_and_beta(problem)
     level_total = level_count(problem.rounds)

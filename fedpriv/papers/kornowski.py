@@ -1,14 +1,14 @@
 """Algorithms of Kornowski, Liu & Talwar for losses that are neither smooth nor convex.
 
 Source: Kornowski, Liu & Talwar, "Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization",
-Algorithms 2 to 5.  The theorems and bounds are in `kornowski_bounds`, since one file would be too long.
+Algorithms 2 to 5.  `kornowski_bounds` has the theorems and bounds.
 
 As printed, the single-pass algorithm is not private: at the end of every period it releases the running sum
 without noise.  The tree here covers every leaf and is fresh in every period, and every record's increment is
 clipped.  docs/goldstein.md lists the other differences.
 
-Online-to-non-convex conversion (Algorithm 2, after Cutkosky, Mehta & Orabona 2023) chooses steps by online
-gradient descent, and not points:
+Online-to-non-convex conversion (Algorithm 2, after Cutkosky, Mehta & Orabona 2023) chooses steps, not points, by
+online gradient descent:
 
     z_t = x_{t-1} + s_t Δ_t,   x_t = x_{t-1} + Δ_t            s_t uniform on [0, 1), g~_t the release for z_t
     Δ_{t+1} = Δ_t - η g~_t, projected on the ball of radius D;  Δ_1 = 0
@@ -23,8 +23,8 @@ gradient descent, and not points:
 | `published` | output of a run that stops here | (..., d) |
 | `radius`, `step`, `choices.window` | D, η, M (W above) | numbers |
 
-A query is the point at which silos compute gradients.  The release g~_t estimates the gradient at z_t of f_α, the
-mean loss smoothed over a ball of radius α.  A period of Σ rounds begins with an anchor round, which estimates this
+A query is the point at which silos compute gradients.  The release g~_t estimates the gradient at z_t of the mean
+loss, smoothed over a ball of radius α.  A period of Σ rounds begins with an anchor round, which estimates this
 gradient afresh.  Each of the other rounds adds an estimate of its change since the previous query.
 """
 
@@ -302,6 +302,11 @@ def _prescribe(
 ) -> Prescription:
     """Prescribe a theorem's numbers with corrected constants, and the bound that then holds.
 
+    "noise std" is that of a difference round (of every tree node in a single pass).  "bound" is on the Goldstein
+    measure, the smallest norm of a weighted mean of gradients at nearby points.  "directions" is the number of
+    random directions for each record that the paper prints, and "directions needed" the number that a sensitivity
+    without clipping requires.
+
     Args:
         name: Name of the theorem.
         problem: Numbers of the run, with ε, a Lipschitz constant and a bound `gap` on the fall of the loss.
@@ -309,11 +314,7 @@ def _prescribe(
         settings: Keys of the row, for the smoothing and the oracle (the estimate of a record's gradient).
 
     Returns:
-        The theorem's numbers.  "noise std" is that of a difference round (of every tree node in a single pass).
-        "bound" is on the Goldstein measure, the smallest norm of a weighted mean of gradients at nearby points.
-        "directions" is the number J of random directions for each record that the paper prints, and "directions
-        needed" the number that a sensitivity without clipping requires.  The result has a reason in place of
-        numbers if ε, the Lipschitz constant or the gap is not known, or the records are too few.
+        The theorem's numbers, or a reason why there are none.
     """
     if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
         raise InputError(

@@ -1,17 +1,15 @@
 """Theorems and bounds of Kornowski, Liu & Talwar for the algorithms in `kornowski`.
 
-The module computes constants of the smoothing, windows, errors of the oracle and the explicit bound.  It also
-chooses all parameters of a run, with the bound that holds for them: Theorems 3.1 and 6.1 (single pass) and Theorem
-4.1 (multi pass), corrected as docs/goldstein.md explains.  Logarithms of the printed O~ are left out, and the
-Gaussian-DP parameter μ stands for the paper's ε.
+The module chooses all parameters of a run, with the bound that holds for them: Theorems 3.1 and 6.1 (single pass)
+and Theorem 4.1 (multi pass), corrected as docs/goldstein.md explains.  Logarithms of the printed O~ are left out,
+and the Gaussian-DP parameter μ stands for the paper's ε.
 
-The oracle is the noisy estimate of the smoothed loss's gradient at a query.  A period of Σ rounds begins with an
-anchor round, which estimates the gradient from B1 records.  Each other round adds an estimate of the difference of
-the gradients at the last two queries, from B2 records.  The bounds are on the Goldstein measure at radius 2α: the
-smallest norm of a weighted mean of gradients at points within 2α.  An oracle sees of a record its exact smoothed
-gradient, or is of first order (gradients at random points) or of zeroth order (values at random points), with a
-random direction for each point.  κ_d is the smoothness of a loss with L = 1 that is smoothed over the ball of
-radius 1 (`smoothness_constant`), and c_d is 1 for d = 1 and else d²/(d - 1).
+The oracle is the noisy estimate of the smoothed loss's gradient at a query, the point that a round asks about.  A
+period of Σ rounds begins with an anchor round, which estimates the gradient from B1 records.  Each other round
+adds an estimate of the difference of the gradients at the last two queries, from B2 records.  The oracle sees of a
+record its exact smoothed gradient, or is of first order (gradients at random points) or of zeroth order (values at
+random points), with a random direction for each point.  The bounds are on the Goldstein measure at radius 2α: the
+smallest norm of a weighted mean of gradients at points within 2α.
 
 | here | paper | unit |
 |---|---|---|
@@ -27,6 +25,9 @@ radius 1 (`smoothness_constant`), and c_d is 1 for d = 1 and else d²/(d - 1).
 | `dimension`, `records` | d, n | |
 | `direction_count` | J: random directions for each record and query | |
 | `error`, `norm` | G0, G1: rms error and rms norm of the oracle | loss / length |
+
+κ_d is the smoothness of a loss with L = 1 that is smoothed over the ball of radius 1 (`smoothness_constant`), and
+c_d is 1 for d = 1 and else d²/(d - 1).
 """
 
 import math
@@ -159,9 +160,7 @@ class NonsmoothProblem:
         | first order | 2 L²/J | (2L)²/J |
         | zeroth order | 2 c_d L²/J | L² min{(2 d D/α)², 4 c_d}/J |
 
-        J is the number of directions, over which the estimate is a mean.  With shared directions a difference of
-        first order can be 2L long along every direction, however near the two queries are, since gradients of a
-        loss that is not smooth can jump.  So its bound does not depend on D.
+        J is the number of directions, over which the estimate is a mean.
 
         Args:
             radius: D, or infinity if it is unknown.  It counts for shared directions of zeroth order only.
@@ -169,6 +168,7 @@ class NonsmoothProblem:
         if self.order == "exact":
             return 0.0
         if self.order == "first":
+            # Without D: gradients of a loss that is not smooth jump, however near the two queries are.
             return (4.0 if self.shares_directions else 2.0) * self.lipschitz**2 / self.direction_count
         energy = direction_energy(self.dimension)
         if self.shares_directions:
@@ -214,14 +214,12 @@ def multi_pass_error(
 ) -> float:
     """Return the bound G0 on the error of the multi-pass oracle at the end of a period, without clipping.
 
-    G0 is a root mean square norm.  Every round reads all n records, so that only directions and noise cause
-    errors: once at the anchor, and in every difference.
+    Every round reads all n records, so that only random directions and noise cause errors:
 
         G0² = (E_a + (Σ - 1) E_d)/n + d (σ1² + (Σ - 1) σ2²)
 
-    E_a is 0 for an exact oracle, L²/m for gradients along m directions, and c_d L²/m for values.  m is
-    `anchor_direction_count`, and without it 1 for gradients and J for values.  E_d bounds the mean square that
-    random directions add to one record's difference, and σ1 and σ2 are the noise of an anchor and of a difference.
+    E_a and E_d bound the mean squares that random directions add to one record's estimate at an anchor, and to its
+    difference.  σ1 and σ2 are the noise of an anchor and of a difference.
 
     Args:
         problem: Numbers of the problem.
@@ -245,8 +243,8 @@ def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) 
     """Return the ratio σ1/σ2 that minimizes σ1² + (Σ - 1) σ2² at a fixed privacy cost.
 
     The minimized number is the noise variance in the last round of a period.  The cost is n_a C1²/σ1² + n_d
-    C2²/σ2², for n_a = ⌈T/Σ⌉ anchors of clip C1 and noise σ1, and n_d = T - n_a differences of clip C2 and noise
-    σ2.  The ratio is √(C1/C2 · √(n_a (Σ - 1)/n_d)), or 1 if all rounds are anchors.
+    C2²/σ2², for n_a = ⌈T/Σ⌉ anchors and n_d = T - n_a differences.  The ratio is √(C1/C2 · √(n_a (Σ - 1)/n_d)), or
+    1 if all rounds are anchors.
 
     Args:
         anchor_clip: C1.
@@ -346,8 +344,8 @@ def printed_directions(
     | 6.1, single pass with gradients | max{1, ln(d B2/δ) B2² (α/D)²/d} |
     | 3.1, single pass otherwise | ln(d (B1 + B2)/δ) · ((d B1)² + d B2² (α/D)²) |
 
-    The constant that the paper leaves open is 1.  In the paper a single pass needs these directions for privacy,
-    and a run over all records for utility.  Where increments are clipped, as here, privacy does not rest on J.
+    The constant that the paper leaves open is 1.  Where increments are clipped, as here, privacy does not rest on
+    J.
 
     Args:
         problem: Numbers of the problem.
@@ -371,10 +369,8 @@ def printed_directions(
 def needed_directions(problem: NonsmoothProblem, radius: float, failure: float) -> float:
     """Return the number J of directions that a theorem's sensitivity requires.
 
-    J is ln(1/p) max{1, (α/D)²/d} for gradients, and ln(1/p) (d + (α/D)²) otherwise, where p is `failure`.
-
-    Neighbouring data sets see all other records along the same directions.  Only the replaced record's estimates
-    have to be near their means, so J depends on no batch size, and has no factor ln d.
+    J is ln(1/p) max{1, (α/D)²/d} for gradients, and ln(1/p) (d + (α/D)²) otherwise, where p is `failure`.  Only
+    the replaced record's estimates have to be near their means, so J depends on no batch size.
 
     Args:
         problem: Numbers of the problem.
@@ -393,18 +389,16 @@ def plan_single_pass(
 ) -> GoldsteinParameters:
     """Choose the parameters of Theorems 3.1 and 6.1, for one pass over the records.
 
-    The numbers are T rounds with steps of at most D, periods of Σ rounds, batches B1 and clips C1 of anchors,
-    batches B2 and clips C2 of other rounds, and the noise of a tree node, in units of the mean over a round's
-    records.  With T = ⌊n/2⌋, q = Φ/(L T), and h = ⌊log2 Σ⌋ + 1 levels of a period's tree,
+    With T = ⌊n/2⌋ rounds, q = Φ/(L T), and h = ⌊log2 Σ⌋ + 1 levels of a period's tree,
 
         D = min{(q² α)^(1/3), (q² α/√d)^(1/3), √(q α μ/d), (q³ α² μ/d^(3/2))^(1/5)}, at most α/4
         Σ = (α/(μ D))^(2/3) + α/(D √d), rounded to an integer from 1 to T
         B1 = Σ,  B2 = 1,  C1 = L,  C2 = L min{2, 2 κ_d D/α}
         std of a node = (2/μ) max{(C1/Σ) √h, C2 √(h - 1)}
 
-    An anchor is in at most h nodes, and a difference in at most h - 1, so that no record of either costs more than
-    μ.  If a pass with these numbers would read more than n records, T then falls until they suffice.  A run
-    without privacy leaves out the terms with μ.
+    in units of the mean over a round's records.  An anchor is in at most h nodes, and a difference in at most h -
+    1, so that no record of either costs more than μ.  If a pass would read more than n records, T then falls until
+    they suffice.
 
     Args:
         problem: Numbers of the problem, with Φ above 0.
@@ -452,9 +446,8 @@ def plan_multi_pass(
         B1 = B2 = n,  C1 = L,  C2 = L min{2, 2 κ_d D/α}
         σ1 = r σ2,  σ2 = 2 √(n_a C1²/r² + n_d C2²)/(n μ)
 
-    D is the largest step, Σ the rounds of a period, and B1, C1 and B2, C2 are batches and clips of anchors and of
-    differences.  σ1 and σ2 are their noise, in units of the mean over all records, n_a and n_d their numbers in
-    the run, and r is the ratio σ1/σ2 of `leaf_noise_ratio`.
+    σ1 and σ2 are the noise of anchors and differences, in units of the mean over all records, n_a and n_d their
+    numbers in the run, and r is the ratio σ1/σ2 of `leaf_noise_ratio`.
 
     Args:
         problem: Numbers of the problem.

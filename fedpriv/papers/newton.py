@@ -7,8 +7,7 @@ gradient and its Hessian, which are clipped separately, where clip(v, C) shorten
     v_b = (clip(∇f, C),  κ clip(svec ∇²f, C_H)),   κ = (C / C_H) √(φ / (1 - φ)),   ‖v_b‖ ≤ C / √(1 - φ)
 
 One noisy sum then holds both, and the Hessian has the share φ of the budget μ².  svec is the upper triangle, with
-the entries off the diagonal times √2.  Hessians are positive semidefinite, so that two of them have an inner
-product of at least 0, and the increments of two records are at most √(4 C² + 2 κ² C_H²) apart.
+the entries off the diagonal times √2.
 
 From the noisy means g~_t and H~_t at x_t the server computes
 
@@ -16,9 +15,8 @@ From the noisy means g~_t and H~_t at x_t the server computes
     u_t = x_t - (A_t₊ + λ I)⁻¹ (g~_t + λ x_t)       A₊ is A without its negative eigenvalues
     x_{t+1} = u_t if t ≤ 2, else the mean of u_2 … u_t
 
-The paper uses H~_t and u_t themselves.  Means use the budget of all rounds.  The mean of the u leaves out the
-first step u_1, which starts far from the minimum.  A view is an objective that wraps another one, and a query has
-points at which increments are computed, with coefficients.
+The paper uses H~_t and u_t themselves.  Means use the budget of all rounds.  A query has points at which
+increments are computed, with coefficients by which they are added.
 
 | here | paper | shape |
 |---|---|---|
@@ -176,8 +174,7 @@ class GradientAndHessian(View):
 
         Gradients are clipped to `gradient_clip`, and Hessians to `curvature_clip` and then multiplied by κ.  Both
         together are clipped to `clip` and multiplied by the record's weight.  A record of which a part is not
-        finite, or too large for the type, has an increment of 0 and counts as clipped.  The mask is False for a
-        weight of 0.
+        finite, or too large for the type, has an increment of 0.
 
         With the score ⟨x, z⟩ of a record of features z, the gradient is (first derivative of the loss by the
         score) · z, and the Hessian (second derivative) · z zᵀ.
@@ -211,14 +208,13 @@ class GradientAndHessian(View):
         return clipping.zero_unrepresentable(joined) * clipping.factor.unsqueeze(-1), is_clipped & (weights > 0.0)
 
     def _derivatives(self, query: Query, records: Records) -> tuple[Tensor, Tensor]:
-        """Return first and second derivatives of the loss by the score, (..., B, 1) each.
+        """Return first and second derivatives of the loss by the score ⟨x, z⟩, (..., B, 1) each.
 
-        A record's score is ⟨x, z⟩, for parameters x and features z.  The second derivative is s (1 - s), s the
-        sigmoid of the score.  The derivatives at the query's points are summed with the query's coefficients.
+        The derivatives at the query's points are summed with the query's coefficients.
 
         Args:
-            query: Points (..., d), which begin with x, and their coefficients.
-            records: Records, with features (..., B, p).
+            query: Points (..., d), which begin with the parameters x, and their coefficients.
+            records: Records, with features z, (..., B, p).
         """
         output_gradient = curvature = torch.zeros((), dtype=records.features.dtype, device=records.features.device)
         for point, coefficient in zip(*query, strict=True):
@@ -226,6 +222,7 @@ class GradientAndHessian(View):
             output_gradient = output_gradient + coefficient * self.base.loss.output_gradient(
                 scores, records.labels
             )
+            # The second derivative is s (1 - s), s the sigmoid of the score.
             curvature = curvature + coefficient * scores.sigmoid() * (-scores).sigmoid()
         return output_gradient, curvature
 
@@ -244,9 +241,9 @@ class GradientAndHessian(View):
     def coefficients(self, point: Tensor, published: MeanStatistics) -> list[Coefficient]:
         """Compute the weights with intervals of 95 % for the population's weights under the same penalty.
 
-        The errors that the intervals cover are those of the noise and of the sampling of records.  With H = A₊ + λ
-        I, and per coordinate σ² the variance of a gradient's noise and v_t that of A_t's noise, the error of u_t
-        has the second moment
+        The intervals cover errors of the noise and of the sampling of records.  With H = A₊ + λ I, and per
+        coordinate σ² the variance of a gradient's noise and v_t that of A_t's noise, the error of u_t has the
+        second moment
 
             N_t = H⁻¹ [σ² I + v_t/2 (tr(M_t) I + M_t)] H⁻¹,     M_t that of x_t - x*,  M_1 = x* x*ᵀ
             v_t = (σ/κ)² 2 (2t + 1) / (3 t (t + 1))
@@ -265,7 +262,7 @@ class GradientAndHessian(View):
             Each of the p weights with the ends of its interval.
 
         Raises:
-            InputError: There were fewer than two rounds.  A single step from 0 is not yet at the minimum.
+            InputError: There were fewer than two rounds.
         """
         std, records, counted_share, rounds = published
         if rounds < _MIN_ROUNDS:

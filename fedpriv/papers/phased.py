@@ -131,7 +131,7 @@ class PhasedSGD:
         return state.iterate
 
     def update(self, state: PhasedState, released: Tensor, current: Round) -> PhasedState:
-        """Step from w_{i,t} to w_{i,t+1} in a gradient round, and from the average to w_i in an empty one.
+        """Step to w_{i,t+1} in a gradient round, or from the phase's average to w_i in an empty round.
 
         Args:
             state: Vectors of the module's table before the round.
@@ -261,16 +261,17 @@ def _find_clip(settings: PhasedSettings, problem: Problem) -> float:
 def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescription:
     """Prescribe the paper's step for batches of one record, quoted from memory, with rounds and noise.
 
-    The rounds are those of all phases with their empty rounds.  The step is `suggested_step` in a ball of diameter
-    2 · `radius`.  The noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under
-    replace-one.  Under zero-out the step takes 2μ for μ, since it is stated for replace-one.  The result has a
-    reason in place of numbers if there is no ε, if the loss is not known to be convex in the ball, or if there are
-    fewer than two records.
+    The rounds include the empty rounds.  The step is `suggested_step` in a ball of diameter 2 · `radius`.  The
+    noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under replace-one.
+
+    Returns:
+        The numbers, or a reason why there are none.
     """
     if problem.epsilon is None or settings.radius > problem.convex_within:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex in the ball")
     mu = mu_of(problem.epsilon, problem.delta)
     factor = moved_by(problem.relation, 1.0, 1.0)
+    # The step is stated for replace-one, and under zero-out the same noise has half the μ.
     step = suggested_step(
         problem.records, problem.dimension, problem.lipschitz, 2.0 * settings.radius, 2.0 * mu / factor
     )

@@ -128,18 +128,15 @@ def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) 
     """Return the parameters of Theorem 5.2 (untrusted server) or 6.2 (trusted server).
 
     In the theorems each of the M silos reads one record a round, so that T is the number of records of one silo.
-    Under replace-one σ = 2S√T/ρ at every silo, or 2S√T/(ρM) at the server, and η = min{D/(σ_mean √(T d)),
-    1/(4LT)}.  The bound is
+    Under replace-one σ = 2S√T/ρ at every silo, or 2S√T/(ρM) at the server, and half of that under zero-out.  The
+    step is η = min{D/(σ_mean √(T d)), 1/(4LT)}, where σ_mean, the noise in the mean over silos, is σ/√M or σ.  The
+    bound is
 
-        E f(x_T) - f(x*) ≤ 4D ((G* + 2LD)/T + 2S√d/(ρ T √M) + σ~/√(TM)),  σ~ = σ_g + 2σ_L D
+        E f(x_T) - f(x*) ≤ 4D ((G* + 2LD)/T + σ_mean √d / T^{3/2} + σ~/√(TM)),  σ~ = σ_g + 2σ_L D
 
-    with ρ T M for ρ T √M if the server is trusted.  G* is the norm of ∇f at the minimizer x*.  σ_g is the
-    standard deviation of one record's gradient, and σ_L that of a difference of its gradients per distance of the
-    points.
-
-    σ_mean, the noise in the mean over silos, is σ/√M or σ.  The second of the three terms is σ_mean √d / T^{3/2}.
-    G* ≤ G, σ_g ≤ G and σ_L ≤ L hold for any records.  So G* + 2LD and σ~ are at most the clip G + 2LD, which
-    stands for both.  Under zero-out σ is half as large.
+    G* is the norm of ∇f at the minimizer x*.  σ_g is the standard deviation of one record's gradient, and σ_L that
+    of a difference of its gradients per distance of the points.  G* + 2LD and σ~ are at most the clip G + 2LD,
+    which stands for both.
 
     Args:
         problem: Numbers of the problem.
@@ -214,15 +211,14 @@ def _make_estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradien
 def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     """Return the scenario's η, or by default the paper's min{D / (σ_mean √(T d)), 1/(4 L T)}.
 
-    σ_mean is the standard deviation of the released noise in the mean over silos.  If it differs between rounds,
-    it is the root mean square over the rounds.  With the paper's noise for replace-one σ_mean is 2 S √T / (ρ √M),
-    or 2 S √T / (ρ M) if the server is trusted, so that the first term is ρ D √M / (2 S T √d), or with M for √M.
+    σ_mean is the standard deviation of the released noise in the mean over silos, as a root mean square over the
+    rounds.  Without noise η = 1/(4 L T).
 
     Args:
         settings: Keys of the row, with D and the step, which is η itself if it is a number.
         problem: Numbers of the run, with T rounds.
-        noise_std: Standard deviation per coordinate of a fresh noise vector in the mean over silos.  With 0 there
-            is no noise, and η = 1/(4 L T), which is infinite for L = 0.
+        noise_std: Standard deviation per coordinate of a fresh noise vector in the mean over silos, or 0 without
+            noise.
 
     Raises:
         InputError: The step is to follow from L, and no L is known, or the scenario's mechanism cannot be built.

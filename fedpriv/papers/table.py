@@ -102,14 +102,10 @@ _ABSENT_ALGORITHMS = {
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """Return a row by its name, after loading extensions for an unknown name.
-
-    Extensions are a user's modules, which may call `add_algorithm`.  A scenario gives the name.
+    """Return a row by its name, after loading a user's extension modules for an unknown name.
 
     Raises:
-        InputError: There is no such row, or an extension cannot be imported.  For a name without a row the message
-            lists the names, and suggests a close one or the option `--import`.  For some algorithms of the
-            literature, such as "scaffold", it says instead what to take in their place.
+        InputError: There is no such row, or an extension cannot be imported.
     """
     if name not in ALGORITHMS:
         load_extensions()

@@ -110,9 +110,8 @@ def _take_bounded_step(iterate: Tensor, direction: Tensor, step: Scalar) -> Tens
     """Return iterate - step · direction, rounded to the iterate's type, with a step within the bound.
 
     The bound is `movement_bound(step)`, on which the noise of Algorithm 2 relies, and rounding can exceed it.  A
-    rounded step is too long if its norm exceeds step (1 + 5e-7).  Then the step before rounding is multiplied by
-    this limit over the norm, `_ATTEMPTS` times at most.  If rounding outweighs the step, shorter steps may not
-    suffice.  Then each coordinate that moved too far is rounded towards its old value.
+    step that is too long after rounding is shortened before rounding, a few times at most.  If that does not
+    suffice, each coordinate that moved too far is rounded towards its old value.
 
     Args:
         iterate: w_t, (..., d), in the type of the result.
@@ -157,8 +156,7 @@ def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False)
     Guarantee: noise of this multiplier on the theorem's node sensitivities, for ε ≤ ln(1/δ), is (ε, δ)-DP under
     replace-one.
 
-    The paper prints the condition ε ≤ ln(1/δ) the other way round.  For larger ε the formula can give too little
-    noise: at ε = 20 and δ = 0.1 the true δ is 0.54.
+    The paper prints the condition ε ≤ ln(1/δ) the other way round.
 
     Args:
         epsilon: ε.
@@ -183,10 +181,9 @@ def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False)
 def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) -> TheoremParameters:
     """Return T, α and η of Theorem 6.
 
-    T is the number of rounds, α the weight of a new gradient in the momentum, and η the length of a step.  More
-    rounds need more noise, so that the target (ε, δ) limits T: it is the largest integer of at least 2 with
-    T log2 T ≤ ε N² / √(d ln(1/δ)).  α = ε N / (T log2 T √(d ln(1/δ))) is clipped to [1/N, 1], and η = 1/√(NT).
-    α would be 1/N if T were not rounded.
+    T, the number of rounds, is the largest integer of at least 2 with T log2 T ≤ ε N² / √(d ln(1/δ)).  The weight
+    of a new gradient in the momentum is α = ε N / (T log2 T √(d ln(1/δ))), clipped to [1/N, 1], and the length of
+    a step is η = 1/√(NT).
 
     Args:
         records: N, the number of records.
@@ -220,10 +217,10 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
 def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremParameters:
     """Return T, α, η and γ of Theorem 9.
 
-    T is the number of rounds, α the weight of a new gradient in the momentum, η the length of a step, and γ the
-    weight of new gradients in the sums of Algorithm 2.  T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋,
-    α = N^{3/4} ε / (T^{3/4} √d) and at least 1/N, η = 1/√(NT) and γ = ηN.  α would be 1/N if T were not rounded.
-    The theorem's rate is claimed and not proved: its proof needs fresh permutations, the algorithm a fixed one.
+    T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋ is the number of rounds.  The weight of a new gradient in the momentum is
+    α = N^{3/4} ε / (T^{3/4} √d), at least 1/N, the length of a step is η = 1/√(NT), and the weight of new
+    gradients in the sums of Algorithm 2 is γ = ηN.  The theorem's rate is claimed and not proved: its proof needs
+    fresh permutations, the algorithm a fixed one.
 
     Args:
         records: N, the number of records.
@@ -231,8 +228,7 @@ def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremP
         epsilon: ε of the run.
 
     Raises:
-        InputError: ε is not a finite number above 0, α > 1, or T < 4N, so that γ > 1/2.  The proof needs T ≥ 4N,
-            which the statement omits.
+        InputError: ε is not a finite number above 0, α > 1, or T < 4N, so that γ > 1/2.
     """
     check_positive("epsilon", epsilon)
     exact = records ** (7.0 / 3.0) * epsilon ** (4.0 / 3.0) / dimension ** (2.0 / 3.0)
@@ -299,11 +295,7 @@ _PAPER = "Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (Neur
 
 
 class MomentumSettings(Settings):
-    """Keys of all three rows.
-
-    Theorems 6 and 9 both lead to α = 1/N, up to the rounding of T, and to η = 1/√(NT).  `tree_parameters` and
-    `reduced_parameters` compute their T.
-    """
+    """Keys of all three rows."""
 
     clip: Literal["lipschitz"] | Positive = Field(
         "lipschitz", description="G: norm bound on one record's gradient; 'lipschitz' is the model's own bound"
@@ -433,9 +425,11 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
 def _prescribe_theorem_6(settings: MomentumTreeSettings, problem: Problem) -> tuple[Prescription, ...]:
     """Prescribe the numbers of Theorem 6 for this run, with its bound on E‖∇F(w_U)‖ if that is known.
 
-    The bound needs finite G, L and gap: G is the clip, L the smoothness of the loss, and the gap a bound on how
-    far the loss can fall.  With a clip below the Lipschitz constant of the loss nothing is proved.  Without a
-    privacy target, or if the theorem has no T for it, the result has a reason in place of numbers.
+    The bound needs a finite clip G, smoothness L and bound on the fall of the loss (`gap`), and a clip that is at
+    least the Lipschitz constant of the loss.
+
+    Returns:
+        One prescription, with a reason in place of numbers if the theorem has none for this run.
     """
     prescription = _prescribe(
         "Theorem 6", problem, partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)
@@ -591,11 +585,7 @@ MOMENTUM_TREE_REDUCED = Algorithm(
 
 
 class AlignedSettings(ReducedSettings):
-    """Keys of the aligned row: two clips that replace the bounds from L and η, both given or none.
-
-    With these clips, `difference_clips_for` has α times each, and the second one bounds the change of α g_t since
-    the start of the epoch.  A balanced γ is then the difference clip over G, at most 1/2.
-    """
+    """Keys of the aligned row: two clips that replace the bounds from L and η, both given or none."""
 
     difference_clip: Positive | None = Field(
         None, description="norm bound on the change of one record's gradient from epoch start to epoch start"

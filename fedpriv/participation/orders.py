@@ -1,13 +1,7 @@
 """Participation of a silo's records in rounds: its protocol, public orders, and allowed dependence.
 
-A silo is a party that holds records, and a batch a fixed number of consecutive rows of its order.  A unit is what
-neighbours differ in, such as a record, and an increment is its clipped contribution to a round's sum.  A view is
-an objective that wraps another one, its `base`.
-
-`Participation` is the protocol of all participations, and `ParticipationKeys` are keys of [federation] that only
-some of them take.  `PublicRounds` is the base class of participations whose rounds are no secret, and
-`PublicOrder` of those in which everybody knows the batches of a silo's order that a round reads.  (`registry` has
-`DrawnOrder`, the base class of those that draw the rounds of every record without secrecy.)
+A silo is a party that holds records, and a batch a fixed number of consecutive rows of its order.  An increment is
+a record's clipped contribution to a round's sum.
 
 | class | order |
 |---|---|
@@ -16,15 +10,11 @@ some of them take.  `PublicRounds` is the base class of participations whose rou
 | `MinSeparation` | any rounds that keep a distance, for accounting |
 | `Phases` | one pass in phases, each of which ends with a round that reads nothing |
 
-**Dependence.**  Two guarantees rest on premises that no formula of noise shows:
-
-* Amplification by secret sampling assumes that the sum of the other increments is the same whether or not a record
-  takes part.
-* The clip of a unit's increment assumes that no data of another unit enters this increment.
-
-So an objective, or a view of one, declares the facts that its increments depend on (`Objective.dependence`).  One
-that declares nothing counts as dependent on all facts.  Each participation and each unit has a limit
-(`allowed_dependence`).  `check_dependence` compares declarations with limits when a run is planned.
+**Dependence.**  Amplification by secret sampling assumes that the sum of the other increments is the same whether
+or not a record takes part.  The clip of an increment assumes that no data of another person or client enters it.
+So an objective, or a view (an objective that wraps another one, its `base`), declares the facts that its
+increments depend on.  `check_dependence` compares this declaration with the limit of a participation or of a unit
+of protection.
 """
 
 import dataclasses
@@ -92,14 +82,13 @@ def declared_dependence(part: object) -> Dependence:
     """Return the dependence that an objective declares, or `UNDECLARED` if it declares none.
 
     A dependence is a set of facts that decide a record's increment, such as the record's content or its position
-    among the records that are read.  `UNDECLARED` has all facts.  A view, which wraps the objective `base`, also
-    depends on positions and on undeclared facts if its `base` does.
+    among the records that are read.
 
     Guarantee: a view of an objective that declares nothing depends on undeclared facts, and one of an objective
     that declares positions depends on positions, whatever the view declares.
 
     Args:
-        part: The objective, or a view.
+        part: The objective, or a view, which wraps the objective `base`.
     """
     declared: Any = getattr(part, "dependence", UNDECLARED)
     # A `base` with increments of its own, `per_record`, is an objective.
@@ -119,8 +108,7 @@ def check_dependence(part: object, allowed_dependence: Dependence, limiting_part
         limiting_part: The participation or unit that sets the limit, as a scenario writes it.
 
     Raises:
-        InputError: `part` declares more, or declares nothing while the limit leaves out any fact.  The message
-            names the limiting part, and the objective or view that goes beyond the limit.
+        InputError: `part` declares more, or declares nothing while the limit leaves out any fact.
     """
     if excess := declared_dependence(part) & ~allowed_dependence:
         reason = (
@@ -504,11 +492,9 @@ class PublicOrder(PublicRounds):
 class FixedOrder(PublicOrder):
     """Fixed order: every silo reads its batches in order, epoch after epoch.
 
-    A round reads one batch, if `batch_counts` is empty.
-
-    There are `rounds` / `rounds_per_epoch` epochs, of which the last one may be partial.  With rounds_per_epoch ==
-    rounds each record takes part in exactly one round (single pass).  A single pass may read several batches in
-    some rounds.  Then `batch_counts` has the number of batches of every round.
+    With rounds_per_epoch == rounds each record takes part in exactly one round (single pass).  A round reads one
+    batch.  A single pass may read several batches in some rounds: then `batch_counts` has the number of batches of
+    every round.
 
     Guarantee: the records that are read in round p ≤ `rounds_per_epoch` take part in those of the rounds p,
     p + rounds_per_epoch, p + 2 rounds_per_epoch, … that are at most `rounds`, and in no other.
@@ -581,9 +567,8 @@ _MAX_FRESH_ROUNDS = 2**20
 class FreshOrder(PublicOrder):
     """Fresh permutations: in every epoch the silos read their batches in a new public permutation.
 
-    The permutations are drawn from the public `seed` before round 1, independently of all data, and are the same
-    for all silos.  `digest` is the SHA-256 of the permutations of all epochs that the rounds reach, each whole, in
-    hexadecimal: of batch numbers from 0, as 4 bytes each, little-endian.  If `digest` is empty, it is computed.
+    The permutations are drawn from the public `seed`, independently of all data, and are the same for all silos.
+    `digest` is the SHA-256 of the permutations, in hexadecimal.  If it is empty, it is computed.
 
     Guarantee: the permutations follow from `seed` and `rounds_per_epoch` alone, so that the first rounds of a
     longer run read the same batches; an order with another `digest` than its permutations' does not exist.
@@ -606,9 +591,7 @@ class FreshOrder(PublicOrder):
     digest: str = ""
 
     def __post_init__(self) -> None:
-        """Check the numbers, and compute `digest`, or compare it with the permutations' if it is given.
-
-        A given digest pins the permutations: other ones than those that it was written for are refused.
+        """Check the numbers and a given digest, or compute the digest.
 
         Raises:
             InputError: A number is no integer, or is out of its range, or the digests differ.

@@ -2,8 +2,7 @@
 
 The tables map names to classes.  `DrawnOrder` is the base class of distributions of rounds that users add, and of
 clients that come by themselves (`ClientAvailability`).  It accounts for both as for any rounds that keep a
-distance (`MinSeparation`).  A batch is a fixed number of rows, and under a `DrawnOrder` a silo, or a pool of
-clients, has as many batches as an epoch has rounds.  Sampling randomness is random bits that follow from a key.
+distance.  A batch is a fixed number of rows, and sampling randomness is random bits that follow from a key.
 """
 
 import dataclasses
@@ -114,8 +113,8 @@ class DrawnOrder(PublicRounds, MinSeparation):
         """Return the rows that `rounds_of` draws for round t, (B,), in ascending order.
 
         `rounds_of` gives the rounds of every row of the silo, (rows, n), filled up with 0 for no round.  It is a
-        user's method, so that the rounds are checked against what is charged: at most `max_rounds_per_record` for
-        a row, `min_separation` or more apart.
+        user's method, so that its rounds are checked: at most `max_rounds_per_record` for a row, `min_separation`
+        or more apart, as is charged.
 
         Args:
             t: Round, from 1.
@@ -124,8 +123,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
             randomness: Function that returns the silo's own sampling randomness.
 
         Raises:
-            RunError: A row's rounds are more, or closer together, than what is charged, are not integers from 0 to
-                `rounds`, or there is another number of rows.
+            RunError: The rounds are not what is charged, or not of the right form.
             ValueError: Round t does not exist.
         """
         self.check_round(t)
@@ -173,8 +171,7 @@ class ClientAvailability(DrawnOrder):
 
     A simulation draws for each client a residue modulo `min_separation`.  The client can come in rounds of this
     residue, and comes in each with probability `min_separation` / `rounds_per_epoch` until it has come
-    `max_participations` times.  So a cohort has one batch in expectation until clients reach this limit, and fewer
-    clients afterwards.  `select_rows` neither cuts a cohort nor fills it up.
+    `max_participations` times.
 
     Raises:
         InputError: A number is below 1, or `min_separation` is above `rounds_per_epoch`.
@@ -229,8 +226,7 @@ class ClientAvailability(DrawnOrder):
         """Return the numbers of the clients that come in round t, (B,), in ascending order.
 
         A client comes in round t if t has the client's residue, round t is drawn for the client, and fewer than
-        `max_participations` earlier rounds of the residue were drawn for the client.  All of this is computed from
-        the randomness again in every round, so that nothing is stored between rounds.
+        `max_participations` earlier rounds of the residue were drawn for the client.
 
         Args:
             t: Round, from 1.
@@ -244,6 +240,7 @@ class ClientAvailability(DrawnOrder):
         self.check_round(t)
         sampling_randomness, count = randomness(), self.batches_per_silo * batch
         separation, probability = self.min_separation, self.min_separation / self.rounds_per_epoch
+        # Computed again in every round, so that nothing is stored between rounds.
         has_residue = sampling_randomness.numbers(count, separation, silo, 0) == t % separation
         participation_counts = np.zeros(count, np.int64)
         # Count earlier rounds that were drawn.  In the first rounds there are too few of them to reach the limit.
@@ -282,20 +279,17 @@ _IMPORT_HINT = "; for one of your own, name the file that adds it in FEDPRIV_IMP
 
 
 def add_participation(kind: type[DrawnOrder]) -> None:
-    """Add a user's participation under its name.
-
-    Scenarios can then name it, and their runs can be read back.  A user's participation that has the same name is
-    replaced.
+    """Add a user's participation under its name, or replace the user's participation of that name.
 
     Guarantee: the charge, and the check that the charge covers a record's rounds, are those of `DrawnOrder`.
 
     Args:
-        kind: Frozen dataclass, a subclass of `DrawnOrder`.
+        kind: Frozen dataclass, a subclass of `DrawnOrder`, with a `title`, and with a `name` of lower-case
+            letters, digits and dashes.
 
     Raises:
-        InputError: The name is missing, is that of a participation of fedpriv, has other characters than
-            lower-case letters, digits and dashes, or begins with a dash, or the class is no subclass of
-            `DrawnOrder` (or is `DrawnOrder`), has no `title`, or overrides a member that the charge rests on.
+        InputError: The class is none of these, has the name of a participation of fedpriv, or overrides a member
+            that the charge rests on.
     """
     if DrawnOrder not in getattr(kind, "__mro__", ()) or kind is DrawnOrder:
         raise InputError(
@@ -359,10 +353,8 @@ def make_participation(name: str, order: Participation, keys: ParticipationKeys)
         keys: Further keys of [federation].
 
     Raises:
-        InputError: A scenario can name no such participation (`find_sampling_class`), or it refuses the numbers of
-            the order or the `keys`.  A user's participation is also refused if its `from_schedule` makes another
-            class, if its rounds or rounds of an epoch differ from the order's, or if `participation_from_data`
-            would not return an equal participation.
+        InputError: There is no participation of this name, it refuses the order or the keys, or a user's class
+            builds something that does not fit.
     """
     kind = find_sampling_class(name)
     result = kind.from_schedule(order, keys)

@@ -1,10 +1,10 @@
 """Secret samplings, in which only the silo knows the rounds of its records.
 
-`SecretOrder` is the base class.  `RandomAllocation` draws one secret round of every epoch for each record,
-`BalancedSubsampling` draws k secret rounds of the whole run for each record, where k is the number of epochs, and
-`PoissonSampling` draws independently for every record and round whether the record takes part.  Rows and rounds
-may be dealt out in turn to `groups`, and then a record takes part in rounds of its group only.  A batch is the
-expected number of records of a round, and a silo has as many batches as an epoch has rounds.
+`RandomAllocation` draws one secret round of every epoch for each record, `BalancedSubsampling` draws as many
+secret rounds of the whole run for each record as there are epochs, and `PoissonSampling` draws independently for
+every record and round whether the record takes part.  Rows and rounds may be dealt out in turn to `groups`, and
+then a record takes part in rounds of its group only.  A batch is the expected number of records of a round, and a
+silo has as many batches as an epoch has rounds.
 """
 
 from collections.abc import Callable
@@ -317,7 +317,7 @@ class BalancedSubsampling(RandomAllocation):
         """Draw a set of rounds for every row by Floyd's algorithm, and return the rows with round t, (B,).
 
         A row has as many different rounds of its group as the run has epochs, and every set of that size is
-        equally likely.  The draws depend on the row and not on t, so that each round finds the same sets.
+        equally likely.
 
         Args:
             t: Round, from 1.
@@ -330,7 +330,8 @@ class BalancedSubsampling(RandomAllocation):
         """
         count, base = self.batches_per_silo * batch, self.rounds // self.groups - self.epochs
         drawn_rounds, sampling_randomness = np.empty((self.epochs, count), np.int64), randomness()
-        # Rounds of a group count from 0.  Draw i is one of the first base + i + 1, and a repeated one is replaced
+        # Draws depend on the row and not on t, so that each round finds the same sets.  Rounds of a group count
+        # from 0.  Draw i is one of the first base + i + 1, and a repeated one is replaced
         # by the last of these, which earlier draws could not reach.
         for draw in range(self.epochs):
             candidates = sampling_randomness.numbers(count, base + draw + 1, silo, draw)
