@@ -126,7 +126,7 @@ def tree_inner_products(rounds: int, block: int, decay: float) -> Callable[[NDAr
 def row_squared_norms(rounds: int, decay: float) -> Floats:
     """Compute the squared norms of the rows of B, (T,), in O(T).
 
-    They are the noise variances of the prefixes for nodes of variance 1.
+    The squared norms are the noise variances of the prefixes, for nodes of variance 1.
 
     Args:
         rounds: T.

@@ -1,26 +1,15 @@
 """Calibration of a run before round 1: noise, lattice and grid for its privacy target.
 
-A cell is one run of a scenario with all its settings, and a row is the algorithm that it names, a row of the
-algorithms' table, with an estimator (increments and running sums), a mechanism (noise) and an optimizer.
-Releases that protect somebody are integers on a lattice (`make_exact_plan`).  Simulations in floating point have
-noise of `calibrate_float_noise`, which protects nobody, and a `Grid` on which masked messages can be added.  A
-guarantee in real numbers needs clips, noise and sums that floating point holds, so that `check_clips`,
-`check_noise` and `check_sums` refuse others.
+A cell is one run of a scenario with all its settings, and its row the algorithm that it names: estimator
+(increments and running sums), mechanism (noise) and optimizer.  An increment is a record's clipped contribution to
+a round, and a release a running sum of increments with its noise.  Privacy targets are μ of Gaussian DP.
 
-Before a cell is planned or sent, its noise may be fitted to a target: a mechanism's name and numbers take the
-place of "auto", or of a name without numbers (`fit_cell_noise`).  A fit depends on public numbers only: the row's
-optimizer, its clips up to a factor, the participation, and the options of the noise.  A program that builds a plan
-from the result finds numbers there, and need not fit.  The target is the points that the run publishes, if they
-are an affine map of the row's released sums, or these sums themselves, if the row's theorems depend on their mean
-noise.  The map is computed from the row's own optimizer (`compute_response`), so that no second formula has to
-agree with the optimizer.
+Releases that protect somebody are integers on a lattice, the multiples of a unit (`make_exact_plan`).  Simulations
+may have noise in floating point (`calibrate_float_noise`), which protects nobody.
 
-A release is a vector that leaves a silo or the server with its noise: here a running sum of increments, which are
-the clipped contributions of records.  A silo's records are read in batches of a fixed size, or of an expected size
-if they are sampled.  A unit of protection is what two neighbouring data sets differ in, a record or a person or
-client with several.  Privacy targets are μ of Gaussian DP.  Participation is public if everybody may know which
-records a round reads, and secret if only their silo may.  A lattice is the multiples of a unit in which an integer
-release is counted.  The slack of a claim is what arithmetic and random bits of finite length may add to δ.
+A cell may leave its noise to be fitted: a fit then chooses the mechanism's name and numbers (`fit_cell_noise`) for
+the least noise in a target.  The target is the points that the run publishes, or the released sums themselves if
+the row's theorems depend on their mean noise.  A fit depends on public numbers only.
 """
 
 import dataclasses
@@ -80,11 +69,9 @@ def compute_response(
 ) -> NoiseResponse:
     """Compute the weights of released sums in the points that an optimizer publishes.
 
-    By these weights the noise of the releases adds up in a point, and a fit makes that noise small.  The points
-    are the output after T rounds, and some that are evenly spaced among the queries x_2, …, x_T and the output
-    (without the output if it is x_T itself).  The weights are the gradients of the points with respect to the
-    releases, in one coordinate: the optimizer is run as a stream (`_OptimizerStream`) and differentiated
-    (`apply_adjoint`).  First the optimizer is checked to be linear, over at most 4 rounds.
+    By these weights the noise of the releases adds up in a point.  The points are the output after T rounds, and
+    some that are evenly spaced among the queries x_2, …, x_T and the output.  The weights are the gradients of the
+    points with respect to the releases, in one coordinate.
 
     Args:
         optimizer: Optimizer of the row.
@@ -214,7 +201,7 @@ def fit_scenario_noise(
 ) -> tuple[Scenario, dict[str, FittedNoise]]:
     """Fit the noise of every cell that leaves its noise to be fitted.
 
-    A request is the text of everything that a fit depends on.  Cells with the same request share one fit.
+    Cells whose fits depend on the same numbers share one fit.  A request is the text of these numbers.
 
     Args:
         scenario: Scenario of the run.
@@ -256,11 +243,9 @@ def response_and_workload(
     """Return the response of a row's target to noise, and the workload of its running sums.
 
     The workload is the decay, the clips, the restarts and the participation of the running sums.  The response has
-    the weights of the released sums in the target: in points that the row's optimizer publishes, or, if the row's
-    theorems depend on the noise of the released sums themselves, in some of these sums (rows of the identity).
-    Response and workload are computed for clips and steps of scale 1 in one dimension, since a fit needs their
-    ratios only.  The clips are the estimator's own.  In a run, a round that reads k batches has its clip divided
-    by k, as its sum is.
+    the weights of the released sums in the target: in points that the row's optimizer publishes, or in some of the
+    sums themselves.  Both are computed for clips and steps of scale 1 in one dimension, since a fit needs their
+    ratios only.
 
     Args:
         row: Row of the algorithms' table.
@@ -268,8 +253,7 @@ def response_and_workload(
         schedule: Participation of the records.
 
     Raises:
-        InputError: The row has no target to which noise is fitted, participation is secret, the target is points
-            of an optimizer that is not linear in the released sums, or the row refuses its settings.
+        InputError: Noise cannot be fitted to this row or participation, or the row refuses its settings.
     """
     if row.published is None:
         raise InputError(
@@ -281,7 +265,8 @@ def response_and_workload(
             f'algorithm.mechanism: with federation.sampling = "{schedule.name}" nobody may know in which rounds a '
             "record takes part, and noise is fitted to such rounds; name a mechanism that needs no fit"
         )
-    # Numbers that do not matter for the shape of the noise are 1.
+    # Numbers that do not matter for the shape of the noise are 1.  A round of k batches still has its whole clip
+    # here, which a run divides by k.
     units = settings.with_unit_scale()
     problem = Problem(dimension=1, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=schedule)
     estimator, rounds = row.estimator(units, problem), schedule.rounds
@@ -297,9 +282,7 @@ def response_and_workload(
 def _fit_request(cell: Cell) -> str | None:
     """Return a JSON text of everything that the fit of a cell depends on, or None without a fit.
 
-    The text has the row, the mechanism's name and options, the settings that are not at their defaults, and the
-    participation.  The scale of clips and steps is left out, so that cells that differ in this scale only share a
-    fit.  Cells without a fit have noise whose numbers are given, or need none.
+    The scale of clips and steps is left out, so that cells that differ in this scale only share a fit.
     """
     settings = cell.algorithm.settings
     if not (isinstance(settings, NoiseSettings) and settings.needs_fit):
@@ -366,8 +349,7 @@ def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) 
     """Check that increments can be clipped to the clips of every round.
 
     With noise a clip has to lie between 2^-40 and 2^40, and without noise it may be any finite number of 2^-40 or
-    more.  The clip divided by the batch size has to be at least 2^-70, so that float32 holds the factors by which
-    gradients are scaled.
+    more.  The clip divided by the batch size has to be at least 2^-70, for float32.
 
     Args:
         rounds: Rounds of the run, each with a clip for every part of an increment.
@@ -450,10 +432,9 @@ def make_exact_plan(
 ) -> ExactPlan:
     """Plan the lattice, sums and noise of a run whose releases are integers.
 
-    The cell's μ is converted to a μ for the units of one silo in the public order: the order that is accounted
-    for in place of a secret participation, and otherwise the participation itself.  For this μ the finest lattice
-    and its noise are fitted.  Then the precision of a clip is checked if increments are less than 2 clips apart,
-    and the slack of the claim in any case.
+    The cell's target is converted to a μ for the units of one silo in the public order (for a secret
+    participation, the order that is accounted for in its place).  For this μ the finest lattice and its noise are
+    fitted.
 
     Guarantee: no μ of the result is above the target of the silos that it is for, or in secret participation above
     the μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the
@@ -469,7 +450,7 @@ def make_exact_plan(
 
     Raises:
         InputError: The run's releases cannot be made of integers, or its secret participation cannot be accounted
-            for.  The message has the reason.
+            for.
     """
     # The target in the public order.
     name, schedule, trust = cell.algorithm.row.name, cell.schedule, cell.algorithm.trust_setting
@@ -646,8 +627,8 @@ def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
         schedule: Participation: which records a round reads.
 
     Raises:
-        InputError: A round of the estimator after the first has another decay than the workload says, or decay,
-            clips or period are out of their ranges.
+        InputError: A round of the estimator has another decay than the workload says, or a number is out of its
+            range.
     """
     workload = Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
     for round_record in make_rounds(estimator, schedule.rounds)[1:]:
@@ -684,8 +665,8 @@ def calibrate_float_noise(
 ) -> Noise:
     """Compute the noise of every party that reaches the cell's target, in floating point.
 
-    The participation gives the μ' to which noise has to be calibrated (amplification by secret sampling allows a
-    larger one), and the trust setting turns μ' into standard deviations.  A cell without a target gets no noise.
+    The participation gives the μ' to which noise has to be calibrated, larger if secret sampling amplifies
+    privacy, and the trust setting turns μ' into standard deviations.  A cell without a target gets no noise.
 
     Guarantee: up to roundings to the safe side, a public order gets its μ exactly.  Secret sampling gets at most
     the (ε, δ) of that μ at the cell's δ.

@@ -1,19 +1,11 @@
 """Runs besides the training: evaluations by silos, and the first step of [data.scale].
 
 Both are planned and accounted for as runs of DP-SGD of their own.  A cell is one run of a scenario with all its
-settings, a silo a party that holds records, and a trust setting says whether silos or the server add the noise.
+settings, and a silo a party that holds records.
 
-Each evaluation reads the same test records of a silo, as a round of DP-SGD.  Its increments, the contributions of
-records to the released sum, are scores in place of gradients: bounded vectors of one or two numbers
-(loss/scores.py), or of more with curves.
-
-The first step is a run of one round, whose model is moments of columns:
-
-    first_step_cell(cell) ─▶ any engine ─▶ CellOutcome ─▶ scaling of its model ─▶ apply_scaling ─▶ the rounds
-
-The model is the mean of these moments over silos, with any noise, like a mean of gradients.  Before anything is
-run, `prepare_scenario` checks the records of all cells if they are here, fits noise where that is left to be done,
-and plans the rounds that wait for a first step.
+In an evaluation silos send sums of the scores of test records, bounded vectors in place of clipped gradients, with
+any noise.  The first step is a run of one round, before the others, that releases moments of a table's columns, by
+which columns are then scaled.
 
 This module also assigns the records on which each silo of a simulation or demonstration trains and evaluates.
 """
@@ -55,8 +47,7 @@ def first_step_cell(cell: Cell) -> Cell | None:
     """Return the run that is the cell's first step, or None if no first step is left to take.
 
     The first step is a run of DP-SGD with one round, whose objective is moments of the columns with numbers.
-    All records that a silo can read in the later rounds take part in it, once: its batch is (batches of a silo) ·
-    (batch size).  None is returned for data without a table and for scaling that is known or not asked for.
+    All records that a silo can read in the later rounds take part in it, once.
 
     Guarantee: the first step is √share · μ-GDP for each record under the cell's relation, where the run's target
     is μ, and share is the part of μ² that [data.scale] gives to the first step.  A run without a target has a
@@ -77,7 +68,7 @@ def first_step_cell(cell: Cell) -> Cell | None:
             f"data.scale: its first step cannot be taken with algorithm.trust = {cell.algorithm.trust!r}; leave "
             "[data.scale] out"
         )
-    # The share of the budget that the rounds leave to their other step, or no noise in a run without noise.
+    # The share of the budget for the first step, or no noise in a run without noise.
     privacy_keys = {"mode": "none"} if budget.rounds_mu is None else {"mu": budget.other_mu}
     return cell.derive_cell(
         PrivacySection.model_validate(
@@ -171,24 +162,17 @@ def _prepare_first_step(cell: Cell, for_release: bool) -> Cell | None:
 def partition_test_records(cell: Cell) -> list[Tensor]:
     """Return the row indices of the test records on which each silo evaluates.
 
-    Each silo gets `evaluation.records` rows (one number for all silos, or one for each) of the test part
-    `Task.test_with_missing`, in which some rows may not count.
-
-    * In most data sets any row may go to any silo.  With the partition "iid" the rows are drawn at random, and
-      else a silo's labels are about as frequent as in its training records.
-    * With a partition by site, a silo gets the first rows of its site, if test records have sites.
-    * Cells of a table may decide whether a row counts for training or for testing.  Then each row is in both
-      parts, and a silo gets the first rows that it has in the training part, unless it holds persons or clients.
-      With a partition by site, these precede the site's other rows.
-
-    No row goes to two silos.
+    Each silo gets `evaluation.records` rows of `Task.test_with_missing`, and no row goes to two silos.  By default
+    the rows are drawn: at random with the partition "iid", and else with label frequencies like those of the
+    silo's training records.  In some partitions by site, and in tables whose cells decide which rows count, a silo
+    gets rows of its own (`_fixed_test_indices`).
 
     Args:
         cell: Cell of the training, with a section [evaluation].
 
     Raises:
-        InputError: The scenario asks for more test records than the data have, or than a silo has, or the data
-            cannot be used (`load_task`).
+        InputError: The scenario asks for more test records than there are, or the data cannot be used
+            (`load_task`).
     """
     assert cell.evaluation is not None
     task, sizes = load_task(cell), cell.evaluation.records_per_silo(cell.federation.silos)
@@ -212,12 +196,10 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
 def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | None:
     """Return the row indices in `test_with_missing` of each silo, in reading order, (rows of the silo,).
 
-    The result is None if any row may go to any silo.  A silo has rows of its own in two cases:
+    The result is None if any row may go to any silo.  A silo has rows of its own in two cases, which may meet:
 
-    - Cells of a table decide which rows count, and no units are formed: the rows that it has in the training part.
+    - Cells of a table decide which rows count: the rows that the silo has in the training part.
     - The partition is by site, and test rows have sites: the rows of its site.
-
-    In both cases together the rows of the training part precede the other rows of the site.
 
     Args:
         cell: Cell of the training.
@@ -260,7 +242,7 @@ def _take_first(
         sizes: Number of rows that each silo evaluates on.
 
     Raises:
-        InputError: A silo has fewer rows than that.  The message has the site's name or the silo's number.
+        InputError: A silo has fewer rows than that.
     """
     schema = cell.data.table_schema
     names = schema.sites if schema is not None and cell.data.partition == "site" else ()
@@ -296,9 +278,8 @@ def held_out_records_by_silo(cell: Cell) -> list[Records]:
 def train_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
     """Return the row indices, in the training part of the data set, of each silo's training records.
 
-    A silo of single records gets the rows of `partition_records`, in reading order.  If units of protection have
-    several records, it holds units: clients, whose records it gets client by client, in reading order, or persons.
-    It gets all records of its persons, whether they count or not, in the order of the data.
+    A silo of persons gets all records of its persons, whether they count or not.  A silo of clients gets the
+    records of its clients, client by client.
     """
     task, shares = load_task(cell), [share.numpy() for share in partition_records(cell)]
     if task.unit_indices is None:
@@ -333,10 +314,9 @@ class EvaluationPlan:
     def metrics(self, published: Tensor) -> dict[str, float]:
         """Compute metrics by name from an evaluation's published means.
 
-        Means over the rows read are divided by `counted_share`, to become means over the rows that count.
-        Metrics of all silos come from the weighted mean over silos.  With `silo_names` each silo's metrics
-        follow under "metric_at_name", with their unweighted mean and their worst value.  Curves and other further
-        figures come from the means over the rows read, with the standard deviation of their noise.
+        Means over the rows read are divided by `counted_share`, to become means over the rows that count.  With
+        `silo_names` each silo's metrics follow under "metric_at_name", with their unweighted mean and their worst
+        value.
 
         Args:
             published: Mean scores over the rows read, with any noise: (silos, numbers of a score), or (1, numbers
@@ -374,10 +354,9 @@ def evaluation_count(cell: Cell) -> int:
 def evaluation_cell(cell: Cell) -> Cell:
     """Return the run of a cell's evaluations, with a round for each, in which all test records are read.
 
-    The run is one of DP-SGD whose increments are scores of norm at most `increment_norm` of the section
-    [evaluation] for a classification, and 0.5 for other models.  The noise is calibrated to the evaluations' own
-    target, or absent without one.  If the server adds the training's noise, it adds that of evaluations, too.  If
-    not, also under secure aggregation, every silo adds the whole noise to its message, which is private by itself.
+    The run is one of DP-SGD whose increments are scores of bounded norm.  The noise is calibrated to the
+    evaluations' own target, or absent without one.  If the server adds the training's noise, it adds that of
+    evaluations, too.  Otherwise, also under secure aggregation, every silo adds the whole noise to its message.
 
     Args:
         cell: Cell of the training, with a section [evaluation].
@@ -417,13 +396,12 @@ def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool 
         The plan, or None if silos do not evaluate.
 
     Raises:
-        InputError: The scaling is not known, the model has no scores record by record, or the evaluations cannot
-            be planned.
+        InputError: The evaluations cannot be planned.
     """
     if cell.evaluation is None:
         return None
     check_scaling_known(cell)
-    # With `data.validation` training records are held out, and their share of rows that count holds.
+    # With `data.validation` the evaluated rows are training records, with their share of rows that count.
     schema, tests = cell.data.table_schema, cell.data.validation is None
     scores = make_summed_scores(objective, cell.evaluation.loss_bound, classes=cell.model.is_classification)
     if (curves := cell.evaluation.curves) is not None:

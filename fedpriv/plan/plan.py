@@ -1,14 +1,10 @@
 """Plan of a run: everything that is public and fixed before round 1.
 
 Silo, server, accountant and engines build the same plan from the same scenario cell (`make_plan`), so that no
-number has to be sent.  A cell is one run of a scenario with all its settings, and a row is the algorithm that it
+number has to be sent.  A cell is one run of a scenario with all its settings, and its row the algorithm that it
 names: estimator (increments and running sums), mechanism (noise) and optimizer.  An increment is a record's
-clipped contribution to a round, and a release a running sum of increments with its noise.  Trust says who adds the
-noise (silos or the server), participation which records a round reads, and a unit of protection is a record, or a
-person or client with several.
-
-A plan contains the calibrated parts of the run, the types and lengths of its messages, and a table of its rounds
-(`PlannedRound`).  `allows_absences` and `excess_risk_bound` state two properties of a run in advance.
+clipped contribution to a round, and a release a running sum of increments with its noise.  Participation says
+which records a round reads, and a unit of protection is a record, or a person or client with several.
 """
 
 import math
@@ -194,11 +190,7 @@ class Plan:
     """Rounds 1, 2, …"""
 
     def __post_init__(self) -> None:
-        """Derive all fields below `model_length`, with the table of rounds as the last one.
-
-        A masked message has bytes of words on integers, and numbers of 64 bits otherwise.  A message to which the
-        server adds noise has integers or float64, and any other message the type of the models.
-        """
+        """Derive all fields below `model_length`, with the table of rounds as the last one."""
         is_exact, trust = self.exact_plan is not None, self.trust
         masked, integers_at_server = (
             trust.masked and bool(self.noise.sources),
@@ -229,13 +221,12 @@ class Plan:
     def _planned_rounds(self) -> Iterator[PlannedRound]:
         """Iterate over the public numbers of all rounds, in order.
 
-        The derived fields `integers_at_server` and `masked` must be set.  With d values of a release, the vector
-        that a server stores of a round has d numbers, or d for each noise vector if the server adds up integers.
-        A message has as many numbers, or word_bits / 8 bytes for each if it is masked and has integers.
+        The derived fields `integers_at_server` and `masked` must be set.
         """
         schedule, exact, length = self.schedule, self.exact_plan, self.objective.dimension
         steps = make_rounds(self.estimator, schedule.rounds)
-        # No round follows the last one, which counts as a decay of 0.
+        # A server stores d numbers of a round, or d for each noise vector if it adds up integers.  A masked
+        # message of integers has bytes of words in place of numbers.  No round follows the last one: decay 0.
         for step, next_decay in zip(steps, [*(step.decay for step in steps[1:]), 0.0], strict=True):
             t, batch_count = step.t, max(1, schedule.expected_batches(step.t))
             integer_round = None if exact is None else exact.plan_round(t, batch_count)
@@ -312,8 +303,7 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     Args:
         cell: Cell of a scenario, with its scaling known.
         objective: Objective of the model.
-        for_release: Whether the noise protects somebody.  Releases of a private run are then integers, as in a
-            simulation with `run.arithmetic = "integers"`.
+        for_release: Whether the noise protects somebody.  Releases of a private run are then integers.
 
     Raises:
         InputError: The run cannot be planned.
@@ -374,17 +364,15 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
 def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Mechanism, Workload]:
     """Return estimator, mechanism and running sums of a cell's row, before any noise is calibrated.
 
-    The mechanism is made for the running sums of the estimator's own clips.  Settings may raise the clips of some
-    rounds once the mechanism is known (`Settings.clip_factors`), and the running sums then have the raised clips.
+    The mechanism is made for the estimator's own clips.  Settings may then raise the clips of some rounds
+    (`Settings.clip_factors`).
 
     Args:
         cell: Cell of a scenario.
         problem: Public numbers of the run, such as the dimension and the constants of the loss.
 
     Raises:
-        InputError: The row has no estimator or mechanism for these settings, no clip factors are known for the
-            sums, or `make_workload` refuses the estimator, such as for rounds that decay otherwise than its sums
-            are charged.
+        InputError: The row has no estimator or mechanism for these settings, or the running sums are refused.
     """
     row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
     estimator = row.estimator(settings, problem)
@@ -428,8 +416,8 @@ def find_increment_diameter(
 ) -> float:
     """Return the largest distance of two increments in clips, 2 unless a smaller one is proved.
 
-    Two vectors of norm 1 clip are up to 2 clips apart, and a smaller distance needs less noise under replace-one.
-    A smaller one is `objective.diameter` / clip, at least 1, times 1 + 2^-20 for roundings.
+    A smaller one is `objective.diameter` / clip, at least 1, times 1 + 2^-20 for roundings.  It needs less noise
+    under replace-one.
 
     Guarantee: smaller than 2 only where all that is released is one round's sum of increments, or sums of plain
     gradients with independent noise in every round; the increments of a round are public vectors, moments,
@@ -486,14 +474,9 @@ def _uses_integers(cell: Cell, for_release: bool) -> bool:
 def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     """Return the bound on the excess risk that the cell's row proves for its settings, or None.
 
-    The excess risk is the mean loss of the output above the least one in the run's ball.  The row computes its
-    bound from public numbers: the problem's, the clips, and the standard deviation of the noise in each release.
-    Nothing is proved for
-
-    - runs without a ball, and losses that are not known to be convex and smooth in the run's ball,
-    - records that are read more than once or in secret,
-    - silos with budgets and weights of their own,
-    - releases of integers, whose noise is of another form.
+    The excess risk is the mean loss of the output above the least one in the run's ball.  A bound needs a ball, a
+    loss that is convex and smooth in it, records that are read once in public, the same budget for all silos, and
+    noise in floating point.
     """
     problem, schedule = make_problem(cell, plan.objective), plan.schedule
     if schedule.secret or not schedule.single_pass or plan.exact_plan is not None or cell.privacy.shares:
@@ -534,7 +517,7 @@ def draw_absences(cell: Cell) -> Absences:
     """Draw the absences of a simulation, a function of the cell alone, so that every engine has the same.
 
     A silo is absent in the rounds that `federation.away` lists for it, and in every other round with probability
-    `federation.drop_out`, independently, by public random numbers of the cell's seed.
+    `federation.drop_out`, independently.
     """
     federation, rounds = cell.federation, cell.schedule.rounds
     rounds_by_silo: dict[int, set[int]] = {

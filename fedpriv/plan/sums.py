@@ -2,8 +2,8 @@
 
 Running sums A s of the increments s of T rounds, the clipped contributions of records, are released with the noise
 B z of a mechanism, A = B C.  The release is post-processing of C s + z.  The increment of round t adds its product
-with column C_t, (T,), to C s.  Noise fades if columns fall towards 0 but never end.  Under secret participation a
-record's rounds are unknown, but two of them are at least `groups` rounds apart.
+with column C_t, (T,), to C s.  Under secret participation a record's rounds are unknown, but two of them are at
+least `groups` rounds apart.
 """
 
 import math
@@ -65,9 +65,8 @@ class RunningSums:
     def block_displacement(self, groups: int) -> float:
         """Compute κ = max_t clip_t ‖C_t‖, rounded up, if no column C_t has more than `groups` bands.
 
-        clip_t is the clip of round t, and a column with b bands is 0 outside of the rows t … t + b - 1.  So a
-        record of round t changes only these rows of C s, its block.  An increment of norm clip_t moves the block
-        by at most κ.
+        A column with b bands is 0 outside of the rows t … t + b - 1.  So a record of round t changes only these
+        rows of C s, its block, and moves it by at most κ.
 
         Guarantee: if a number is returned, the blocks of two rounds that lie `groups` or more apart are disjoint.
         The record's increment depends on no release of its own block.  So blocks are accounted for as rounds with
@@ -77,8 +76,7 @@ class RunningSums:
             groups: Least distance of two rounds of one record.
 
         Raises:
-            InputError: The columns are not known to have few bands, or have more than `groups`.  The message has
-                the reason.
+            InputError: The columns are not known to have few bands, or have more than `groups`.
         """
         decay, blocks = self.workload.decay, self.mechanism.blocks(self.workload)
         refusal = "secret participation (federation.sampling) cannot be accounted for"
@@ -105,9 +103,8 @@ class RunningSums:
         """Compute κ and the largest overlap of two rounds of one record, 0 for disjoint blocks.
 
         κ = max_t clip_t ‖C_t‖ bounds what an increment of norm clip_t adds to C s.  The overlap of rounds s and t
-        is ⟨C_s, C_t⟩ clip_s clip_t / κ², from 0 to 1 up to rounding.  Noise whose columns fade without an end has
-        overlaps.  All other noise, integers, and mechanisms with an assumption are treated as blocks: the rows of
-        C s that a record of one round changes, which have to be disjoint for two rounds (`block_displacement`).
+        is ⟨C_s, C_t⟩ clip_s clip_t / κ².  Only noise whose columns fade without an end has overlaps.  Other noise
+        is treated as blocks, which have to be disjoint (`block_displacement`).
 
         Guarantee: κ² and the overlap times κ² are v and a of `accounting.fading` at σ = 1, rounded up, for noise
         that fades, C ≥ 0, in real numbers.  These are the largest clip_t² ‖C_t‖², and the largest
@@ -117,8 +114,8 @@ class RunningSums:
             groups: Distance of two consecutive rounds in which a record may take part.
 
         Raises:
-            InputError: The noise is treated as blocks, and `block_displacement` refuses it; or a record may take
-                part in more than 2,000 rounds.  The message has the reason.
+            InputError: `block_displacement` refuses the noise, or a record may take part in more than 2,000
+                rounds.
         """
         if not self.mechanism.fades or self.exact or self.mechanism.assumption is not None:
             return self.block_displacement(groups), 0.0
@@ -142,8 +139,7 @@ class RunningSums:
 
         The overlap of rounds s and t is clip_s clip_t ⟨C_s, C_t⟩, and κ the largest clip_t ‖C_t‖.  A chain
         (`accounting.chain`) bounds the overlaps by a covariance that falls with the distance of two rounds.  The
-        k-th rounds of all groups are treated as one round: inner products of their columns are replaced by the
-        largest of any group, and clips too, in units of κ.
+        k-th rounds of all groups are treated as one round, with the largest clip and inner products of any group.
 
         Guarantee: before the chain is split into one for each epoch, its covariances plus an overlap that all
         rounds share are above all overlaps of two rounds of one record, whatever the record's group, for the noise

@@ -1,8 +1,8 @@
 """Task of a cell: the records of a federation as features of a model, partitioned over the silos.
 
-A cell is one run of a scenario with all its settings, and a silo a party that holds records.  The last tasks stay
-in memory.  Records may be grouped into units, persons or clients with several records each.  A record that a unit
-lacks is a row of zeros with the label of an absent record.
+A cell is one run of a scenario with all its settings, and a silo a party that holds records.  Records may be
+grouped into units, persons or clients with several records each.  A record that a unit lacks is a row of zeros
+with the label of an absent record.
 """
 
 import dataclasses
@@ -54,8 +54,6 @@ from fedpriv.scenario.schema import Cell, ModelSection
 def group_records(records: Records, units: UnitTable) -> Records:
     """Group records into units, with a row of zeros and the label of an absent record for each absent one.
 
-    If the units take the records 0, 1, 2, … one after another, the result is a view of the records.
-
     Args:
         records: Records, (n, ...).
         units: Row indices of each unit, (units, max_records), negative for an absent record.
@@ -64,7 +62,7 @@ def group_records(records: Records, units: UnitTable) -> Records:
         Records (units, max_records, ...), or (units, ...) if a unit is one record.
     """
     count, max_records = units.shape
-    if np.array_equal(units.ravel(), np.arange(units.size)):
+    if np.array_equal(units.ravel(), np.arange(units.size)):  # a view, without a copy
         shape = (count, max_records) if max_records > 1 else (count,)
         return Records(*(column[: units.size].view(*shape, *column.shape[1:]) for column in records))
     indices = torch.from_numpy(units if max_records > 1 else units[:, 0])
@@ -153,9 +151,8 @@ class Task(PublicTask):
 def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> Records:
     """Combine features with labels, where a regression's labels get type `dtype`.
 
-    Labels of rows that do not count are -1, or NaN for numbers, and stay so.  Several labels of a record are
-    moved to the end of its features, as 0 if the record does not count.  The `labels` of such records then only
-    state whether each record counts.
+    Labels of rows that do not count, -1 or NaN, stay so.  Several labels of a record are moved to the end of its
+    features, and its `labels` then only state whether it counts.
 
     Args:
         features: (B, f).
@@ -243,8 +240,7 @@ class ModelInputs:
             classes: Number of classes, 0 for real targets.
 
         Raises:
-            InputError: Records have several labels and the model takes one, or the model or the algorithm does not
-                fit the records otherwise.
+            InputError: The model or the algorithm does not fit the records.
         """
         row = self.model.row
         extend = None if self.algorithm is None else find_algorithm(self.algorithm[0]).model
@@ -279,12 +275,11 @@ def _load_public_task(inputs: ModelInputs) -> PublicTask:
 def load_public_task(cell: Cell) -> PublicTask:
     """Return the task of a deployment's server, with the metrics of the scenario.
 
-    If the server does not evaluate and the data are a table, the schema suffices, no record is loaded, and there
-    are no metrics.
+    If the server does not evaluate and the data are a table, the table's schema suffices, and no record is loaded.
 
     Raises:
-        InputError: The scenario holds out, splits or spares training records, of which a deployment's server has
-            none; or the test records cannot be loaded; or data, model and metrics do not fit together.
+        InputError: The scenario holds out, splits or spares training records, which the server does not have, the
+            test records cannot be loaded, or data, model and metrics do not fit together.
     """
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
@@ -400,8 +395,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
 def load_task(cell: Cell) -> Task:
     """Return the cell's task, with units as rows and with the metrics of the scenario.
 
-    Rows are single records if these are the unit of protection.  If `run.passes` is set, gradients are computed
-    in bfloat16.
+    Rows are single records if these are the unit of protection.
 
     Raises:
         InputError: The data cannot be loaded, data, model and metrics do not fit together, or there are too few
@@ -428,8 +422,8 @@ def _load_unit_task(
 ) -> Task:
     """Load the task whose training rows are units.
 
-    A unit is a person with the first `max_records` records that count, or a client with `max_records` records.  A
-    person with fewer has absent records in their place.
+    A unit is a person with the first `max_records` records that count, with absent records if there are fewer, or
+    a client with `max_records` records.
 
     Args:
         unit: Unit of protection, "user" or "client".
@@ -463,13 +457,11 @@ def _load_unit_task(
 def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     """Return the task's objective with the metrics of the scenario, as views that score the test records.
 
-    A view wraps the objective.  One scores the test records for `run.metrics` and for metrics of each site, and
-    one measures Goldstein stationarity for `run.goldstein_radius`.  If silos evaluate, or if the scenario asks for
-    none of these, the objective is unchanged.
+    A view wraps the objective.  One is for `run.metrics` and metrics of each site, and one for
+    `run.goldstein_radius`.  If silos evaluate, the objective is unchanged.
 
     Raises:
-        InputError: The metrics, or Goldstein stationarity, cannot be computed on the test records, or those of a
-            site.
+        InputError: A metric cannot be computed on the test records.
     """
     objective, run = task.objective, cell.run
     if cell.evaluation is not None:  # silos evaluate and send sums
@@ -511,8 +503,7 @@ def check_record_count(cell: Cell) -> None:
     the task.  With a partition by site, each site needs the records of its silo.
 
     Raises:
-        InputError: The data set, or one of its sites, has fewer, there are more sites than silos, or the data
-            cannot be used (`load_task`).
+        InputError: There are too few records, or more sites than silos, or the data cannot be used (`load_task`).
     """
     task, batches = load_task(cell), cell.schedule.batches_per_silo
     if cell.data.partition == "site":
@@ -556,8 +547,8 @@ def partition_records(cell: Cell) -> list[Tensor]:
         A tensor (batches · batch size,) for each silo.
 
     Raises:
-        InputError: `check_record_count` refuses the cell, or its partition is skewed and records have several
-            labels, or a silo has fewer rows than shards.
+        InputError: `check_record_count` refuses the cell, or the partition does not fit the labels or the number
+            of rows.
     """
     check_record_count(cell)
     task = load_task(cell)

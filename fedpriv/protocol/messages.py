@@ -11,30 +11,22 @@
 | all but query.roster, refused | the same | `refusal`: `reason`, and whether it is `final` |
 | train, evaluate, of guards | config `seen`: checkpoints of ledgers | config `commit`: the reply's checkpoint |
 
-The record counts are `drawn` and, if clipped records are counted, `clipped` (`RecordCounts`).  A silo with a guard
-sends `seal` in `config`, the seed of a pad with which the bytes of its `release` are XORed.
+A guard is the process at a silo that has the records.  A card is the public key with a signature.
 
-A card is the public key with a signature (fedpriv/silo/masks.py).
-
-**Vectors.**  A vector is .npy bytes, equal to those of Flower's own `Array(ndarray)`.  Flower sends a message as a
-tree of objects with one request for each of them in each direction, and an array record is three objects.  So a
-vector of at most `_MAX_CONFIG_BYTES` is a value of the config record, which is one object, and a longer one an
-array record.
+**Vectors.**  A vector is .npy bytes, equal to those of Flower's own `Array(ndarray)`.  A short one is a value of
+the config record, and a longer one an array record, which costs Flower more requests.
 
 **Seals.**  A SuperLink names an object by the SHA-256 of its bytes, and gives the object to every SuperNode that
 requests the name.  A silo that guesses the message of another silo could thus learn whether it was sent.  So
-vectors from silos with guards are sealed (`seal_vector`).
+vectors from silos with guards are XORed with a random pad, whose seed is the config's `seal` (`seal_vector`).
 
 **Checkpoints.**  A guard's reply carries the position in its ledger at which the reply was stored.  The
-coordinator keeps the last position in each ledger of a silo, for at most `MAX_CHECKPOINTS` ledgers, and sends them
-with its next query.  A guard whose ledger and rollback mark were both restored from an older copy does not have
-that position, and refuses.
+coordinator sends the last positions with its next query.  A guard whose ledger was restored from an older copy
+does not have that position, and refuses.
 
-**Private names of Flower.**  A container's constructor spends time on type checks that mypy has done.  So most
-containers are filled and read through private names of Flower 1.41, and
-tests/protocol/test_unchecked.py compares them with those that the constructor makes.  Values that
-another process sent are checked where they are read.  A silo's proxy has to start fast, so that torch is imported
-only for the first tensor.
+**Private names of Flower.**  Constructors of Flower's containers are slow.  So most containers are filled and read
+through private names of Flower 1.41, and tests/protocol/test_unchecked.py compares them with those that the
+constructor makes.  Values that another process sent are checked where they are read.
 """
 
 import hashlib
@@ -194,8 +186,7 @@ def build_message(metadata: Metadata, content: RecordDict) -> Message:
 def build_messages(nodes: Sequence[int], content: RecordDict, kind: str) -> list[Message]:
     """Build the message `Message(content, node, kind)` for every node.
 
-    All messages share the content.  Flower's constructor, which takes long, makes a single message, and every node
-    gets a copy of its metadata.
+    All messages share the content.
 
     Args:
         nodes: Ids of the receiving nodes.
@@ -207,6 +198,7 @@ def build_messages(nodes: Sequence[int], content: RecordDict, kind: str) -> list
     """
     if not nodes:
         return []
+    # Flower's constructor takes long, so that it makes a single message.
     first, messages = Message(content, nodes[0], kind), []
     for node in nodes:
         metadata = Metadata.__new__(Metadata)
@@ -507,13 +499,11 @@ def read_array(content: RecordDict, name: str) -> NDArray[Any]:
 def _decode_bytes(content: bytes) -> NDArray[Any]:
     """Return the vector (n,) of .npy bytes whose header equals that of `encode_array`.
 
-    A pattern reads type and length from the header.  The header that NumPy writes for them has to be the same, so
-    that NumPy's parser, which evaluates headers, does not read these bytes of another process.
-
     Raises:
         ValueError: The header is another one, or the number of bytes differs from the one that the header
             announces.
     """
+    # A pattern, since NumPy's parser would evaluate a header that another process sent.
     header = _VECTOR_HEADER.match(content)
     try:
         layout = None if header is None else _vector_format(header[1].decode(), (int(header[2]),))

@@ -4,12 +4,9 @@
     q_t = decay · q_{t-1} + s_t
 
 Here b are the records of round t with their weights, c_k the estimator's coefficients of the current and earlier
-queries, s_t (d,) the sum of clipped increments, and q_t (d,) the running sum, whose noise is (B z)_t
-(noise/mechanism.py).
-
-Without noise a run has no privacy claim.  The map from increments to sums is linear, so the weighted mean over
-silos of their sums is the sum of all records' increments with weights p_i / B_i for the weight p_i and batch size
-B_i of silo i.  One silo's records and all silos' records therefore take the same code.
+queries (the points at which gradients are computed), s_t (d,) the sum of clipped increments, and q_t (d,) the
+running sum, whose noise is (B z)_t (noise/mechanism.py).  The map from increments to sums is linear, so one silo's
+records and all silos' records, with the silos' weights, take the same code.
 
 Increments may be clipped in parts (Tran & Cutkosky 2022, Algorithm 2, but with each part clipped separately and
 epochs of N rounds).  With w_t the query of round t, v_q that of the first round of epoch q, g_t(x) a record's
@@ -19,14 +16,8 @@ gradient at x, α the estimator's coefficient, γ the mixing weight, and sums ov
     u_t = (1 - γ) (u_{t-N} + Δ_t) + γ G_t,   in the first epoch u_t = G_t
     q_t = decay q_{t-1} + u_t + r_t
 
-If no part exceeds its clip, and round t reads the records of round t - N, this is plain momentum.  Parts need no
-bound on the loss's smoothness.
-
-A query is the point at which a round's gradients are computed, an increment is a record's clipped contribution to
-s_t, and a release is the vector that a silo or the server sends or publishes.  A party is a silo, by its number,
-or the server.  A batch layout says which rows of which silo a round reads.
-
-The file ends with the noise of a simulation and the evaluations by its silos.
+A release is the vector that a silo or the server sends or publishes.  A party is a silo, by its number, or the
+server.
 """
 
 from collections.abc import Callable, Sequence
@@ -95,13 +86,15 @@ class FloatSteps:
     ) -> RoundSums:
         """Return q_t = decay · q_{t-1} + s_t, the past vectors to remember and the clipped records' count.
 
-        Here s_t is the weighted sum of the records' clipped increments, or u_t + r_t of the module's docstring if
-        they are clipped in parts.  The state is that after the round before, `query` the point (..., d) at which
-        gradients are computed, and `batch` has the round's records with their weights.
+        s_t is the weighted sum of the records' clipped increments, or u_t + r_t of the module's docstring if they
+        are clipped in parts.  Past vectors are earlier queries that the estimator needs, and sums u if increments
+        are clipped in parts.
 
-        Past vectors are earlier queries that the estimator needs, and sums u if increments are clipped in parts.
-        The count has the shape (...) of the leading axes.  Without rows all sums of increments are 0, and no
-        gradient is computed.
+        Args:
+            state: State after round t - 1.
+            planned_round: Public numbers of round t.
+            query: Point (..., d) at which gradients are computed.
+            batch: Records of the round, with their weights.
         """
         plan, (total,) = self.plan, state.accumulator
         objective = plan.objective if self.objective is None else self.objective
@@ -122,9 +115,15 @@ class FloatSteps:
     ) -> tuple[Tensor, RoundState]:
         """Return y_t = q_t + (B z)_t, (..., d), and the next state.
 
-        `sums` is q_t, (..., d), which may be overwritten, and the query is not read.  The fresh vectors z_t come
-        from `sample_noise`, and the mechanism B correlates them with earlier ones.  A party without noise gets
-        y_t = q_t.  The state holds q_t, or zeros if the next round multiplies q_t by the number 0.
+        The fresh vectors z_t come from `sample_noise`, and the mechanism B correlates them with earlier ones.  A
+        party without noise gets y_t = q_t.
+
+        Args:
+            state: State after round t - 1.
+            t: Number of the round.
+            sums: q_t, (..., d), which may be overwritten.
+            party: Silo number or `SERVER`.
+            query: Not read.
         """
         next_sums, decay = sums, self.plan.rounds[t - 1].next_decay
         if isinstance(decay, float) and decay == 0.0:
@@ -161,8 +160,8 @@ class FloatSteps:
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Return Σ_i p_i · release_i (d,), with the weight p_i of silo i.
 
-        With a grid the messages are encoded releases with their weights and masks, whose masks cancel in the sum.
-        Otherwise they are releases (d,).
+        Masked messages are encoded on a grid, with their weights, and their masks cancel in the sum.  Other
+        messages are releases (d,).
         """
         if (grid := self.plan.grid) is not None:
             return torch.from_numpy(grid.decode_sum([message.numpy() for message in messages]))
@@ -208,9 +207,7 @@ def update_running_sum(
 ) -> tuple[RunningSum, Tensor]:
     """Add one round's increments to the running sum.
 
-    The sum keeps its dtype, which may be wider than that of the queries: gradients are computed in the dtype of
-    the queries and added in that of the sum.  Increments that are clipped in parts are left to
-    `update_split_running_sum`.
+    Gradients are computed in the dtype of the queries and added in that of the sum, which may be wider.
 
     Guarantee: under zero-out one record moves s_t by at most its weight times `step.clip`, under replace-one by
     twice this bound, whatever the queries are.  In float64 that change of s_t moves q_t by at most the same bound,
@@ -253,8 +250,7 @@ def update_split_running_sum(
 ) -> tuple[RunningSum, Tensor]:
     """Add one round's increments, clipped in parts, to the running sum.
 
-    The parts are G_t, Δ_t and r_t of the module's docstring, and u_t mixes the first two with u_{t-N}.  Without
-    records all three parts are 0, and the queries are remembered as in any round.
+    The parts are G_t, Δ_t and r_t of the module's docstring, and u_t mixes the first two with u_{t-N}.
 
     Guarantee: under zero-out one record moves G_t, Δ_t and r_t each by at most its weight times that part's clip,
     under replace-one by twice this bound, whatever the queries are.  r_t is 0 in the first round of an epoch.
@@ -321,11 +317,9 @@ class SeededNoise:
         return FreshNoise(torch.from_numpy(np.multiply(vectors, std, out=buffer, dtype=self._dtype)))
 
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
-        """Return the party's unit vectors of round t, (d,) or (draws, d), and the same array or None.
+        """Return the party's unit vectors of round t, (d,) or stacked (draws, d), and the same array or None.
 
-        Their entries have variance 1.  The array is (d,), unless the plan has a number of vectors for the round,
-        which are stacked then.  It is returned a second time if the caller may write into it.  Short vectors may
-        be drawn for several rounds at once (`PrefetchedNoise`), and stay in memory for later calls.
+        Their entries have variance 1.  The array is returned a second time if the caller may write into it.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:

@@ -2,8 +2,8 @@
 
 Sums of increments s_t (d,) are integers, in units of a public lattice.  What is published is a function of y_t =
 (C s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums q_t = decay ·
-q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y = A s + B z.  Thus B, which
-correlates the noise z, also computes the noisy running sums from y, and never reads s.
+q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y = A s + B z.  So the noisy
+running sums are computed from y, never from s.
 
 An increment is a record's clipped contribution to s_t, and K the largest norm of its integers.  A query is the
 point at which a round's gradients are computed, and the query chain is a digest of all queries so far.  A party is
@@ -44,9 +44,8 @@ class IntegerSteps:
     """Steps of a round whose releases are functions of y_t = (C s)_t + z_t.
 
     Sums of a round are int64, (d,), or (vectors, d) stacked, and released running sums are float64, (d,).  The
-    noise is keyed by (key, party, round, chain, (C s)_t), where chain_t = H(chain_{t-1}, query).  A round that is
-    repeated with another query after a rollback has other noise.  A round that is repeated with the same queries
-    and the same sums has the same noise.
+    noise is keyed by (key, party, round, query chain, (C s)_t).  So a round that is repeated after a rollback with
+    another query or other sums has other noise.
     """
 
     plan: Plan
@@ -72,11 +71,7 @@ class IntegerSteps:
         """Sum the integer increments of one silo's records, separately for each noise vector of the round.
 
         Whole increments have one sum.  Increments that are clipped in parts (`IncrementParts`) have one sum for
-        each part, in the order residual, gradient, change:
-
-        * residual, which has no sum if an epoch has one round only, and is 0 in the first round of an epoch,
-        * gradient, which always has a sum,
-        * change, which has no sum in the first epoch.
+        each part, in the order residual, gradient, change, as far as the round has a vector for the part.
 
         Guarantee: one record moves the part of each vector by at most K, its entry of `IntegerRound.norms`, under
         zero-out and by at most 2 K under replace-one, whatever the query is.  Only the sums depend on the records.
@@ -100,6 +95,7 @@ class IntegerSteps:
             else plan.objective
         )
         parts_in_order: list[IncrementPart | None] = [round_parts.gradient]
+        # A residual has a vector in every round, of zeros at the start of an epoch, and a change from epoch 2 on.
         if step.split is not None and step.split.rounds_per_epoch > 1:
             parts_in_order.insert(0, round_parts.residual)
         if round_parts.change is not None:
@@ -129,11 +125,16 @@ class IntegerSteps:
     ) -> tuple[Tensor, RoundState]:
         """Return y_t = (C s)_t + z_t, or s_t unchanged if this party adds no noise, and the next state.
 
-        `sums` is s_t, int64 (d,) or (vectors, d), and `query` that of the round, or None if it was missed.
+        The query chain is extended by the query, or by the fact that the round was missed.  The noise z_t depends
+        on the chain, so that another query in the same round has other noise.  The state, which has the state of
+        C, is as secret as the records.
 
-        The query chain, a digest of all queries so far, is extended by the query, or by the fact that the round
-        was missed.  The noise z_t depends on the chain, so that another query in the same round has other noise.
-        The state has the state of C, and is as secret as the records.
+        Args:
+            state: State after round t - 1.
+            t: Number of the round.
+            sums: s_t, int64 (d,) or (vectors, d).
+            party: Silo number or `SERVER`.
+            query: Query of the round, or None if it was missed.
         """
         previous_chain = state.query_chain
         chain = (
@@ -155,8 +156,13 @@ class IntegerSteps:
         """Return the party's release, float64 (d,) or the integers y_t unchanged, and the next state.
 
         A party that releases running sums returns unit / batch size · (B y)_t, with the unit of the lattice and
-        the public batch size of the silo, or the sum of all of them for the server.  A party that releases
-        integers returns y_t.  `noisy` is y_t, int64.
+        the public batch size of the silo, or the sum of all of them for the server.
+
+        Args:
+            state: State after `add_noise`.
+            t: Number of the round.
+            noisy: y_t, int64.
+            party: Silo number or `SERVER`.
         """
         if not self._releases_sums(party):
             return noisy, state
@@ -176,8 +182,7 @@ class IntegerSteps:
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Add masked messages, or exact sums at a server that is trusted with them.
 
-        The result of round t is int64, (d,) or (vectors, d).  The masks of all silos cancel in the sum modulo 2^w,
-        with words of w bits.
+        The result of round t is int64, (d,) or (vectors, d).  The masks of all silos cancel in the sum.
 
         Raises:
             RunError: A masked message has another length, or an exact sum another type or a value out of its
@@ -251,12 +256,12 @@ def add_discrete_noise(
 
     Args:
         strategy: C on integers.
-        sigmas: Standard deviation of the noise of every vector, in units (`IntegerRound`).
+        sigmas: Standard deviation of the noise of every vector, in units.
         state: State of C after round t - 1.
         t: Number of the round.
         sums: s_t, (d,) or (vectors, d).
-        noise_of: Function (C s)_t -> the round's noise source (`round_noise`), whose stream's node k is the noise
-            of the k-th vector.
+        noise_of: Function (C s)_t -> the round's noise source, whose stream's node k is the noise of the k-th
+            vector.
 
     Returns:
         y_t, shaped like `sums`, and the state of C after round t.

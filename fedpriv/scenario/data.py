@@ -27,8 +27,6 @@ class ScaleSection(Section):
     """Section [data.scale], whose first step releases noisy moments of a table's numbers for the rounds.
 
     `means` and `deviations` are computed from this release.  `fedpriv run` takes the first step and fills them in.
-    Guards answer only runs that have them.  The claim of a run whose scenario gives them is composed of its rounds
-    and of the first step, which was taken elsewhere.
     """
 
     share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
@@ -43,8 +41,7 @@ class ScaleSection(Section):
     def _check_both_given(self) -> Self:
         """Require both `means` and `deviations`, or neither.
 
-        There is one of each for every column of numbers, so that the lists are equally long and not empty.  Means
-        lie in -1 … 1, as the columns do, and deviations in `MIN_DEVIATION` … 1.
+        The two lists are equally long, with numbers in their ranges.
 
         Raises:
             ValueError: The lists are not of this form.
@@ -215,12 +212,8 @@ class DataSection(Section):
     def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
         """Check that the table has the public schema that a run needs.
 
-        * A .csv or .parquet file needs a schema, and other data take none from the scenario.  The schema must be
-          public if the run has noise.
-        * [data.scale] needs a column of numbers.  If `means` is given, it has one number for each of these
-          columns.
-        * The partition "site" needs a column of sites, with as many sites as silos, and metrics for each site need
-          such a column, too.  Sites of records in memory that have no schema are not checked here.
+        A file needs a schema, which has to be public if the run has noise.  [data.scale] needs columns of numbers,
+        and the partition "site" and metrics for each site need a column of sites.
 
         Guarantee: ranges and vocabularies that are declared to come from the records enter no run with noise.
 

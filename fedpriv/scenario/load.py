@@ -1,6 +1,6 @@
 """Load a TOML file as the cells of a scenario: overrides, sweep, seeds and validation.
 
-An option `--set` gives a key a value, or a swept key other values, and drops the keys that the new value excludes.
+An option `--set` overrides the value of a key, or the values of a swept key.
 
 A rule [[where]] sets keys at the sweep points where other keys have certain values.  A sweep over algorithms, for
 instance, needs different settings for each algorithm:
@@ -71,13 +71,9 @@ class Overrides:
 def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> Overrides:
     """Split "KEY=VALUE" overrides into axes of the sweep and fixed keys.
 
-    * The value, or the list of values, takes the place of a swept key's values.
-    * A key that is not swept becomes an axis if its value is a list, and otherwise a fixed key.
-    * A value that occurs twice in a list counts once, but for "seeds", whose value stays as it is.
-    * A privacy target removes the axes of the targets that are not overridden.  Without such a target, the fixed
-      key `privacy.mode=none` removes the axes of all targets.
-
-    Targets with a fixed value in the file are dropped by `drop_superseded_keys`.
+    The value, or the list of values, takes the place of a swept key's values.  A key that is not swept becomes an
+    axis if its value is a list, and otherwise a fixed key.  An overridden privacy target, or `privacy.mode=none`,
+    removes the axes of other targets.
 
     Args:
         overrides: Texts "KEY=VALUE", of which a later one of the same key replaces an earlier one.
@@ -129,9 +125,8 @@ def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> l
 def drop_superseded_keys(tree: dict[str, Any], overrides: Overrides) -> None:
     """Drop keys from a cell's tree that an override excludes.
 
-    An overridden privacy target drops the targets that are not overridden, and so does "none" as the fixed value
-    of privacy.mode.  An overridden partition drops the keys that only other partitions take (`PARTITION_KEYS`),
-    unless they are overridden themselves.
+    An overridden privacy target, or `privacy.mode=none`, drops other targets.  An overridden partition drops the
+    keys of other partitions.  Keys that are overridden themselves stay.
 
     Args:
         tree: Nested keys of a cell, which the function changes.
@@ -174,8 +169,7 @@ def parse_rules(entries: Any, axes: Mapping[str, list[Any]], source: str) -> lis
         source: Name of the file in messages.
 
     Raises:
-        InputError: `entries` is no list, or a rule is malformed, sets a swept key, or has a condition on a swept
-            key with a value that the sweep does not have.
+        InputError: A rule is malformed, or does not fit the sweep.
     """
     if not isinstance(entries, list):
         raise InputError(f"{source}: where = {entries!r}: expected [[where]] tables with `when` and `set`")
@@ -294,11 +288,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> Scenario:
     """Return the scenario of a parsed TOML tree.
 
-    An override of a swept key replaces the values of its axis (`split_overrides`).  The points are all
-    combinations of the axes' values, each with every seed.  Overrides that change the setting
-    (`find_changed_keys`, `find_changed_axes`) withhold the published values.  Those of keys that the file does not
-    sweep withhold the theoretical exponents, too, and so does a section [tuned], since `fedpriv tune` chose other
-    settings.
+    The points are all combinations of the axes' values, each with every seed.  Overrides that change the setting
+    (`find_changed_keys`, `find_changed_axes`) withhold the published values and theoretical exponents that belong
+    to it.
 
     Args:
         tree: Parsed TOML.
@@ -306,7 +298,7 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
         overrides: Texts "KEY=VALUE" with dotted keys and TOML values.
 
     Returns:
-        The scenario, whose cells are validated, and whose name and title are those of the first point.
+        The scenario, with validated cells.
 
     Raises:
         InputError: A key, a section or an override is malformed, or a cell cannot be run.
@@ -373,9 +365,7 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
     """Validate one cell, with the own keys of its algorithm and its model.
 
-    Keys of the sections [algorithm] and [model] depend on the algorithm and the model that are named there.  The
-    algorithm must be known and offer the trust setting.  If sampling is not "fixed", or there are several groups,
-    the rounds must fit the algorithm.  The key `privacy.rho` is for algorithms whose paper calls μ so.
+    Keys of the sections [algorithm] and [model] depend on the algorithm and the model that are named there.
 
     Args:
         tree: Nested keys of the cell.
@@ -416,8 +406,7 @@ def _resolve_point(
 ) -> Cell:
     """Resolve one point of the sweep: the file, the swept values, the rules, then the fixed overrides.
 
-    Each of these may replace values of those before.  Keys that an override excludes are dropped, and then the
-    cell is validated.
+    Each of these may replace values of those before.
 
     Args:
         base: Nested keys of the file, without sections about the sweep and the results.

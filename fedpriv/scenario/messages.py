@@ -79,9 +79,9 @@ def validate_section(
 def format_validation_error(
     error: ValidationError, model: type[BaseModel], prefix: str = "", other_model: type[BaseModel] | None = None
 ) -> str:
-    """Format the findings on the first key in one line, with the number of other keys that have findings.
+    """Format the findings on one key in a line, with the number of other keys that have findings.
 
-    Findings on an unknown key go before all others.  The missing key that this one resembles is not counted.
+    An unknown key goes before all others.
 
     Args:
         error: Error of pydantic, with one finding at least.
@@ -97,6 +97,7 @@ def format_validation_error(
     # A mistyped key comes first, since another key may be missing for this reason alone.
     first = unknown_keys[0] if unknown_keys else next(iter(by_key))
     line = _format_findings(by_key[first], model, prefix, other_model)
+    # The missing key that was mistyped is not counted.
     missing = {key for key, findings in by_key.items() if findings[0]["type"] == "missing"}
     remaining = len(by_key) - 1 - len(_intended_keys(by_key[first][0], model) & missing)
     return f"{line} (and {remaining} more)" if remaining else line
@@ -119,14 +120,9 @@ def _format_findings(
 ) -> str:
     """Format all findings on one key in one line.
 
-    A key that may have one of several types has a finding for each type.  The type of the first finding decides
-    the form of the line:
-
-    - An unknown key has a suggestion, or the known keys.
-    - A missing key has its description, if there is one.
-    - A fault that a validator of fedpriv found has its message.
-    - For any other fault the line names the value, what each type accepts, and a note on some values of other
-      libraries.
+    A key that may have one of several types has a finding for each type.  The line has a suggestion for an unknown
+    key, the description of a missing key, the message of a validator of fedpriv, or otherwise the value and what
+    each type accepts.
 
     Args:
         findings: Findings on the key, one at least.
@@ -181,9 +177,6 @@ def _is_union_branch(part: str | int) -> bool:
 def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
     """Return the model of the section that holds the last key of a path.
 
-    The path's keys before the last one are followed through nested sections, also optional ones.  At a key that is
-    no section the model so far is returned.
-
     Args:
         path: Keys from `model` to the key, the key last.
         model: Type of the section at which the path begins.
@@ -203,8 +196,7 @@ def _close_keys(
     """Return the known keys that resemble an unknown one, and all known keys.
 
     Known keys are those of the section in which the unknown one stands.  A key at the top of `model` may also be
-    meant for a section of it: then SECTION.KEY is a known key for each section that has it, and these count as the
-    only ones that resemble it.
+    meant for a section of it, as SECTION.KEY.
 
     Args:
         path: Keys from `model` to the unknown key, the key last.

@@ -213,9 +213,6 @@ def _check_swept(name: str, key: str, axes: Mapping[str, list[Any]], source: str
 def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Growth | None:
     """Parse the section [scaling] of a file, which compares how a resource grows with n.
 
-    `along` is the swept key that is n, `by` the swept key whose values are compared, and `smallest` the swept key
-    whose smallest value is searched for that reaches a target, of which `factor` is a factor.
-
     Args:
         section: Parsed TOML of the section, or None.
         axes: Values of each axis of the sweep in the file.
@@ -225,8 +222,7 @@ def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Gr
         The section, or None without it.
 
     Raises:
-        InputError: The section is malformed, `along`, `by` or a given `smallest` is no swept key, or `smallest` is
-            given without `factor`.
+        InputError: The section is malformed, names a key that is not swept, or has `smallest` without `factor`.
     """
     if section is None:
         return None
@@ -244,8 +240,6 @@ def parse_published(
     values: Any, axes: Mapping[str, list[Any]], source: str, section: str = "paper"
 ) -> PublishedValues | None:
     """Parse the section [paper] or [table] of a file, which lays out tables of rows × columns.
-
-    Both sections have the same keys.  A [paper] section usually has published values of a metric, too.
 
     Args:
         values: Parsed TOML of the section, or None.
@@ -363,8 +357,6 @@ class Tuning(BaseModel):
 def parse_tuning(section: Any, source: str) -> Tuning | None:
     """Parse the section [tuned] of a file, the record of a choice of settings.
 
-    A private choice makes a random number of runs, whose distribution the section names with its mean and any η.
-
     Args:
         section: Parsed TOML of the section, or None.
         source: Name of the file in messages.
@@ -373,7 +365,7 @@ def parse_tuning(section: Any, source: str) -> Tuning | None:
         The section, or None without it.
 
     Raises:
-        InputError: The section is malformed, or the mean or η is out of the range of its distribution.
+        InputError: The section is malformed.
     """
     if section is None:
         return None

@@ -1,8 +1,6 @@
 """Schema of a scenario's cell, which checks keys before anything runs.
 
-The checks across sections are here, such as whether a run may continue without a silo that does not reply, and
-whether data and federation have the unit of protection.  `resolve_cell` of `scenario.load` checks the own keys of
-algorithm and model.
+A cell is one run of a scenario.  The checks across its sections are here.
 
 * A unit of protection is what neighbouring data sets differ in: a record, a person or a client.
 * A pool of clients takes the place of silos, and a round reads a cohort of the clients.
@@ -45,8 +43,7 @@ from fedpriv.scenario.sections import (
 def check_absences(federation: FederationSection, key: str | None, trust: Trust) -> None:
     """Refuse a run without some silos if its trust setting needs all of them.
 
-    The section's key `away` has rounds of absence by the number of a silo, as text without leading zeros.  It may
-    only name silos 0 … silos - 1, and only rounds up to `rounds` if the section has that key.
+    The section's key `away` has rounds of absence by the number of a silo, which have to exist.
 
     Guarantee: a release without a silo is a sum with fixed weights, and its noise is the claimed noise.
 
@@ -76,8 +73,7 @@ _POOL_PARTITIONS = ("iid", "dirichlet", "shards")
 def check_units(unit: Unit, data: DataSection, federation: FederationSection, secret: bool, trust: Trust) -> None:
     """Refuse a unit that the data or the federation do not have, or that cannot be accounted for.
 
-    - Clients of a pool take part in cohorts.  They have to be the unit, have no sites, and need a trust setting
-      that keeps secret who takes part.
+    - Clients of a pool take part in cohorts, which only some trust settings keep secret.
     - Clients as units of silos need the partition "iid", and under secret sampling such a trust setting, too.
     - Persons need a column that names them.
     - Persons in several silos need as many silos or more, and a public order of the records.
@@ -139,9 +135,6 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
 
 def check_shares(privacy: PrivacySection, data: DataSection, federation: FederationSection, trust: Trust) -> None:
     """Refuse budget shares that are not one for each silo, or that the noise cannot honour.
-
-    Budget shares are the targets of silos relative to the largest target.  They go neither with a pool of clients
-    nor with a first step ([data.scale]), which has one budget for all silos.
 
     Guarantee: only a silo that adds all of its noise itself has a budget of its own.  Noise that is added once for
     all silos is the same for all of them.
@@ -284,12 +277,8 @@ class Cell(Section):
     def _check_sections(self) -> Self:
         """Check the requirements that sections have of each other.
 
-        The checks are, in order: absent silos, the unit of protection, masks, budget shares, the table, the first
-        step of [data.scale], models of survival times, ridge statistics (which are released once), the model's own
-        check, and [evaluation].
-
         Raises:
-            ValueError: A requirement is not met.  The message is of the first one that is not.
+            ValueError: A requirement is not met.
             InputError: A name, such as that of the model, is not known.
         """
         federation, privacy, unit = self.federation, self.privacy, self.privacy.protected_unit

@@ -47,14 +47,13 @@ class FederationSection(Section):
     * `samples` alone: a pass has as many rounds as the samples suffice for, with `batch` records of each silo.
     * `rounds` and `samples`: the samples are divided among the rounds of a pass, for large batches.
     * `rounds`, `samples` and `batch`: a pass has as many rounds as the samples suffice for, and passes follow each
-      other until all rounds are done.  The last pass may be cut.
+      other until all rounds are done.
 
-    In a public order every round of a pass reads equally many records of a silo, a public number, and under secret
-    sampling as many in expectation, unless the algorithm has rounds of its own.  Records that do not fill a round
-    are left out.  Persons or clients are counted in place of records if they are the unit of protection.
+    Records that do not fill a round are left out.  Persons or clients are counted in place of records if they are
+    the unit of protection.
 
     With `clients` and `cohort` a trusted server keeps one pool of clients in place of silos.  A round reads a
-    cohort of them, and `rounds` is the number of rounds.
+    cohort of them.
     """
 
     silos: Annotated[Count, Field(le=10_000_000)] = Field(
@@ -301,9 +300,7 @@ class PrivacySection(Section):
     def _split_targets(cls, values: Any) -> Any:
         """Replace a list of targets, one for each silo, by the largest target and the silos' shares of it.
 
-        A target is one of the keys `_TARGETS`.  A share is rounded down if its product with the largest target
-        would exceed the silo's number.  Values without a list of positive numbers, or with two lists, are returned
-        unchanged.  An empty list becomes a target of 0, which validation refuses.
+        Other values are returned unchanged, and validated later.
 
         Args:
             values: Section as it was parsed, before validation.
@@ -322,6 +319,7 @@ class PrivacySection(Section):
         targets = [float(target) for target in values[names[0]]]
         largest = max(targets, default=0.0)
         shares = [target / largest for target in targets]
+        # No share gives a silo more than its number.
         exact = [
             math.nextafter(share, 0.0) if share * largest > target else share
             for share, target in zip(shares, targets, strict=True)
@@ -550,8 +548,7 @@ class EvaluationSection(Section):
             privacy: Section [privacy].
 
         Raises:
-            ValueError: The section does not fit the number of silos, the unit of protection or a run without
-                noise, or noise is missing where it is needed.
+            ValueError: The section does not fit the run, or noise is missing where it is needed.
         """
         refuse(
             {
