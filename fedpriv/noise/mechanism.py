@@ -1,9 +1,9 @@
 """Mechanisms: correlated Gaussian noise on a stream of running sums, in floats and on integers.
 
 s_t is the sum of the increments of round t, the clipped contributions of its records.  The running sums are A s,
-where row t of the lower-triangular workload A holds the decays.  A mechanism is a factorization A = B C.  It
-releases A s + B z with independent Gaussian z_t, which is post-processing of C s + z.  A record is charged the
-distance by which it can move C s, and the proof of this distance is the mechanism's certificate.
+where row t of the lower-triangular workload A holds the decays.  Most mechanisms factor A = B C, and release
+A s + B z with independent Gaussian z_t, which is post-processing of C s + z.  A record is charged the distance by
+which it can move C s.  A mechanism's certificate is its statement of this distance.
 
 Factors D_1 … D_T scale the columns of C, so that every record costs as much as the worst one.  One D serves two
 purposes: clips of S_t · D_t in place of S_t at the same noise (`late_clip = "column"`), or the noise of increment

@@ -135,9 +135,10 @@ class SlidingDifferences(DifferenceTrees):
     def fresh_nodes(self, t: int) -> tuple[tuple[TreeKind, int], ...]:
         """Return the tree and the level of the node to which each fresh vector of round t belongs.
 
-        The nodes end at t.  First comes one of the r tree (if N > 1), as long as the largest power of 2 that
-        divides t.  For each level whose length 2^level ≤ N divides t follows a node of the gradient tree, and then
-        for each of these levels one of the difference tree, if it begins after the first epoch.
+        The nodes end at t.  The first one, if N > 1, is of the residual tree, with the level of the largest power
+        of 2 that divides t.  Nodes of the gradient tree follow, one for each level whose length 2^level ≤ N
+        divides t.  Then come nodes of the difference tree, for those of these levels whose node begins after the
+        first epoch.
         """
         lowest = (t & -t).bit_length() - 1
         levels = range(min(lowest + 1, self._levels))

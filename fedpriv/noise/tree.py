@@ -201,7 +201,7 @@ def separated_squared_norm(
 ) -> float:
     """Bound a record's squared norm at clip 1 over all patterns of separated participations.
 
-    In a node of n rounds a record weighs at most κ(n) = Σ_{j < min(max_participations, ⌈n / min_separation⌉)}
+    A record moves a node of n rounds by at most κ(n) = Σ_{j < min(max_participations, ⌈n / min_separation⌉)}
     decay^(j min_separation).  So the squares of a level sum to at most κ(n) min(max_participations, κ(n) · nodes),
     where `nodes` is the number of the level's released nodes.  The sum over the levels is the bound.
 
@@ -252,7 +252,8 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
     """Return the ends of a level's nodes that some window's cover uses, (n,).
 
     The windows are [max(1, u - N + 1), u] for u = earliest … T.  A node is in the cover of a window if the window
-    contains the node, but not its parent.  The last rounds u of such windows are consecutive.
+    contains the node, but not its parent, the node of twice its length that holds it.  The last rounds u of such
+    windows are consecutive.
 
     Args:
         rounds: T.

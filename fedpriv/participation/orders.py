@@ -493,8 +493,7 @@ class FixedOrder(PublicOrder):
     """Fixed order: every silo reads its batches in order, epoch after epoch.
 
     With rounds_per_epoch == rounds each record takes part in exactly one round (single pass).  A round reads one
-    batch.  A single pass may read several batches in some rounds: then `batch_counts` has the number of batches of
-    every round.
+    batch, unless a single pass has `batch_counts`, the number of batches of every round.
 
     Guarantee: the records that are read in round p ≤ `rounds_per_epoch` take part in those of the rounds p,
     p + rounds_per_epoch, p + 2 rounds_per_epoch, … that are at most `rounds`, and in no other.

@@ -288,8 +288,8 @@ def add_participation(kind: type[DrawnOrder]) -> None:
             letters, digits and dashes.
 
     Raises:
-        InputError: The class is none of these, has the name of a participation of fedpriv, or overrides a member
-            that the charge rests on.
+        InputError: The class is not of this form, has the name of a participation of fedpriv, or overrides a
+            member that the charge rests on.
     """
     if DrawnOrder not in getattr(kind, "__mro__", ()) or kind is DrawnOrder:
         raise InputError(

@@ -319,7 +319,7 @@ class SeededNoise:
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
         """Return the party's unit vectors of round t, (d,) or stacked (draws, d), and the same array or None.
 
-        Their entries have variance 1.  The array is returned a second time if the caller may write into it.
+        Entries have variance 1.  The array is returned a second time if the caller may write into it.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:

@@ -212,8 +212,8 @@ class DataSection(Section):
     def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
         """Check that the table has the public schema that a run needs.
 
-        A file needs a schema, which has to be public if the run has noise.  [data.scale] needs columns of numbers,
-        and the partition "site" and metrics for each site need a column of sites.
+        A .csv or .parquet file needs a schema, which has to be public if the run has noise.  [data.scale] needs a
+        column of numbers, and the partition "site" and metrics for each site need sites.
 
         Guarantee: ranges and vocabularies that are declared to come from the records enter no run with noise.
 

@@ -72,8 +72,8 @@ def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> 
     """Split "KEY=VALUE" overrides into axes of the sweep and fixed keys.
 
     The value, or the list of values, takes the place of a swept key's values.  A key that is not swept becomes an
-    axis if its value is a list, and otherwise a fixed key.  An overridden privacy target, or `privacy.mode=none`,
-    removes the axes of other targets.
+    axis if its value is a list (and "seeds" in any case), and otherwise a fixed key.  An overridden privacy
+    target, or `privacy.mode=none`, removes the axes of other targets.
 
     Args:
         overrides: Texts "KEY=VALUE", of which a later one of the same key replaces an earlier one.

@@ -117,7 +117,7 @@ class FederationSection(Section):
     def _check_pool(self) -> Self:
         """Refuse keys of silos beside clients, and a cohort that does not divide the clients.
 
-        A pool of clients takes the place of silos.  It needs `cohort`, the number of clients in a round, and
+        A pool of clients takes the place of silos.  A pool needs `cohort`, the number of clients in a round, and
         `rounds`, and sampling that clients initiate needs a pool.
 
         Raises:

@@ -6,9 +6,9 @@ Euclidean norm at most K, the clip in units of the lattice.  A record thus moves
 differ by its presence (zero-out), and by at most 2K if it is exchanged (replace-one).  Truncation towards zero
 enlarges no coordinate, so it needs no larger norm, as rounding would.  Proof: docs/proofs/truncation.md.
 
-The gradient of a loss of linear scores is the outer product residual ⊗ features.  With both truncated to integers
-r and x, the increment r ⊗ x is an integer vector of norm ‖r‖ ‖x‖, and a sum over records is a matrix product,
-exact in float64 while sums stay below 2^53.
+The gradient of a loss of linear scores is the outer product residual ⊗ features.  With integer features x and a
+residual truncated to integers r, the increment r ⊗ x is an integer vector of norm ‖r‖ ‖x‖, and a sum over records
+is a matrix product, exact in float64 while sums stay below 2^53.
 """
 
 from collections.abc import Sequence
@@ -151,7 +151,7 @@ def check_norm(norm: int) -> None:
 def shrink_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[Floats, NDArray[np.int32]]:
     """Multiply rows by 2^-e so that no sum of squares over- or underflows.
 
-    e is chosen for each row so that its largest absolute value then lies in [½, 1).  It is 0 for a row of zeros.
+    e is chosen for each row so that its largest absolute value then lies in [½, 1).  A row of zeros has e = 0.
 
     Args:
         rows: (b, d), float32 or float64.
@@ -409,9 +409,8 @@ def sum_integer_increments(
 ) -> Ints:
     """Sum the clipped increments of a round's records, each as integers of the run's lattice, (d,) int64.
 
-    Increments are counted by cell for objectives that are sums by cell (`SUMMED_BY_CELL`), formed as outer
-    products of integers where the loss has linear scores (`suits_rank_one`), and otherwise computed as vectors,
-    one record after another.
+    Where the objective allows it, increments are counted by cell (`SUMMED_BY_CELL`) or formed as outer products of
+    integers (`suits_rank_one`).  Otherwise they are computed as vectors, one record after another.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
