@@ -74,7 +74,7 @@ def truncate_increments(increments: NDArray[np.floating], norm: int, factor: flo
         >>> truncate_increments(np.array([[1.9, -1.9]]), norm=10, factor=1.0).tolist()
         [[1, -1]]
     """
-    # Rows that pass have integers of at most 2^53, whose float64 sum of squares errs by less than a relative 2^-30.
+    # Rows that pass have integers up to 2^53, whose float64 sum of squares errs by less than a relative 2^-30.
     values, is_within = _truncate_rows(increments, norm, factor)
     np.copyto(values, 0.0, where=~is_within[:, None])  # before the cast, since NaN has no integer
     return values.astype(np.int64)
