@@ -1,25 +1,16 @@
-"""Admission of a server's scenario by a silo's policy, and its price, without the values of a record.
+"""Admission of a server's scenario by a silo's policy, and the price of a run.
 
 A scenario is untrusted text.  Its length is bounded before it is parsed, and its numbers before they are used.
-The time of planning it is bounded if the guard sets a limit.
 
 * A cell is the scenario of one run as an object, with a value for each key.
 * A plan has what is known of a run before round 1, such as batch sizes, clips and noise.
-* Neighbours are two data sets that differ in one unit, a record, a person or a client, under a relation: another
-  unit takes its place ("replace-one"), or it contributes zero ("zero-out").
-* A trust setting says who adds the noise, such as each silo, the server, or all silos together under masks.
+* A unit is what neighbouring data sets differ in, such as a record or a person.  Under the relation "replace-one"
+  another unit takes its place, and under "zero-out" it contributes zero.
+* A price is (μ, δ₀), a part of the silo's lifetime budget: a μ of Gaussian differential privacy that holds except
+  with probability δ₀, the slack.  A run needs slack if its records take part in secret rounds.
+* A charge is a run's entry in the silo's ledger, with the price of the run when it was opened.
 * The charged stream is the sequence of releases by which a run is priced: the silo's own messages, or the releases
   that the silos' messages are combined to, if the policy trusts whoever combines them.
-* A charge is a run's entry in the silo's ledger, with the price that the run was charged when it was opened.
-
-A price is (μ, δ₀), the part of the silo's lifetime budget that a run costs by this installation's accounting.  Its
-μ holds except with probability δ₀, the slack, and an exact μ has slack 0.  A run whose records take part in secret
-has a curve of (ε, δ), from which its μ at a slack is computed.  The policy sets the slack of a run
-(`allow.slack_per_run`).
-
-A guard admits a scenario and checks its price when it opens the run and at every later query of the open run, and
-reuses cached results (fedpriv/silo/guard.py).  It checks the run's name at every query, too, and the number of
-missed rounds at every query that was not answered before.
 """
 
 import hashlib
@@ -101,15 +92,8 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
 def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     """Price one charge for neighbours in one `unit` under `relation`, or return None if nothing bounds it.
 
-    A charge under replace-one counts once.  A charge under zero-out counts twice (two steps between neighbours) if
-    `relation` is replace-one, or if `unit` is a part of the charged unit, because a change of the part replaces
-    the charged unit by another one.  Nothing bounds two steps of a run with slack, a run without noise, a run
-    whose unit is a part of `unit`, or a run whose stored scenario has no relation or unit that is known here.
-
-    Args:
-        charge: Charge of the run, whose scenario has the charged relation and unit.
-        relation: Neighbouring relation of the result.
-        unit: Name of the unit of the result.
+    Neighbours in which one unit replaces another are two steps of a charge under zero-out: from the first unit to
+    zero, and from zero to the second.  A change of a part of the charged unit replaces that unit, too.
     """
     if math.isinf(charge.mu):
         return None
@@ -133,8 +117,8 @@ def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run
 
     Args:
         budget: Largest price of all runs together, with μ times `ROUND_UP`.
-        earlier_prices: Prices of the earlier runs, None for a run whose price nothing bounds.
-        run_price: Price of the run.  None exceeds every budget.
+        earlier_prices: Prices of the earlier runs.
+        run_price: Price of the run.
     """
     if budget.why_over_budget(earlier_prices, run_price) is None:
         return None
@@ -217,8 +201,7 @@ class Admission:
 
         Raises:
             RunError: If the policy does not allow the scenario, the scenario cannot be planned, or planning takes
-                longer than `time_limit`.  The text depends on the scenario, the policy, the installed code, the
-                shape of the shard's records, and the number of records and persons.
+                longer than `time_limit`.
         """
         with self._refuse_errors():
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
@@ -242,11 +225,9 @@ class Admission:
     def min_mu(self, charge: Charge) -> float:
         """Return the least μ that any policy can have charged for an earlier run, or 0 if it is unknown.
 
-        The price of the silo's own messages and the price of the release made from all silos' messages, if the run
-        has such a release, are computed at the charged slack.  The smaller one counts, because the policy may have
-        trusted the server, or the other silos, when the run was charged.  The result is infinity for a run without
-        noise.  The μ is unknown if the scenario names code that the policy does not permit, or if this
-        installation cannot build, plan or price the run in time (`time_limit`).
+        The price of the silo's own messages is computed again, and the price of the release made from all silos'
+        messages if the run has one.  The smaller one counts, and is infinity for a run without noise.  The μ is
+        unknown if the policy does not permit the run's code, or this installation cannot price the run.
         """
         try:
             cell, objective = self.recall_run(charge.cell)
@@ -259,8 +240,7 @@ class Admission:
     def recall_run(self, canonical: str) -> tuple[Cell, Objective]:
         """Return cell and objective of an earlier run, which was within the policy of its time.
 
-        Of today's policy only the permitted code is checked, no limit on numbers.  The objective is the model with
-        its loss.
+        Today's limits on numbers do not apply.  The objective is the model with its loss.
 
         Guarantee: a stored scenario imports no code but fedpriv's own, including add-ons, and the code that the
         policy permits now.
@@ -269,7 +249,7 @@ class Admission:
             RunError: If the scenario names other code, this installation cannot build its objective, or building
                 takes longer than `time_limit`.
         """
-        # 2^62 parameters are more than memory holds, and so no limit.
+        # So many parameters are no limit.
         allow = self.policy.allow.model_copy(update={"dimension": 2**62})
         wide = replace(self, policy=self.policy.model_copy(update={"allow": allow}))
         with self._refuse_errors():
@@ -281,11 +261,9 @@ class Admission:
     def canonicalize(self, cell_json: str) -> str:
         """Return the scenario as canonical JSON, the same for all orders of its keys.
 
-        The length is checked first, then numbers and names of code in the parsed text, before it is resolved.
-
         Raises:
-            RunError: If the text is too long, is no scenario, has a number beyond the limits, or names code that
-                `_why_unknown_code` refuses, or if this takes longer than `time_limit`.
+            RunError: If the text is too long or no scenario, has too large a number, names code that the policy
+                does not permit, or takes longer than `time_limit`.
         """
         if len(cell_json) > MAX_SCENARIO_BYTES:
             raise self.refusal_error(
@@ -331,18 +309,15 @@ class Admission:
         The noise of a missed round is drawn later and not sent, because the noise of later rounds may depend on
         it.
 
-        The check counts values instead of measuring time.  A time limit would refuse or allow the same round
-        depending on the load of the machine.
-
         Args:
             plan: Plan of the run.
             t: Round of the query.
             absences: Number of rounds that this silo missed directly before round `t`.
 
         Raises:
-            RunError: If more than `_MAX_MISSED_VALUES` values have to be drawn.  Nothing is drawn by a silo that
-                adds no noise.
+            RunError: If this silo has to draw more than `_MAX_MISSED_VALUES` values.
         """
+        # A limit of time would refuse or allow the same round depending on the load of the machine.
         values = absences * max(plan.rounds[t - 1].stored_length, plan.objective.dimension)
         if values > _MAX_MISSED_VALUES and plan.noise.std_of(self.policy.silo):
             raise self.refusal_error(
@@ -353,14 +328,13 @@ class Admission:
     def _why_unknown_code(self, tree: Mapping[str, Any], *, recalled: bool = False) -> str | None:
         """Return why a scenario names code that the policy does not permit, or None if nothing is found here.
 
-        Only the text is read, whose values may have any type.  Names that are no text pass here and are left to
-        validation.  A mechanism has to be one of fedpriv's or "auto", and models, algorithms and samplings have to
-        be fedpriv's or permitted by the policy.  Models of add-ons and curves need a key of the policy.  Import
-        paths of models (package.module:Name) are checked later, by `_check_code`.
+        Checked are the names of the model, the algorithm, the mechanism and the sampling, and whether curves are
+        allowed.  Values of a wrong type and import paths of models (package.module:Name) pass here, and are
+        checked later.
 
         Guarantee: if the result is None, resolving a scenario that is not recalled imports nothing.  Every row
-        that the scenario names is in its table, but for an import path, and every add-on was imported when the
-        guard started.
+        that the scenario names is in its table, but for an import path, and the add-ons that the scenario uses
+        were imported when the guard started.
 
         Args:
             tree: Scenario as parsed JSON.
@@ -406,9 +380,6 @@ class Admission:
     def _check_number(self, section: str, name: str, number: float) -> None:
         """Refuse a number that no run within the policy needs, before anything is computed from it.
 
-        Absolute values are at most 2^53, and numbers of the section [privacy] at most 1e6.  Integers of the
-        section [algorithm] are at most 2^12, or the policy's most rounds if these are more.
-
         Args:
             section: Section of the scenario with the number.
             name: Dotted key of the number, for the message.
@@ -431,8 +402,6 @@ class Admission:
 
     def _check_cell(self, cell: Cell) -> None:
         """Check the parts of a scenario that can be checked before a plan or a model is built.
-
-        They include silos, rounds, participation, unit, number of records, code, labels, table and relation.
 
         Raises:
             RunError: If the policy or the shard does not allow one of these parts.
@@ -502,11 +471,9 @@ class Admission:
             )
 
     def _build_objective(self, cell: Cell) -> tuple[int, Objective]:
-        """Return the number of features of a record and the objective, if the policy allows its dimension.
+        """Return the number of features of a record, and the model with its loss.
 
-        The objective is the model with its loss, and its dimension is the number of parameters.  It is built first
-        on torch's meta device, which takes no memory, to measure its dimension.  Of the records only the shapes
-        matter.
+        Of the records only the shapes matter.
 
         Raises:
             RunError: If the model has more parameters than the policy allows.
@@ -514,6 +481,7 @@ class Admission:
         """
         inputs, classes = ModelInputs.from_cell(cell), self.policy.class_count
         layout = inputs.make_layout(self.shard.model_inputs(cell), self.shard.labels, classes)
+        # A model on the meta device takes no memory, whatever its number of parameters.
         with torch.device("meta"):
             dimension = inputs.make_objective(layout, classes).dimension
         if dimension > self.policy.allow.dimension:
@@ -525,8 +493,8 @@ class Admission:
     def _check_memory(self, cell: Cell, plan: Plan, features: int) -> int:
         """Return the memory of the largest round in bytes, if policy and ledger allow it.
 
-        Each unit of several records, such as a person, counts with the most records of a unit that the scenario
-        sets, so that the result reveals no person's own number.
+        A person counts with the most records of a unit that the scenario sets, so that the result reveals no
+        person's own number.
 
         Args:
             cell: Cell with the unit of protection.
@@ -534,8 +502,8 @@ class Admission:
             features: Numbers of one record in the form of the model.
 
         Raises:
-            RunError: If the round takes more than `allow.memory`, or the state between two rounds more than
-                `MAX_STATE_BYTES`, which is what the ledger can store.
+            RunError: If the round takes more than `allow.memory`, or the state between two rounds more than the
+                ledger can store.
         """
         units, max_bytes = self.shard.rows_by_unit(cell.privacy.protected_unit), self.policy.allow.memory
         rows = len(self.shard.labels) if units is None else units.size
@@ -601,8 +569,7 @@ def why_unguarded(policy: Policy, cell: Cell) -> str | None:
 class _RefusalContext:
     """Context that turns errors of an untrusted scenario into a refusal, a `RunError`.
 
-    Other errors of fedpriv pass unchanged, as does a `RunError`.  The details of errors in code go to the silo's
-    log and not into the refusal.
+    Details of an error in foreign code go to the silo's log and not into the refusal.
     """
 
     silo: int
@@ -618,8 +585,7 @@ class _RefusalContext:
         The arguments are those of a context manager: class, error and traceback, all None without an error.
 
         Raises:
-            RunError: If the error is an InputError, whose message is taken (of a `CodeError` the public one), a
-                TimeoutError, or an exception that is no error of fedpriv, whose details only the silo's log gets.
+            RunError: If the error is an InputError, a TimeoutError, or an exception that is no error of fedpriv.
         """
         self.time_limit.__exit__(kind, error, trace)
         if isinstance(error, CodeError):
@@ -644,13 +610,10 @@ def _section_value(tree: Mapping[str, Any], section: str, key: str) -> object:
 def _iterate_numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:
     """Iterate over the numbers of a scenario as (section, dotted name, number).
 
-    The section is the outermost key, and the dotted name has all keys that lead to the number.  Truth values are
-    no numbers.  Numbers in a list have the name of the list.
-
     Args:
         tree: Scenario as parsed JSON, or a part of it.
         section: Outermost key of the part, or "" for a whole scenario.
-        name: Dotted key of the part, each key cut to 40 characters, or "" for a whole scenario.
+        name: Dotted key of the part, or "" for a whole scenario.
     """
     if isinstance(tree, dict):
         for key, value in tree.items():

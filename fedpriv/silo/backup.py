@@ -1,13 +1,11 @@
 """Backups of a silo's ledgers, and the restoring of a lost ledger from a backup.
 
 A ledger is an SQLite file with the charge of every run, digests of the queries, and replies.  For a run that is
-under way it also has the run's key and its state, from which the next round continues.  Its commits are numbered
-and chained by digests.  Its rollback mark is a separate file with the number and the digest of the last commit,
-which reveals when an older copy of the ledger was put in its place.  The fingerprint of the records is an HMAC of
-them, and its key is a file beside the records.
+under way it also has the run's key and its state, from which the next round continues.  Its rollback mark is a
+separate file that names the ledger's last commit, and so reveals an older copy.  The fingerprint of the records is
+an HMAC of them, and its key is a file beside the records.
 
-A backup has the scenario and the charge of every run, the digests, and the fingerprint of the records.  It has no
-key, no state and no reply, so that runs which were under way are over after a restore.
+A backup has no key, no state and no reply, so that runs which were under way are over after a restore.
 
 Guarantee: a thief of a backup, of the ledger after a run, or of both, cannot test guesses at a record on them, if
 HMAC-SHA256 is a pseudorandom function.  Replies that a ledger keeps, beside the keys of their digests, have their
@@ -54,7 +52,7 @@ def back_up_ledgers(policy_path: Path, folder: Path) -> list[Path]:
 
     Raises:
         InputError: If policy or ledger cannot be used, or a copy cannot be written.
-        LedgerError: If another process holds a ledger's lock for ten seconds.
+        LedgerError: If another process holds a ledger's lock.
     """
     return [_copy_ledger(policy, folder / policy.ledger.name) for policy in _ledger_policies(policy_path)]
 
@@ -63,9 +61,8 @@ def _copy_ledger(policy: Policy, copy: Path) -> Path:
     """Write a policy's ledger without keys, states and replies to the path `copy`, and return this path.
 
     Raises:
-        InputError: If the ledger cannot be used, has a fingerprint without a key, as fedpriv 0.3.0 made it, or the
-            copy cannot be written.
-        LedgerError: If another process holds the ledger's lock for ten seconds.
+        InputError: If the ledger cannot be used, is one of fedpriv 0.3.0, or the copy cannot be written.
+        LedgerError: If another process holds the ledger's lock.
     """
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger, ledger.lock():
         content = ledger.copy_without_secrets()
@@ -84,8 +81,8 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
     ledger continues with these records, and the whole budget is charged.
 
     Raises:
-        InputError: If no ledger is lost, a copy is missing or damaged, policy, records or key cannot be used, or
-            the disk refuses a file.  Ledgers whose lines were yielded before stay restored.
+        InputError: If no ledger is lost, a copy, the policy, the records or their key cannot be used, or the disk
+            refuses a file.  Ledgers whose lines were yielded before stay restored.
         LedgerError: If the disk refuses a change of the draft.
     """
     if not (
@@ -115,8 +112,7 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
         copy: File of the backup, or of a ledger.
 
     Raises:
-        InputError: If the copy is missing, damaged or of another version, policy, records or key cannot be used,
-            or the disk refuses a file.
+        InputError: If the copy, the records or their key cannot be used, or the disk refuses a file.
         LedgerError: If the disk refuses a change of the draft.
     """
     draft, mark = policy.ledger.with_name(policy.ledger.name + ".restored"), RollbackMark(policy.mark_path)
@@ -167,8 +163,6 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
 @contextmanager
 def _draft_copy(copy: Path, draft: Path) -> Iterator[RollbackMark]:
     """Copy a backup, or a ledger, to a draft, and remove the draft's files at the end of the block.
-
-    Files of an earlier draft are removed first.  A draft that the block has renamed stays under its new name.
 
     Yields:
         Mark of the draft, whose file the caller writes.

@@ -1,18 +1,16 @@
 """Chain of a ledger's commits, and the rollback mark that remembers its last commit.
 
 A commit adds entries: a run is opened, a query is recorded, a reply is recorded, or a run ends.  The head after
-commit n is the digest of the previous head, of n and of the commit's entries.  The rows of a ledger name their
-commits, so that all heads can be computed again from the rows.
+commit n is a digest of the previous head, of n and of the commit's entries.  The rows of a ledger name their
+commits, so that the heads can be computed again from the rows.
 
 Guarantee: heads leave the silo and reveal nothing about its records, if HMAC-SHA256 is a pseudorandom function.
 Replies and states enter by digests under keys that follow from the run's own key, which is wiped with the run.  A
 reply that the ledger keeps (fedpriv/silo/rows.py) has the key of its digest beside it.  So a server cannot test a
 guess at exact sums on these digests, nor can a thief of the disk after the run, except on digests of kept replies.
 
-The rollback mark of a ledger is a separate file with the ledger's name and two commits, each by its number and
-head: the last commit that is certainly on the disk, and the commit in progress, which is the same one if there is
-none.  While no run is under way, the mark can also have a digest of the ledger's whole file (`SiloLedger.tidy`),
-until the next commit.  `SiloLedger.transaction` writes the mark before and after a commit.
+The rollback mark of a ledger is a separate file that names the ledger's last commit, and so reveals an older copy
+of the ledger.  It is written before and after a commit.
 """
 
 import hashlib
@@ -159,8 +157,6 @@ class RollbackMark:
 
     def read(self) -> MarkContent:
         """Read the mark from its file.
-
-        The file has to consist of exactly the bytes that `write` makes of the result.
 
         Raises:
             InputError: If the file is missing, cannot be read, is no mark of this version, or is damaged.

@@ -2,14 +2,11 @@
 
 The silo's ClientApp connects to the socket.  A request is two frames, a header (a JSON object) and the bytes of a
 query, which may be empty, and a request for health is a header alone.  A reply is a header, with a second frame if
-a message or a public key follows.  Nothing is unpickled.  Each connection has a thread that reads and writes, up
-to a limit on their number.  Only the main thread calls the guard, and it answers one request at a time.
+a message or a public key follows.  Nothing is unpickled.  Each connection has a thread that reads and writes, and
+the main thread answers one request at a time.
 
 The policy sets a tick, a time in seconds.  Unless the tick is 0, the guard takes a whole multiple of it for an
 answer, so that the time of a reply reveals little about the records.
-
-Of the guard's refusals the first 100 are logged, and then every 1,000th.  The time of planning a scenario is
-limited, because a server may send any scenario.
 """
 
 import json
@@ -68,10 +65,8 @@ _POLL_SECONDS = 0.1
 def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
     """Limit the time of the block, which has to run in the main thread.
 
-    A timer's signal interrupts the block about ten times a second, to check both limits.  Python handles a signal
-    between two of its instructions, so that a long call of compiled code can delay the check.  A block that
-    catches the error gets it again at the next check, if it still runs then.  Time of other programs and threads
-    counts for `clock_seconds` only.
+    A timer's signal interrupts the block about ten times a second, to check both limits.  A long call of compiled
+    code can delay the check.
 
     Args:
         cpu_seconds: Limit of processor time of the thread, in seconds.
@@ -185,12 +180,12 @@ def serve_guard(
 def _listen(policy: Policy) -> Iterator[socket.socket]:
     """Open the silo's socket, of mode 0600, or of mode 0660 and the policy's group if it names one.
 
-    A socket at this path on which this user reaches no guard is replaced.  Any other file there is refused, and
-    stays as it is.  The socket is removed at the end of the block.
+    A socket that a killed guard has left at this path is replaced, and the socket is removed at the end of the
+    block.
 
     Raises:
-        InputError: If another guard answers on the socket, if there is a file that is no socket, or if the socket
-            cannot be made or given to the group.
+        InputError: If a guard answers on the socket, if there is a file that is no socket, or if the socket cannot
+            be made or given to the group.
     """
     with open_private_socket(policy.socket, "socket") as listener:
         try:
@@ -222,9 +217,6 @@ class RequestQueue:
     ) -> None:
         """Start with an empty queue, and set the limits on headers and queries.
 
-        The most bytes of each follow from the policy, and from the number of silos whose public keys a request may
-        carry.  They decide how many queries are read at a time.
-
         Args:
             policy: Policy of the silo.
             guards: Guards that answer the requests.
@@ -249,8 +241,8 @@ class RequestQueue:
     def accept_connections(self, listener: socket.socket) -> None:
         """Accept connections without end, and handle each in a separate thread.
 
-        So a silent connection does not block others.  Above `_MAX_CONNECTIONS` at a time, and while the system
-        gives no thread, a new connection is closed unread.
+        Beyond `_MAX_CONNECTIONS` at a time, and while the system gives no thread, a new connection is closed
+        unread.
         """
         while True:
             try:
@@ -288,7 +280,7 @@ class RequestQueue:
     def _handle_connection(self, connection: socket.socket) -> None:
         """Read one request, send its reply, and close the connection.
 
-        An error of the connection, such as an end that is silent or gone, only closes it.
+        An error of the connection is ignored, such as a client that is silent or gone.
         """
         try:
             with connection, suppress(OSError):
@@ -308,8 +300,7 @@ class RequestQueue:
         """Read a request and return its reply.
 
         A request to the guard is put into the queue, and this thread waits for the main thread's reply.  Requests
-        for health, and frames that are malformed or too long, are answered here, when the clock is at a multiple
-        of the tick, if there is one.  So their time does not reveal when the guard is idle.
+        for health, and frames that are malformed or too long, are answered here, at a multiple of the tick.
 
         Raises:
             OSError: If a part of the request does not arrive in time, or the other end closes the connection.
@@ -372,8 +363,7 @@ class RequestQueue:
     def _answer_or_refuse(self, request: PendingRequest) -> Reply:
         """Answer a request, where an error becomes a refusal.
 
-        A `FedprivError` says why, and is counted and perhaps logged (`GuardEvents`).  Of any other exception only
-        the log has the reason, because the reason may depend on the records.
+        Only a `FedprivError` gives its reason.  Other reasons may depend on the records, and are only logged.
         """
         try:
             return self._answer(request.header, request.query)
@@ -393,11 +383,11 @@ class RequestQueue:
 
         Its header asks for the shapes of a model's parameters ("shapes_of"), whether the policy would admit a run
         now (`PREVIEW_ADMISSION`), or for the silo's public key (round "t" = 0) or message (any other round) of a
-        run.  A header without the key "protocol" passes the check of the version.
+        run.
 
         Args:
             header: Header of the request.
-            query: Bytes of the query, which are ignored unless the request is for a message.
+            query: Bytes of the query, if the request is for a message.
 
         Returns:
             The reply, or a refusal of a malformed request.

@@ -5,7 +5,6 @@ A silo of a real deployment has records already, and its administrator writes th
 * A cell is one run of a scenario, with a value for each key.
 * A shard is the file of a silo's records.
 * An allowance is a section [allow] or [evaluation] of a policy, as a dictionary.
-* The first step of a cell is a release before the rounds, by which columns of numbers are scaled.
 * A budget is a μ of Gaussian differential privacy, which composes over runs to √Σμ².
 * A slack is a probability with which μ may fail.  Runs whose records take part in secret need some.
 """
@@ -58,26 +57,23 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
     """Write the records and the policy of every silo.
 
     The files are folder/silo-N/guard/shard.npz, or shard.csv, and beside it the key of the records, policy.toml,
-    and folders for ledger, mark and socket.  A silo has the training records that it has in a simulation, and in
-    an .npz file also test records if silos evaluate.  The budget of a policy suffices for `run_count` runs of the
-    whole scenario.
+    and folders for ledger, mark and socket.  A silo has the training records that it has in a simulation.
 
     A table that says which records are for testing, or whose raw cells the model reads, stays a table: each silo
-    gets its own rows as a CSV file (`write_table_shard`).
+    gets its own rows as a CSV file.
 
     Args:
         scenario: Scenario whose cells have one data set, federation, seed, trust setting, relation and number of
             test records.
         folder: Folder in which the silos' folders are made.
-        run_count: Number of runs of the whole scenario that a budget suffices for.
+        run_count: Number of runs of the whole scenario for which the budget of a policy suffices.
 
     Returns:
         Folders of the guards, by silo.
 
     Raises:
-        InputError: If the scenario is not one federation throughout, if a run of it has no allowance (see
-            `run_allowance` and `evaluation_allowance`), or if a shard exists, since its ledger would not fit other
-            records.
+        InputError: If the scenario's cells differ in their federation, if silos cannot answer one of its runs, or
+            if a shard exists, since its ledger would not fit other records.
     """
     cells = [point.cell for point in scenario.points]
     first = cells[0]
@@ -140,9 +136,8 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[str, Any]:
     """Return the section [allow] of a policy for one run of a cell.
 
-    Always present are trust, relation, clip, rounds, budget and dimension.  Keys for memory, slack, shared noise,
-    the unit and the model follow if the run needs others than the defaults.  Names of extensions, which only a
-    silo's site can install, are not among the keys.  The memory is that of the silo that needs most.
+    Its keys are trust, relation, clip, rounds, budget and dimension, and keys for memory, slack, shared noise, the
+    unit and the model if the run needs others than the defaults.  A site's extensions are not among them.
 
     Args:
         cell: One run of a scenario, with all its settings.
@@ -150,7 +145,7 @@ def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict
         silo: Number of the silo, or None for the largest budget of all silos.
 
     Raises:
-        InputError: If the run cannot be planned, has no noise, is unfit for deployments, or needs more slack than
+        InputError: If the run cannot be planned, has no noise, is refused by every guard, or needs more slack than
             `SLACK_PER_RUN`.
     """
     if (reason := why_unaccountable(cell)) is not None:
@@ -178,8 +173,7 @@ def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict
 def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
     """Return the memory of a round in bytes, rounded up to whole MiB, for the silo that needs most.
 
-    The memory is that of a round of training or of an evaluation (`round_memory`), whichever is larger.  The test
-    records of `task` give the number of features.
+    The memory is that of a round of training or of an evaluation, whichever is larger.
     """
     silos, features = range(cell.federation.silos), math.prod(task.test.features.shape[1:])
     # Records of each silo, where a person counts with the most records of a person.
@@ -199,8 +193,8 @@ def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
 def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, float]:
     """Return the keys "budget" and, if needed, "slack" of a policy with which `silos` answer one run.
 
-    The budget is the largest target μ of these silos.  For records that take part in secret it is the largest μ
-    that one of them is charged at slack `SLACK_PER_RUN`, or InputError is raised if the run needs more slack.
+    Raises:
+        InputError: If records take part in secret, and the run needs more slack than `SLACK_PER_RUN`.
     """
     targets = cell.target_mus or ()
     if not cell.schedule.secret:
@@ -270,8 +264,7 @@ def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> di
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
     """Write training records of a silo, then the remaining test rows of the silo's site, as a CSV file.
 
-    The remaining test rows are those that are no training record of this silo, in the order of the table.  Without
-    a partition by site there are none.  The key of the records is made beside the file.
+    Without a partition by site there are no test rows.  The key of the records is made beside the file.
 
     Args:
         path: File of the shard, .csv.

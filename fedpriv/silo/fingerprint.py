@@ -1,12 +1,11 @@
 """Fingerprint of a silo's records in the silo's ledger: set for a new ledger, checked, and converted.
 
 A fingerprint is an HMAC of the records in their order, with a value that tells keys apart.  Its key is a file of
-32 random bytes beside the records.  A rollback mark is a file beside the ledger, or elsewhere, that names the
-ledger's last commit and so reveals an older copy of the ledger.
+32 random bytes beside the records.  A rollback mark is a separate file that names the ledger's last commit, and so
+reveals an older copy of the ledger.
 
 Ledgers of fedpriv 0.3.0 have a digest of the records without a key.  A reader who knows all records but one can
-test guesses at the last record on such a digest, at one hash per guess.  `check_records` replaces the digest by a
-fingerprint, which needs a key.
+test guesses at the last record on such a digest.  `check_records` replaces the digest by a fingerprint.
 """
 
 import json
@@ -51,8 +50,8 @@ def begin_ledger(policy: Policy, shard: Shard, earlier_charge: SpentBefore | Non
     A run that is over stands for the budget that was spent before, if any.
 
     Raises:
-        InputError: If there is a ledger, or the rollback mark of a former one, or if the ledger or the key of the
-            records cannot be written.
+        InputError: If there is a ledger, or the rollback mark of a former one, or if the ledger cannot be written
+            or the key of the records cannot be used.
     """
     for path in (policy.ledger, policy.mark_path):
         if path.exists():
@@ -92,7 +91,7 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes, run: tuple[str, Ch
                 "VALUES (?, ?, ?, ?, ?, ?, 1, 1)",
                 (run[0], *run[1], seal, entry.digest),
             )
-        # The row has the ledger's name twice: its present name and its first one, which are the same now.
+        # The row has the ledger's present name and its first one.
         database.execute(
             "INSERT INTO about VALUES (?, ?, ?, ?, ?)", (ledger_name, ledger_name, fingerprint, *first_commit)
         )
@@ -134,8 +133,7 @@ def is_key_of(key: bytes, fingerprint: bytes) -> bool:
 def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     """Replace the digest of the records in a ledger of fedpriv 0.3.0 by a fingerprint under a key.
 
-    Runs whose claim by fedpriv 0.3.0 was false (`_unprotected_runs`) are charged as runs without noise, with an
-    infinite μ.  A ledger that another process has converted meanwhile stays as it is.
+    Runs whose claim by fedpriv 0.3.0 was false (`_unprotected_runs`) are charged an infinite μ.
 
     Raises:
         InputError: If the ledger is damaged or for other records, or the key cannot be used or made.
@@ -169,7 +167,7 @@ def _unprotected_runs(ledger: SiloLedger) -> list[str]:
     """List the runs whose claim by fedpriv 0.3.0 was false: model.augment in a secret order, with slack.
 
     The augmented copies of a record depended on its position among the records that took part, so that one record
-    changed the increments of all records behind it, each by up to twice its clip.
+    changed the increments of others.
     """
     return [
         row.run_id

@@ -3,10 +3,7 @@
 A guard answers a server's queries within the silo's policy, and charges each run to a ledger when the run is
 opened.  The charge is a μ of Gaussian differential privacy, and a slack: a probability with which μ may fail.
 
-A silo has test records here if its policy allows evaluations.  The evaluations of a run are one run of the guard
-of test records, which has its own ledger and budget, and both guards are of the same class.  Functions for
-administrators begin the ledgers (`begin_ledgers`), format the budget and the runs (`format_status`,
-`format_price_check`), and end a run (`end_run`).
+The guard of test records has its own ledger and budget.  The evaluations of a run are one run of this guard.
 """
 
 import json
@@ -76,17 +73,15 @@ class Guards:
 def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> list[Policy]:
     """Create the missing ledgers of a policy's records, and return the policies of these ledgers.
 
-    A policy has one ledger for training records, and one for test records if it has a section [evaluation].  A
-    policy to which this section is added later has one ledger to create.
+    A policy has one ledger for training records, and one for test records if it has a section [evaluation].
 
     Args:
         policy: Policy of the silo.
         earlier_charge: Budget of the training records that was spent before, or None.
 
     Raises:
-        InputError: If no ledger is missing (a ledger whose rollback mark exists is not), if an existing ledger is
-            for other records or another key, if records, key or a ledger cannot be used, or if `earlier_charge` is
-            no budget, names nobody, or comes after the ledger.
+        InputError: If no ledger is missing, records, key or an existing ledger cannot be used, or `earlier_charge`
+            is no budget, names nobody, or comes after the ledger.
         LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
     if earlier_charge is not None:
@@ -113,7 +108,7 @@ def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> 
         if missing and record_policy.ledger.exists():
             with closing(SiloLedger(record_policy.ledger, record_policy.mark_path)) as ledger:
                 check_records(record_policy, ledger, shard)  # The silo has one key for all its ledgers.
-    # With nothing missing, `begin_ledger` refuses the ledger that exists.
+    # With nothing missing, `begin_ledger` raises an error about the ledger that exists.
     for record_policy, shard in missing or pairs:
         begin_ledger(record_policy, shard, earlier_charge if record_policy is policy else None)
     return [record_policy for record_policy, _ in missing]
@@ -128,13 +123,11 @@ def policies_with_shards(policy: Policy) -> list[tuple[Policy, Shard]]:
 def open_guards(policy: Policy, time_limit: TimeLimit = nullcontext) -> Guards:
     """Open the guards of a policy.
 
-    The sampler of the discrete Gaussian is loaded first, before the process is limited, so that its memory and
-    time do not count for a run.
-
     Raises:
         InputError: If extensions, shard, a ledger, the key of the records, identity or peers cannot be used.
         LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
+    # The sampler's memory and time are not to count for a run.
     gaussian.warm_up()
     memory_pool = MemoryPool(policy.allow.memory)
     training = open_guard(policy, time_limit, memory_pool)
@@ -184,9 +177,6 @@ def held_out_shard(policy: Policy, shard: Shard) -> Shard:
 def format_status(path: Path) -> list[str]:
     """Format budget, charges and remaining budget of a policy's ledgers, and a line for each run.
 
-    Runs are in the order in which they were opened.  Names of runs and scenarios come from servers, and control
-    characters in them are escaped.
-
     Args:
         path: File of the policy.
 
@@ -201,9 +191,7 @@ def format_status(path: Path) -> list[str]:
 
 
 def _format_ledger_status(policy: Policy) -> list[str]:
-    """Format the budget of one ledger, and a line for each run.
-
-    A line on slack is left out if the policy allows no slack and no run was charged any.
+    """Format the budget of one ledger, and a line for each run in the order in which they were opened.
 
     Raises:
         InputError: If the ledger cannot be used.
@@ -257,7 +245,7 @@ def _format_guard_prices(guard: Guard) -> list[str]:
     """Format the runs that were charged too little, and a summary of all runs.
 
     A run is charged too little if the least μ of its scenario by today's accounting is above the charged μ, by
-    more than rounding.  A least μ of 0 is unknown (`Admission.min_mu`).
+    more than rounding.  A least μ of 0 is unknown.
     """
     prices = guard.charged_prices()
     undercharged = [(name, mu, min_mu) for name, mu, min_mu in prices if min_mu > mu * ROUND_UP]

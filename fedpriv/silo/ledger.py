@@ -1,20 +1,16 @@
 """Ledger of a silo: SQLite file of runs, query digests and replies, written before a reply leaves.
 
-The tables are in fedpriv/silo/rows.py, the chain of commits and the rollback mark in fedpriv/silo/chain.py.
-
-* A commit is a transaction that adds entries: a run opened or ended, a query or a reply recorded.  Commits are
-  numbered, and the head after a commit is a digest of the head before it, of its number and of its entries.
-* The rollback mark is a separate file with the ledger's name, the last commit that is certainly on the disk, and
-  the commit in progress, if any.  While no run is under way it may also have a digest of the ledger's whole file.
-* A checkpoint is the ledger's name, the number of a commit with a reply, and a head, which a server remembers.
-* The state of a run is what a silo keeps from one round to the next.  Key and state are erased when a run ends.
-* A seal is a digest of a run's key that is kept after the key is wiped.
+* A commit is a transaction that opens or ends a run, or records a query or a reply.  Commits are numbered, and
+  each has a head: a digest of the head before it, of its number and of the entries that it adds.
+* The rollback mark is a separate file that names the ledger's last commit, and so reveals an older copy.
+* A checkpoint is the number and the head of a commit with a reply, which a server remembers.
+* Each run has a secret key, and a state that continues from round to round.  Both are erased when the run ends.
 * The journal is the file in which SQLite keeps old pages, to undo a transaction that does not finish.
 
 Guarantee: a reply exists outside the silo only if its row was committed to the disk before (synchronous = FULL),
 and records are read for a round only if its query was committed before.  So a restarted silo neither answers two
 queries in one round nor draws other noise for an old query.  Wiped values are overwritten in the file
-(secure_delete) and in SQLite's journal.  The journal stays one file for good: if it were unlinked, its blocks
+(secure_delete) and in SQLite's journal.  The journal is kept between transactions: if it were unlinked, its blocks
 would keep keys and sums on the disk.
 
 Guarantee: rows that differ from those that were written are refused by these checks.  All rows reproduce the
@@ -99,7 +95,7 @@ class SiloLedger:
     """Ledger of one silo in one file, with any number of runs."""
 
     def __init__(self, path: Path, mark: Path | None = None, *, is_backup: bool = False) -> None:
-        """Open a ledger, check all its rows, and remove leftovers of a killed process (`_tidy_if_idle`).
+        """Open a ledger, check all its rows, and remove leftovers of a killed process.
 
         Args:
             path: File of the ledger, which has to exist.
@@ -107,8 +103,8 @@ class SiloLedger:
             is_backup: Whether the file is a backup, without keys, states and replies.
 
         Raises:
-            InputError: If there is no ledger or no mark, if others have permissions on the file (it holds keys),
-                if the file is of another version, damaged or an older copy, or if it cannot be opened.
+            InputError: If there is no usable ledger or mark, others have permissions on the ledger, or the ledger
+                is of another version, damaged or an older copy.
         """
         # The last commit is unknown until the mark is checked.
         self._path, self._mark = path, RollbackMark(mark or path.with_name(path.name + ".mark"))
@@ -161,13 +157,11 @@ class SiloLedger:
     def transaction(self) -> Iterator[None]:
         """Write all changes of the block to the disk and to the mark, or none of them if the block raises.
 
-        The caller holds `lock`.  Errors of the block pass, but for OSError and sqlite3.Error, which become
-        LedgerError.
+        The caller holds `lock`.
 
         Raises:
-            LedgerError: If the disk or SQLite refuses.  If only a write after the commit failed, that of the mark
-                or the wiping of the journal, the changes are in the ledger all the same, and the mark agrees with
-                them.
+            LedgerError: If the disk or SQLite refuses.  After a failure that follows the commit, the changes are
+                in the ledger all the same.
             InputError: If the ledger is damaged, or the mark cannot be read or contradicts it.
         """
         try:
@@ -273,7 +267,7 @@ class SiloLedger:
         ]
 
     def find_run(self, run_id: str) -> RunRow | None:
-        """Return the row of a run, or None without one.
+        """Return the row of a run, or None if the ledger has no such run.
 
         Raises:
             InputError: If values of the row contradict their digests.
@@ -285,7 +279,7 @@ class SiloLedger:
             return None
         *row, seal, entry = columns
         run = RunRow(*row)
-        # Digests in the row have to follow from the other values; `require` raises ValueError if they do not.
+        # `require` raises ValueError, which becomes an InputError.
         with self._convert_damage(f"the run {run_id!r}"):
             require(chain.opening_entry(run_id, run.cell, run.mu, run.slack, seal).digest == entry)
             if run.key is not None:
@@ -304,7 +298,7 @@ class SiloLedger:
         self._pending_entries.append(entry)
 
     def find_answer(self, run_id: str, t: int) -> AnswerRow | None:
-        """Return the row of a round, or None without one.
+        """Return the row of a round, or None if no query of the round is stored.
 
         Raises:
             InputError: If the stored reply contradicts its digest.
@@ -321,7 +315,7 @@ class SiloLedger:
         return AnswerRow(query, reply, answer_commit is not None)
 
     def record_query(self, run_id: str, t: int, query: bytes) -> None:
-        """Store the digest of round t's query, after which no other query is answered in this round."""
+        """Store the digest of round t's query, in a block of `transaction`."""
         self._database.execute(
             "INSERT INTO answers (run_id, t, query, asked) VALUES (?, ?, ?, ?)",
             (run_id, t, query, self._commit_number),
@@ -335,13 +329,13 @@ class SiloLedger:
             run_id: Name of an open run.
             t: Round, or 0 for the public key.
             reply: Bytes of the reply.
-            state: Packed state after the round, or None after the last round, whose caller ends the run.
+            state: Packed state after the round, or None after the last one.
 
         Raises:
             RunError: If the round has a reply already, or no stored query.
         """
         (key,) = self._database.execute("SELECT key FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-        # The blind is the key of the reply's digest, and is dropped with the reply.
+        # The blind is the key of the reply's digest.
         blind, state_digest = chain.derive_blind(key, t), chain.digest_state(key, state)
         reply_digest = chain.digest_reply(blind, reply)
         entry = chain.reply_entry(run_id, t, reply_digest, state_digest)
@@ -410,8 +404,8 @@ class SiloLedger:
     def check_checkpoints(self, checkpoints: bytes) -> None:
         """Compare checkpoints, which a server remembers, with the commits of this ledger.
 
-        Checkpoints of other ledgers are ignored.  A conversion, which computes the chain again from another
-        fingerprint of the records, gives the ledger another name, and checkpoints with the former name count.
+        Checkpoints of other ledgers are ignored.  A ledger that was converted from fedpriv 0.3.0 has another name
+        and other heads than before, and checkpoints under its former name count.
 
         Guarantee: a claim of the server is compared and changes nothing: no row, no mark, no other request.  Of
         commits from before the ledger's conversion only the numbers are compared, since their heads
@@ -421,8 +415,7 @@ class SiloLedger:
             checkpoints: Checkpoints in the bytes in which they are sent.
 
         Raises:
-            RunError: If a checkpoint of this ledger names a commit that stored no reply of the ledger, or has
-                another head and is not from before a conversion.
+            RunError: If a checkpoint of this ledger names a commit that stored no reply, or has another head.
             ValueError: If the bytes are no checkpoints, or too many.
         """
         for claim in unpack_checkpoints(checkpoints):
@@ -444,7 +437,7 @@ class SiloLedger:
         Within a block of `transaction` the call precedes all changes.
 
         Raises:
-            InputError: If a row is not, or the mark contradicts the rows.
+            InputError: If rows and chain do not agree, or the mark cannot be read or contradicts them.
         """
         with self._convert_damage("its file"):
             check_rows(self._database, keyless=self._version > BACKUP_OFFSET)
@@ -466,9 +459,7 @@ class SiloLedger:
         )
 
     def _check_version(self) -> None:
-        """Check PRAGMA user_version, and store it in `_version`.
-
-        A file that was opened as a backup has a version above `BACKUP_OFFSET`, and any other file one below.
+        """Check the version of the file (PRAGMA user_version), and store it in `_version`.
 
         Raises:
             InputError: If the file has another version, is a backup that was not opened as one, or is damaged.
@@ -487,8 +478,7 @@ class SiloLedger:
     def _check_file(self) -> None:
         """Check all rows and the file's digest, again if that fails and another process wrote meanwhile.
 
-        A change of the mark shows that another process wrote.  The rows are read in one transaction.  After 20
-        such interruptions, each followed by a wait of 0.05 s, the check gives up.
+        A change of the mark shows that another process wrote.
 
         Raises:
             InputError: If the file is damaged, an older copy or not readable by SQLite, the mark cannot be read,
@@ -528,8 +518,7 @@ class SiloLedger:
     def _convert_damage(self, part: str) -> Iterator[None]:
         """Turn errors of the block, such as damaged rows cause, into an InputError of one line.
 
-        An InputError passes unchanged, and so do the SQLite errors of `_TRANSIENT_CODES`, such as that of a full
-        disk.
+        An InputError passes unchanged, and so does an SQLite error that no damage causes, such as a full disk.
 
         Args:
             part: Part of the ledger that the block reads, for the message.
@@ -568,9 +557,8 @@ class SiloLedger:
         """Drop replies that are not needed any more, and store the file's digest once no run is under way.
 
         Not needed are replies of runs that are over, except to round 0 and to the last answered round of the few
-        runs that ended last (`MAX_RUNS_WITH_REPLY`).  The caller holds `lock`, outside of transactions.  An error
-        of SQLite or of the disk, such as a full disk, ends the call without an exception, and the rest is left to
-        a later call.
+        runs that ended last.  The caller holds `lock`, outside of transactions.  An error of SQLite or of the disk
+        ends the call without an exception, and the rest is left to a later call.
 
         Guarantee: all commits stay as they are, and dropped replies are overwritten, after an error by a later
         call.
@@ -606,9 +594,8 @@ class SiloLedger:
                 ledger's file is gone or has a damaged header.
         """
         mark, header = self._mark.read(), self._read_header()
-        # A conversion of a ledger of 0.3.0, which puts its fingerprint of the records under a key, gives the
-        # ledger another name.  Another process may have converted it.  The mark is written before the commit, so
-        # that a crash in between leaves the new name in the mark, and the former one in the file.
+        # The conversion of a ledger of fedpriv 0.3.0 changes its name.  A crash before its commit leaves the new
+        # name in the mark, and the former one in the file.
         self._ledger_name = header.ledger_name
         if (
             mark.ledger_name not in (header.ledger_name, chain.converted_name(header.ledger_name))

@@ -5,10 +5,9 @@ Each pair of silos shares a key stream, which one adds and the other subtracts. 
 
     x_i + Σ_{j > i} PRG(s_ij, t, c_t) - Σ_{j < i} PRG(s_ij, t, c_t)   (mod 2^w),
 
-so that the masks cancel in the sum of all M messages, and in no sum of fewer.  x_i are the integers of the silo's
-encoded message, and c_t is the query chain up to round t.  A mask consists of integers modulo 2^64, of which a
-message of w-bit words, w ≤ 64, uses the low w bits.  A mask is used for one message: a silo that is put back to an
-earlier state and gets another query derives another mask.
+so that the masks cancel in the sum of all messages, and in no sum of fewer.  x_i are the integers of the silo's
+encoded message, and c_t is the query chain: a digest of all queries up to round t, or b"" in floating point.  A
+mask consists of integers modulo 2^64, of which a message of w-bit words, w ≤ 64, uses the low w bits.
 
 | symbol | here |
 |---|---|
@@ -16,13 +15,10 @@ earlier state and gets another query derives another mask.
 | | both public keys and the digest of the scenario |
 | PRG(s, t, c) | AES-256 in counter mode, under a key that is derived from s, t and c by SHA-256 |
 
-X25519, HKDF, AES and Ed25519 come from `cryptography`, and SHA-256 of s, t and c from Python's `hashlib`.
-
 Silos that list each other's long-lived keys need not trust the server that relays the keys of a run.  A silo signs
 the key of a run with its long-lived Ed25519 key (RFC 8032).  A silo that has the public keys of all silos in a
-file accepts only keys that their owners signed for this very run of this very scenario.  The paper assumes such a
-public-key infrastructure where the server may deviate.  A silo sends a *card*: the public key, 32 bytes, and the
-signature, 64 bytes, zeros from a silo without a signing key.
+file accepts only keys that their owners signed for this very run of this very scenario.  A silo sends a *card*:
+the public key, 32 bytes, and the signature, 64 bytes, zeros from a silo without a signing key.
 """
 
 from dataclasses import dataclass
@@ -99,7 +95,7 @@ class Masker:
             silos: Number of silos.
             t: Round.
             length: Number of integers of the message.
-            query_chain: Digest of all queries up to this round.
+            query_chain: Query chain of this round.
 
         Raises:
             RunError: Unless there are `silos` different keys, with this silo's own key at its number, and every
@@ -138,8 +134,6 @@ class Masker:
     def _derive_shared_key(self, peer_key: bytes) -> bytes:
         """Derive the key shared with one peer, 32 bytes.
 
-        The peer derives the same key from this silo's public key if it has the same scenario.
-
         Args:
             peer_key: Public key of the peer, 32 bytes.
 
@@ -152,7 +146,7 @@ class Masker:
             if int.from_bytes(peer_key, "little") >= _PRIME:
                 raise ValueError
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(peer_key))
-        except ValueError:  # The number is too large, or the point has low order.
+        except ValueError:
             raise RunError(f"silo {self._number}: a relayed public key is no usable X25519 key") from None
         pair = b"".join(sorted((self.public_key, peer_key)))
         return HKDF(

@@ -5,7 +5,7 @@ The system's limit is for all runs together.  An answer that exceeds the limit i
 whose end would interrupt all runs of the silo.
 
 An increment is a record's clipped contribution to a round.  The state is what a silo keeps from one round to the
-next, with the vectors of the noise mechanism, which correlates noise over rounds.
+next.
 """
 
 import re
@@ -112,14 +112,13 @@ def _values_per_record(plan: Plan) -> int:
 def limit_memory(max_bytes: int) -> None:
     """Limit the data memory of this process to its present size plus `max_bytes` and `_REQUEST_BYTES`.
 
-    `_REQUEST_BYTES` are for waiting requests.  An allocation above this limit fails.  Nothing is limited on
-    systems other than Linux.
+    `_REQUEST_BYTES` are for waiting requests.  On systems other than Linux nothing is limited.
 
     Raises:
         InputError: If a limit of the process or of its container allows less.
     """
     if not (usage := memory_usage()):
-        return  # Only Linux reports the usage.
+        return
     for name, limit in memory_limits().items():
         if usage[name] + max_bytes + _REQUEST_BYTES > limit:
             base = format_mebibytes(usage[name] + _REQUEST_BYTES)
@@ -150,12 +149,10 @@ class MemoryPool:
     def reserve(self, name: str, byte_count: int, drop_cached: Callable[[], object]) -> None:
         """Reserve memory for a run, and drop the cached values of all other runs if they do not fit beside it.
 
-        They do not fit if all runs together take more than `size` bytes, or are more than `_MAX_CACHED_RUNS`.
-
         Args:
             name: Key of the run, which replaces an earlier reservation under this key.
             byte_count: Memory of the run, in bytes, at most `size`.
-            drop_cached: Function that drops the cached values of this run, and maybe those of others.
+            drop_cached: Function that drops the cached values of this run.
         """
         other_runs = {other: reservation for other, reservation in self._reservations.items() if other != name}
         if (

@@ -1,8 +1,7 @@
 """Metrics of a service for Prometheus, in text format 0.0.4 over HTTP, for this machine only.
 
 A service with the option `--metrics PLACE` answers GET /metrics at this place, a port of the loopback interface or
-a Unix socket of mode 0600.  A separate thread answers one request at a time.  Services also open their own private
-sockets, look for faults of socket and disk, and notify a service manager with functions from here.
+a Unix socket of mode 0600.  A separate thread answers one request at a time.
 """
 
 import errno
@@ -40,10 +39,7 @@ class ServiceMetric(NamedTuple):
 
 
 def format_metrics(metrics: Iterable[ServiceMetric]) -> str:
-    """Format metrics as text, with metrics of one name next to each other.
-
-    Each name has a line of help, a line of its type, and a line for each metric with labels and value.
-    """
+    """Format metrics as text: help and type of each name, then a line for each metric of this name."""
     by_name: dict[str, list[ServiceMetric]] = {}
     for metric in metrics:
         by_name.setdefault(metric.name, []).append(metric)
@@ -71,7 +67,7 @@ def is_listening(path: Path) -> bool:
     """Whether this user reaches a service on the Unix socket `path`, which a killed service may have left."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1.0)
-        # EAGAIN: the service is busy, and others wait for it.
+        # EAGAIN: the service is busy.
         return connection.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
@@ -147,18 +143,16 @@ def notify_manager(state: str) -> None:
 
 @contextmanager
 def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[ServiceMetric]]) -> Iterator[None]:
-    """Serve GET /metrics at an address with the current metrics, or do nothing for None.
-
-    The service ends with the block, and the file of a Unix socket is removed.
+    """Serve GET /metrics at an address with the current metrics until the block ends.
 
     Guarantee: no other machine is answered.
 
     Args:
-        address: Number of a port on 127.0.0.1, or path of a socket to be made.
+        address: Number of a port on 127.0.0.1, path of a socket to be made, or None for no service.
         collect_metrics: Function that returns the current metrics, called in the thread of the service.
 
     Raises:
-        InputError: If the address is neither, is in use, or cannot be used.
+        InputError: If the address is in use, or cannot be used.
     """
     if address is None:
         yield
@@ -195,7 +189,7 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
         yield
     finally:
         server.shutdown()
-        if not address.isdecimal():  # removed while it is this service's own
+        if not address.isdecimal():  # before the close, while the socket is this service's own
             Path(address).unlink(missing_ok=True)
         server.server_close()
 

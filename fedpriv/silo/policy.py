@@ -1,19 +1,12 @@
 """Policy of a silo: file that bounds every run, which no server and no scenario can widen.
 
-`write_template` writes a policy file to start from, which has the keys of the models here with their descriptions.
-Files that a guard relies on (policy, records, keys and ledger) are refused if their mode lets their group or
-others write them.
-
-`charged_stream`, `price_curve` and `possible_prices` compute the price of one silo's part in a plan: the stream
-that is charged, and its cost to a lifetime budget.
+A policy is refused if group or others can write its file, or another file that a guard relies on.
 
 * A stream is the sequence of a party's releases over the rounds of a run.  Its guarantee is a μ of Gaussian
   differential privacy, a curve of (ε, δ) if records take part in secret rounds, or None without noise.
-* A price is (μ, δ₀): μ holds except with probability δ₀, the slack.
-* An add-on is a part of fedpriv outside its core.  A policy allows runs of an add-on's model by a key with the
-  model's name.
-* An extension is a module of the site's own, which can add rows to tables such as those of models and algorithms.
-* A link is a symbolic link on the way to a file.
+* A price is (μ, δ₀), a part of the lifetime budget: μ holds except with probability δ₀, the slack.
+* An add-on is a part of fedpriv outside its core, and an extension is a module of the site's own.  Both can add
+  models and algorithms.
 """
 
 import json
@@ -66,14 +59,14 @@ class PriceCurve:
     def price_at(self, slack: float) -> Price:
         """Return the price at a slack, or None for a run without noise, which exceeds every budget.
 
-        A guarantee that is a μ needs no slack and ignores `slack`.  Any other one has a price with slack `slack`.
-        Its μ is about the smallest that holds except with the probability `slack` less `overflow_slack`.
+        A guarantee that is a μ needs no slack and ignores `slack`.  Any other price has slack `slack`, and a μ
+        that holds except with the probability `slack` less `overflow_slack`.
 
         Args:
             slack: Probability δ₀ with which the μ of the price may fail, in [0, 1).
 
         Raises:
-            InputError: If the guarantee is no μ, and `slack` is too small or too large to certify a μ for it.
+            InputError: If the guarantee is no μ, and no μ can be certified at this slack.
         """
         if self.guarantee is None:
             return None
@@ -145,10 +138,9 @@ _MAX_LINKS = 40
 def check_writers(files: Iterable[Path]) -> None:
     """Check that group and others may write neither files nor their folders.
 
-    The folders are those of the file and of every link on the way to it.  Folders further up must not be writable
-    by others, but may be by their group.  A file that does not exist passes, while its folders are checked.  A
-    folder with the sticky bit, such as /tmp, passes: there only root and the folder's owner can rename or remove
-    files of other users.  Modes are checked whoever the owner is, root too.
+    The folders are those of the file and of every symbolic link on the way to it.  Folders further up may be
+    writable by their group, but not by others.  A file that does not exist passes.  A folder with the sticky bit,
+    such as /tmp, passes, because there nobody but root and its owner can replace files of other users.
 
     Guarantee: at the time of the check nobody but root and the owners of the files, and of all folders above them,
     can replace the files from which a guard starts; with one exception, a group that may write a folder further
@@ -174,11 +166,10 @@ def check_writers(files: Iterable[Path]) -> None:
 
 
 def _folders_on_path(file: Path) -> Iterator[tuple[Path, bool]]:
-    """Iterate over a file and all folders that lead to it, as (path, whether it is further up).
+    """Iterate over a file and the folders that lead to it, as (path, whether it is a folder further up).
 
-    Links are followed here, one part of the path at a time.  Not further up are the file itself, its folder, and
-    the folder of each link on the way, because the link can be replaced there.  After `_MAX_LINKS` links, which is
-    as many as Linux follows, a link is taken for a folder.
+    Not further up are the file's folder and the folder of each symbolic link on the way, because the link can be
+    replaced there.
     """
     folder, parts, link_count = Path("/"), list(reversed(file.absolute().parts[1:])), 0
     is_deciding: dict[Path, bool] = {}  # whether the path is not further up
@@ -411,11 +402,7 @@ class Policy(BaseModel):
 
     @model_validator(mode="after")
     def _check_share_count(self) -> Self:
-        """Check that the number of silos that share the noise is fixed by the policy.
-
-        The standard deviation of a share is 1/√M of the whole noise's for M silos.  If the server chose M, the
-        share could be next to nothing.
-        """
+        """Check that the policy fixes the number of silos that share the noise."""
         if self.allow.trust == "secure-aggregation" and self.allow.silos is None and self.peers is None:
             raise ValueError(
                 'allow.trust = "secure-aggregation" needs allow.silos, the number of silos that share the noise, '
@@ -434,12 +421,11 @@ class Policy(BaseModel):
     def import_extensions(self) -> None:
         """Import the modules that the policy lists, and the add-ons whose runs it allows.
 
-        Afterwards all models and algorithms that the policy lists by name have rows in their tables.  Models that
-        are listed by an import path are not imported here.
+        Models that are listed by an import path are not imported here.
 
         Raises:
-            InputError: If a module fails, a listed name has no row, or the add-on of an allowed model is not
-                installed.
+            InputError: If a module fails, no module adds a listed model or algorithm, or the add-on of an allowed
+                model is not installed.
         """
         allow = self.allow
         # An add-on has the name of the key of [allow] that permits it.
@@ -472,8 +458,7 @@ class Policy(BaseModel):
         """Policy for evaluations, with a separate ledger, or None without a section [evaluation].
 
         Budget and number of runs are those of this section, and the slack is 0, because no record takes part in
-        secret.  Clips have their widest limits, because the program sets those of evaluations.  Ledger and mark
-        lie beside those of training, with "-tests" in their names.
+        secret.  Ledger and mark lie beside those of training, with "-tests" in their names.
 
         Guarantee: training and evaluation share no budget, no ledger and no rollback mark, and no record unless
         the silo's file has it twice.
@@ -481,6 +466,7 @@ class Policy(BaseModel):
         if (limits := self.evaluation) is None:
             return None
         allow = {"budget": limits.budget, "runs": limits.runs, "slack": 0.0}
+        # The program, and not the scenario, sets the clips of evaluations.
         allow |= {"clip": MAX_CLIP, "least_clip": MIN_CLIP}
         ledger, mark = (
             path and path.with_name(f"{path.stem}-tests{path.suffix}") for path in (self.ledger, self.mark)
@@ -548,11 +534,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def why_unaccountable(cell: Cell) -> str | None:
-    """Return why no policy allows any run of `cell`, whatever its budget, or None without such a reason.
-
-    The trust setting, the pool of clients and the model are looked at here, and assumptions of the noise in
-    `why_assumption_refused`.
-    """
+    """Return why the guard of a silo refuses any run of `cell`, whatever its policy, or None."""
     reasons = {
         f"trust = {cell.algorithm.trust!r} broadcasts what is not private": (
             not TRUSTED.covers(cell.algorithm.trust_setting)
@@ -568,7 +550,7 @@ def why_unaccountable(cell: Cell) -> str | None:
 def why_assumption_refused(plan: Plan) -> str | None:
     """Return why no policy allows the noise of a plan, or None without such a reason.
 
-    A plan is refused if its sensitivity assumes more of the loss than clipped increments.
+    A plan is refused if the sensitivity of its mechanism rests on more than clipping.
     """
     if (premise := (plan.mechanism.assumption or "").rstrip(".")) == "":
         return None
@@ -619,8 +601,7 @@ def format_template() -> str:
 def _format_section(model: type[BaseModel]) -> str:
     """Format the keys of a section as TOML, each after its description in comments.
 
-    A key that the file needs has its example value of `_EXAMPLE_VALUES`, and any other key is a comment with its
-    default.  `allow` and `evaluation` are left out, because they are sections by themselves.
+    A key that a policy needs has an example value, and any other key is a comment with its default.
 
     Args:
         model: Class whose fields are the keys of the section.

@@ -12,14 +12,12 @@ A commit is a transaction that adds entries (a run opened or ended, a query or a
 commit is a digest of the head before it, of the commit's number and of its entries, and the chain is the sequence
 of heads.  A backup is a copy of a ledger without keys, states and replies.
 
-A row without the commit of a reply is a round whose records may have been read, and which is answered for no other
-query.  Digests are kept after the end of a run.  For the `MAX_RUNS_WITH_REPLY` runs that ended last, the
-replies to round 0 and to the last answered round are kept, too, since a server that was killed may ask for them
-again.
+Digests are kept after the end of a run.  The replies to round 0 and to the last answered round are kept for the
+few runs that ended last, since a server that was killed may ask for them again.
 
-`seal`, `entry`, `replied` and `after` are digests of the chain (fedpriv/silo/chain.py): digests of the
-key, of the opened run with its charge, of the reply under `blind`, and of the state after the reply, if any.
-`head` is the head of a chain whose last commit has this answer as its only entry.
+`seal`, `entry`, `replied` and `after` are digests of the key, of the opened run with its charge, of the reply
+under the key `blind`, and of the state after the reply.  `head` is the head after a commit whose only entry is
+this reply.
 """
 
 import hashlib
@@ -151,10 +149,6 @@ def last_state_digest(database: sqlite3.Connection, run_id: str) -> bytes:
 def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
     """Check that all rows reproduce the chain of commits.
 
-    SQLite's own check and the statements of the tables come first.  Then the heads are computed from the first one
-    through all commits, and the last head is compared.  The head that is stored with a reply belongs to a commit
-    with this reply's entry alone, and is compared, too.
-
     Args:
         database: Database of a ledger or of a backup.
         keyless: Whether keys, states and replies are missing, as in a backup.
@@ -184,8 +178,6 @@ def bind_rows(
     new_mus: Mapping[str, float] = MappingProxyType({}),
 ) -> bytes:
     """Chain the commits of checked rows again, from a fingerprint under a new key.
-
-    Seals, entries, heads, the fingerprint, the ledger's name and the μ in `new_mus` are replaced in the rows.
 
     Guarantee: nothing that remains was made from the former fingerprint, and the rows that remain once the runs
     are over do not reproduce the former heads, because the former seal of the first run was part of all of them
@@ -277,10 +269,7 @@ def _collect_entries(
 
 
 def drop_replies(database: sqlite3.Connection) -> bool:
-    """Drop some of the replies that no server asks for again, and return whether there were any.
-
-    At most `_DROP_BATCH_SIZE` replies are dropped.
-    """
+    """Drop some of the replies that need not be kept, and return whether there were any."""
     return bool(database.execute(_DROP_REPLIES, (MAX_RUNS_WITH_REPLY, _DROP_BATCH_SIZE)).rowcount)
 
 
@@ -297,7 +286,7 @@ UPDATE answers SET reply = NULL, blind = NULL WHERE rowid IN (
 def copy_without_secrets(database: sqlite3.Connection) -> bytes:
     """Return the bytes of a backup's file, without keys, states, blinds and replies.
 
-    The backup has all rows of the ledger.  A blind is the key of a reply's digest.
+    A blind is the key of a reply's digest.
     """
     database.execute("ATTACH ':memory:' AS copy")
     try:

@@ -100,8 +100,8 @@ def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
 class GuardEvents:
     """Counter and logger of a guard's events.
 
-    The first hundred refusals are logged, and then every thousandth.  A round is logged at most once by a process,
-    however often it is repeated, so that repeated requests fill no disk.
+    The first hundred refusals are logged, and then every thousandth.  A process logs a round once, however often
+    the round is repeated.
     """
 
     def __init__(self) -> None:
@@ -110,10 +110,7 @@ class GuardEvents:
         self._last_answer_time, self._version = 0.0, version("fedpriv")
 
     def record_answer(self, run: str, t: int, *, is_evaluation: bool) -> None:
-        """Count and log an answer, after it was stored in the ledger and its run was charged.
-
-        A round that is not above the last one of its run that was recorded here counts as repeated, and is not
-        logged.
+        """Count an answer, and log it unless it repeats a round that was recorded before.
 
         Args:
             run: Name of the run in the ledger.
@@ -149,8 +146,6 @@ class GuardEvents:
 
     def metrics(self, silo: int, statuses: Mapping[str, BudgetStatus]) -> list[ServiceMetric]:
         """Return the current metrics.
-
-        Counts of events start at 0 with this object, and numbers of runs are those of the ledger.
 
         Args:
             silo: Number of the silo.

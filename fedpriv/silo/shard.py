@@ -1,10 +1,7 @@
 """Shard of a silo: its records as files, the key of their fingerprint, and their form for a model.
 
-`load_shard` and `load_table_shard` read the records as a `Shard`.  `ShardViews` converts a shard to the features
-and labels that a scenario's model takes, and caches them between queries, which changes no reply.
-
 A silo's ledger, its file of charges, contains a fingerprint of the records under a key.  The key is 32 random
-bytes in a file beside the records, mode 0600.  No ledger and no backup contains the key, so that nobody who has
+bytes in a file beside the records, mode 0600.  Neither ledgers nor backups contain the key, so that nobody who has
 only these can test guesses at records on the fingerprint.
 
 * A cell is the scenario of one run, with a value for each key.
@@ -70,8 +67,8 @@ def read_key(path: Path) -> bytes:
     """Read the key of a fingerprint, 32 bytes, from its file.
 
     Raises:
-        InputError: If there is no such file, it cannot be read, is no ordinary file of 32 bytes, or has
-            permissions for group or others.
+        InputError: If the file cannot be read, is no ordinary file of 32 bytes, or has permissions for group or
+            others.
     """
     try:
         # Opening a named pipe would wait for a writer without O_NONBLOCK; it is refused below.
@@ -160,11 +157,9 @@ class Shard:
 
     @cached_property
     def content_digest(self) -> bytes:
-        """SHA-256 of images, labels and persons, a digest that no file may contain.
+        """SHA-256 of images, labels and persons, which is not to be written to any file.
 
-        A reader who knows all records but one could test guesses at the last record with it.  Type and
-        shape of the arrays are digested, too, and the names of fields if records have several inputs.  `test` and
-        `cells` are not digested.
+        A reader who knows all records but one could test guesses at the last record with this digest.
         """
         digest = hashlib.sha256()
         for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
@@ -214,8 +209,7 @@ class Shard:
         """Check that these records can be protected by a unit.
 
         Single records pass, and persons if the records name them.  A person's records are filled up by dummy
-        records to the most records of a unit, a bound that a server chooses.  A bound above 16 records is refused
-        if all persons' records would have more than 2^26 values.
+        records to `unit.max_records`, which a server chooses.  Too large a bound is refused.
 
         Guarantee: a refusal depends on the number of persons and on shapes, and on nobody's number of records.
 
@@ -261,8 +255,8 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
         test: Prefix of the test records' arrays.
 
     Raises:
-        InputError: If there is no such file, it cannot be read, an array is missing or has a wrong shape or type,
-            or images (or features) and labels have values that no record can have (`data.own.check_records`).
+        InputError: If the file cannot be read, an array is missing or has a wrong shape or type, or values are
+            none that a record can have.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -278,17 +272,14 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
 def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
     """Read and check a silo's own table.
 
-    A row of the table may be in the training and in the test part, and then counts in one of them at most.  A row
-    that does not count has features of zeros there.
-
     Args:
         path: File of the table.
         schema: Public description of the columns.
         silo: Number of the silo.
 
     Raises:
-        InputError: If the table cannot be read, does not keep to `schema`, has records of another site or a site
-            column without a site of this number in `schema`, or has no training records that count.
+        InputError: If the table cannot be read, does not keep to `schema`, has records of another site, or has no
+            training records that count.
     """
     encoded = load_silo_table(path, schema, silo)
     train, test = encoded.split.train, encoded.split.test
@@ -404,7 +395,7 @@ class ShardViews:
         return get_or_build(self._cached_records, name, lambda: self._shard.model_records(cell))
 
     def order(self, cell: Cell, key: bytes) -> Tensor | None:
-        """Return the index of the unit that is read at each position in the run of this key, (persons,).
+        """Return the index of the person that is read at each position in the run of this key, (persons,).
 
         The result is None if units are records, which are read in the order of the shard.
 

@@ -1,32 +1,17 @@
 """Silo in the protocol of a round, without Flower: it turns a query into a release and a message.
 
-| symbol | meaning | where |
-|---|---|---|
-| s_t | sum of the clipped increments of its records in round t | `RoundSteps.sum_increments` |
-| y_t | (C s)_t with the silo's noise, or s_t if the server adds the noise | `RoundSteps.add_noise` |
-
-The message depends on the trust setting: the noisy running sum (untrusted), y_t under masks (masked), or s_t
-itself (trusted).  In floating point s_t is a running sum over the rounds, and y_t adds correlated noise to it
-(fedpriv/rounds/round.py).
-
 * An increment is a record's clipped contribution to a round, such as a combination of its gradients at the query
-  of the round and at queries of rounds before, with coefficients of the plan, the one of the round's own query
-  first.
-* C is the matrix of a noise mechanism, which correlates the noise of rounds.
-* A release is the vector that a silo computes for a round, and a message is the form in which it is sent.
+  of the round and at earlier queries, with coefficients of the plan.
+* s_t is the sum of the increments of the silo's records in round t.  C is the matrix of a noise mechanism, and y_t
+  is (C s)_t with the silo's noise.
+* A release is the vector that a silo computes for a round, and a message is the form in which it is sent: with
+  noise, with noise under a mask, or without noise to a server that adds it.
 * The state is what a silo keeps from one round to the next.  Its query chain is a digest of all queries and missed
   rounds so far, or b"" in floating point.
-* A batch is the records that a round reads.  A record that does not count has weight 0.
+* A batch is the records that a round reads.  A dummy record, which does not count, has weight 0.
 
-A silo with a guard computes in integers if its run has noise.  A simulation sums in float64 with the seed's noise,
+A silo with a guard computes in integers if its run has noise.  A simulation sums in float64 with noise of a seed,
 unless its scenario says integers.
-
-A silo that computes in integers may be put back to an earlier state, for example by a restored disk.  If it then
-gets another query, it draws other noise in that round and in all later rounds.  If it gets the same query, it
-returns the same bytes.
-Masks depend on the round and on the chain of queries, so that messages after different queries have different
-masks.  Silos that get the same queries agree on their masks.  If a server sends different queries to silos, masks
-remain in the sum.
 """
 
 import dataclasses
@@ -121,7 +106,7 @@ def without_denormals() -> Iterator[None]:
 
 
 class SiloRelease(NamedTuple):
-    """Release of a silo in one round: the vector (d,), and the record counts that simulations report."""
+    """Release of a silo in one round: its vector, and the record counts that simulations report."""
 
     vector: Tensor
     counts: RecordCounts
@@ -192,8 +177,7 @@ class Silo:
     ) -> "Silo":
         """Build the silo of a simulation.
 
-        In floating point all randomness of the silo comes from `noise`, and `key` is not used.  With an exact plan
-        all of it comes from `key`, and `noise` is not used.
+        In floating point all randomness of the silo comes from `noise`, and in integers all of it from `key`.
         """
         if plan.exact_plan is None:
             return Silo(number, plan, records, noise, may_miss_rounds=may_miss_rounds)
@@ -207,8 +191,7 @@ class Silo:
         """Return the release of round t and the next state.
 
         Rounds that were missed since the last answered one count as rounds whose sum of increments is zero.  Their
-        noise, if this silo adds any, is drawn and not sent.  The releases are then a part of the stream that was
-        accounted for.
+        noise, if this silo adds any, is drawn and not sent.
 
         Guarantee: under an untrusted server the sequence of releases over the whole run keeps the claim of
         `make_silo_stream` for each unit of this silo, such as a record.  Under a trusted server releases are
@@ -239,10 +222,10 @@ class Silo:
         """Make the message of round t, of `plan.message_dtype`: the release, or its encoding under a mask.
 
         Guarantee: masked messages are uniform for everybody but the silos themselves, and the sum of all silos'
-        masked messages is the sum of their releases (`Masker` states the assumptions).
+        masked messages is the sum of their encoded releases (`Masker` states the assumptions).
 
         Args:
-            release: Release of the round, (d,).
+            release: Release of the round.
             t: Round.
             public_keys: Public keys of all silos, which come with the query, or b"" without masks.
             query_chain: Query chain in the state after this round, on which the mask depends.
@@ -258,13 +241,14 @@ class Silo:
     def check_query(self, state: RoundState, t: int, query: Tensor) -> None:
         """Refuse a round or a query that is not answered.
 
-        `state` is the one after the last answered round.  The next round is in order, and so is any later one if
-        rounds may be missed.
+        Args:
+            state: State after the last answered round.
+            t: Round of the query.
+            query: Query of the round, (d,).
 
         Raises:
             RunError: If the round is out of order or after the last one, or the query has another shape or type,
-                is not finite (`is_finite`), or moved farther than the noise assumes.  The text depends on public
-                values alone.
+                is not finite, or moved farther than the noise assumes.
         """
         in_order = t == state.last_round + 1 or (self.may_miss_rounds and t > state.last_round)
         if not in_order or t > self.plan.schedule.rounds:
@@ -296,15 +280,14 @@ class Silo:
         return Masker(self.noise.derive_secret(self.number), self.number, self.scenario_digest)
 
     def _skip_missed_rounds(self, state: RoundState, t: int) -> tuple[RoundState, PlannedRound]:
-        """Return the state at the start of round t, and the plan of round t after missed rounds.
+        """Return the state at the start of round t after missed rounds, and the plan of round t.
 
-        Without a missed round both are unchanged.  The noise of each missed round, if this silo adds any, is drawn
-        for a sum of increments of zero.  The state then still has the past queries that the first missed round
-        would have combined.  So the returned plan has the coefficients of past queries of that round.
+        The noise of each missed round, if this silo adds any, is drawn for a sum of increments of zero.
         """
         planned_round = self.plan.rounds[t - 1]
         if t == state.last_round + 1:
             return state, planned_round
+        # The state has the past queries of the first missed round, and so round t takes that round's coefficients.
         past_coefficients = self.plan.rounds[state.last_round].step.coefficients[1:]
         for missed_round in range(state.last_round + 1, t):
             noisy_sums, state = self.steps.add_noise(
@@ -317,12 +300,8 @@ class Silo:
     def _read_batch(self, planned_round: PlannedRound) -> RoundBatch:
         """Return the records of a round with their weights in the silo's mean, float64.
 
-        In a public order the records are a range of positions of the silo's reading order, `size` for each batch.
-        In a secret one the positions are drawn, and their number may vary from round to round.  `unit_order` gives
-        the unit at each position, and None stands for the order in which the records lie.
-
-        A dummy record has weight 0 if a unit has at most one record.  With larger units the objective masks the
-        dummy records inside a unit.
+        In a public order the records are a range of positions of the silo's reading order.  In a secret one the
+        positions are drawn, and their number may vary from round to round.
         """
         plan, t, size = self.plan, planned_round.step.t, self.plan.batch_sizes[self.number]
         positions: slice | NDArray[np.int64]
@@ -330,7 +309,7 @@ class Silo:
             positions = rows = as_row_indices(
                 plan.schedule.select_rows(t, size, self.number, lambda: self._sampling_randomness)
             )
-        else:  # Same rows as `PublicOrder.select_rows`, and a slice reads without a copy.
+        else:  # A slice reads without a copy.
             positions = slice(planned_round.batch_range.start * size, planned_round.batch_range.stop * size)
             rows = np.arange(positions.start, positions.stop)
         indices = positions if self.unit_order is None else self.unit_order[positions]
@@ -375,14 +354,12 @@ def pack_state(state: RoundState) -> bytes:
     """Pack a state as the ledger stores it.
 
     The layout is the header, the query chain and a byte for the type of every vector, together padded to 8 bytes,
-    then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.  Each vector keeps its own
-    type: float32, float64 or int64.
+    then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.
     """
     vectors, dtypes = (*state.past_vectors, *state.accumulator, *state.mechanism_state), list(_NUMPY_TYPES)
     counts = len(state.past_vectors), len(state.accumulator), len(state.mechanism_state)
     header = _HEADER.pack(state.last_round, *counts, len(state.query_chain))
     type_codes = bytes(dtypes.index(vector.dtype) for vector in vectors)
-    # Bytes of the head and of each vector, which are then padded one by one.
     parts = [
         memoryview(header + state.query_chain + type_codes),
         *(np.ascontiguousarray(v.numpy()).data.cast("B") for v in vectors),
@@ -393,12 +370,10 @@ def pack_state(state: RoundState) -> bytes:
 def unpack_state(packed: bytes, silo: Silo) -> RoundState:
     """Unpack a state without copying its vectors, which must not be written into.
 
-    The layout is that of `pack_state`: a header with the numbers of vectors, the query chain and a byte for the
-    type of every vector, together padded to 8 bytes, then the vectors, each padded to 8 bytes.
-
     Args:
-        packed: Result of `pack_state`.
-        silo: Silo of the state, whose model has the length of each vector.
+        packed: Header, query chain and a byte for the type of every vector, together padded to 8 bytes, then the
+            vectors, each padded to 8 bytes.
+        silo: Silo of the state.
     """
     last_round, past_count, accumulator_count, mechanism_count, chain_bytes = _HEADER.unpack_from(packed)
     start, size = _HEADER.size + chain_bytes, silo.plan.objective.dimension
