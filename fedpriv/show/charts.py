@@ -1,16 +1,11 @@
 """Chart data of a run: metrics, clipping, noise of mechanisms, trade-off curves.
 
-`make_charts` makes the charts of a run.  `page.py` draws them as SVG for the HTML report, and `plots.py` with
-matplotlib.
-
 A chart has panels, a panel has series, and a series has marks: points (x, y) with a spread, the half-width of an
 error band or bar.  A chart may have named rows in place of numbers on its y axis.  A look is colour, dashes and
 marker of a series.
 
-An axis of a sweep is a swept key of the scenario with its values, and a sweep point, or setting, has one value for
-each axis.  A cell is one run, a sweep point with a seed, as a dictionary of results.json.  A mechanism says how
-the noise of different rounds is correlated, if it is.  A release stream is the releases of one party, or of
-several alike, in the rounds of a run or in a first step before them.
+A sweep point, or setting, has one value for each swept key of the scenario.  A cell is one run, a sweep point with
+a seed, as a dictionary of results.json.  A mechanism correlates the noise of different rounds.
 """
 
 import math
@@ -202,10 +197,8 @@ def _make_metric_chart(
 ) -> Chart:
     """Make a chart with one series for each point of `axes`, grouped in panels.
 
-    A point has one value of each swept key in `axes`.  `make_layout` decides which of these keys become panels.
-    At most 12 panels and `MAX_SERIES` series for each panel are drawn, and the note counts the omitted points.
-    The y axis is logarithmic if all finite measured values are positive, and the largest is more than 10 times the
-    smallest (`is_wide`), unless the metric is a percentage.  The x axis has no label yet.
+    Beyond 12 panels, and beyond `MAX_SERIES` series in a panel, points are left out and counted in the note.  The
+    y axis is logarithmic if the values are positive and differ widely, unless the metric is a percentage.
 
     Args:
         results: Results of the run.
@@ -237,11 +230,7 @@ def _make_metric_chart(
 
 
 def privacy_levels(results: Results) -> dict[str, float]:
-    """Return the privacy levels of all cells with noise, by their text of three digits, rounded up.
-
-    Levels with one text, such as those that differ only by an accountant's rounding, count as one, the last
-    cell's.
-    """
+    """Return the privacy levels of the cells with noise, by their text of three digits, rounded up."""
     scale = privacy_key(results)
     return {format_upper(cell[scale], 3): cell[scale] for cell in results.cells if cell["epsilon"] is not None}
 
@@ -249,10 +238,10 @@ def privacy_levels(results: Results) -> dict[str, float]:
 def privacy_key(results: Results) -> str:
     """Return the privacy scale of the charts: the one that the scenario swept, or "mu".
 
-    It is "epsilon" if a cell has a guarantee without μ, which sampling, for example, may give.  Values of ε at
-    several δ cannot be compared, so that they are no scale if there is a μ.
+    It is "epsilon" if a cell has a guarantee without μ, which sampling, for example, may give.
     """
     noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
+    # Values of ε at several δ cannot be compared.
     swept = [key.removeprefix("privacy.") for key in _PRIVACY_KEYS if len(results.axes.get(key, ())) > 1]
     comparable = swept[:1] != ["epsilon"] or len({cell["delta"] for cell in noisy_cells}) == 1
     every_mu = all(cell["mu"] is not None for cell in noisy_cells)
@@ -262,8 +251,8 @@ def privacy_key(results: Results) -> str:
 def _privacy_chart(results: Results) -> Chart | None:
     """Chart test accuracy against μ, ρ or ε, one series for each combination of the other swept keys.
 
-    A run without test accuracy shows its first metric.  The result is None if the cells have fewer than two
-    privacy levels, which are told apart by three digits (`privacy_levels`).
+    A run without test accuracy shows its first metric.  The result is None if there are fewer than two privacy
+    levels.
     """
     levels = privacy_levels(results)
     if len(levels) < 2:
@@ -290,9 +279,8 @@ def _privacy_chart(results: Results) -> Chart | None:
 def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
     """Return `series` with the measured and published values of the sweep points that match `fixed`.
 
-    A measured mark has as x the privacy level of the point's first cell, on the scale of `privacy_key`.  Its y is
-    the metric's mean over seeds, and its spread their standard deviation, or 0 for one seed.  Measured marks are
-    sorted by x.  A point without finished cells or without noise has no mark.
+    A measured mark has the point's privacy level as x, the metric's mean over seeds as y, and the standard
+    deviation as spread.
 
     Args:
         results: Results of the run.
@@ -337,7 +325,7 @@ def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric
     equal = all(len({cell["rounds"] for cell in cells}) == 1 for cells in by_panel.values())
 
     def make_series(point: dict[str, Any], name: str, look: Look) -> Series:
-        """Make the line of a setting, with mean and standard deviation over its cells in each round."""
+        """Make the line of a setting, with the mean over its cells in each evaluated round."""
         cells = cells_at_point(results, point)
         lines = (line for cell in cells for line in by_cell.get(cell["cell"], []))
         marks = []
@@ -355,11 +343,9 @@ def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric
 def _clipping_chart(results: Results) -> Chart | None:
     """Chart the percentage of clipped increments, with rows for the settings.
 
-    A larger clip norm biases the increments less and adds more noise, so this chart helps to choose the clip norm.
-    A mark is the mean over seeds with the standard deviation.  Settings that differ only in the kinds of the
-    chart's layout, such as trust settings, share a row, in which they lie above one another as series.  At most
-    `MAX_SERIES` rows are drawn.  The result is None for a single setting, if no cell reports that an increment was
-    clipped, and if every cell reports that all were.
+    The chart helps to choose the clip norm.  A mark is the mean over seeds, with the standard deviation as spread.
+    Settings that differ only in the kinds of the layout, such as trust settings, share a row.  The result is None
+    if there is nothing to compare.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
@@ -418,8 +404,8 @@ _HORIZON_COUNT = 12  # most numbers of rounds for which noise is calibrated
 def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Chart the noise of each mechanism at a run's guarantee, by accounting alone.
 
-    The charts describe the first cell that has a μ and that `_find_used_mechanism` can compare with other
-    mechanisms.  There are no charts without such a cell, and the second chart needs several silos.
+    The charts are for the first cell that has a μ and a mechanism that can be compared with others.  There are no
+    charts without such a cell.
     """
     question = next(filter(None, (_find_used_mechanism(cell) for cell in cells if cell["mu"] is not None)), None)
     if question is None:
@@ -441,13 +427,11 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
 def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it.
 
-    Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), several passes in
-    another than a fixed order, and passes of which the last is not whole.  The first release stream decides, so
-    that a run with a first step, which has decay 0, is not shown.  If sums restart from 0 after a period, the
-    setting has the rounds of one period.
+    Charts show mechanisms that a scenario can select, for running sums in a single pass or in whole epochs of a
+    fixed order.  If sums restart from 0 after a period, the setting has the rounds of one period.
     """
     stream = stream_from_data(cell["releases"][0])
-    # The charts compare noise in running sums.
+    # With decay 0 there are no running sums.
     if not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0:
         return None
     single_pass = stream.period is not None or stream.schedule.single_pass
@@ -469,8 +453,7 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
 def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
     """Chart the root mean square over rounds of the noise in a release, against the number of rounds.
 
-    Up to twelve numbers of rounds are spaced about geometrically, from one round for each epoch to the rounds of
-    the setting.  For each of them the mechanisms are calibrated anew at the run's μ.  A mechanism has a series.
+    Each mechanism has a series.  For each number of rounds it is calibrated anew at the run's μ.
 
     Args:
         question: Accounting setting and μ of a run, and the mechanism that it used.
@@ -500,8 +483,8 @@ def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
 def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
     """Chart the noise in a silo's release, and in the mean over silos without and with a trusted server.
 
-    The noise is the root mean square over rounds at the run's μ, whatever trust the run has.  Each of the three
-    has a row, in which the mechanisms lie above one another.
+    The noise is the root mean square over rounds at the run's μ.  Each of the three has a row, and each mechanism
+    has a series.
 
     Args:
         question: Accounting setting and μ of a run of several silos, and the mechanism that it used.
@@ -540,9 +523,8 @@ def _mechanism_label(name: str, question: _UsedMechanism) -> str:
 def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
     """Chart the noise of mechanisms at one guarantee, the smallest ratio to the lower bound on top.
 
-    Each mechanism has a row.  Its marks are ratios of noise to the lower bound of all mechanisms: of the noise in
-    an algorithm's output, by which rows are sorted, and in its queries.  If the table has no bound for an output,
-    there is one mark, of the noise in running sums, and rows are sorted by it.  A vertical line marks ratio 1.
+    Each mechanism has a row.  Its marks are ratios of noise to a lower bound for all mechanisms: of the noise in
+    an algorithm's output and in its queries, or of the noise in running sums if the table has no output.
 
     Args:
         table: Noise of each mechanism, its ratios to the lower bound, and its memory in vectors.
@@ -575,18 +557,16 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
     """Chart missed records against false alarms for the best membership test on one record.
 
     A membership test decides whether a record took part.  Under μ-Gaussian DP no test has, at a rate α of false
-    alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the normal distribution function.  There is such a
-    curve for each μ that cells claim, or that an audit tested, if the curve can be told from the axes.  Of more
-    than six curves, those of the three smallest and the three largest μ are drawn.  The diagonal is blind
-    guessing.  With an audit there is the point of equal errors on the curve of its lower bound on μ.  The result
-    is None if there is neither a curve nor an audit.
+    alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the normal distribution function.  The chart has such
+    curves for claimed μ, and the point of equal errors at an audit's lower bound on μ.  The result is None if
+    there is neither a curve nor an audit.
     """
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})
     visible_mus = [mu for mu in mus if _NORMAL.cdf(-mu / 2) >= _MIN_VISIBLE_ERROR]
     if not visible_mus and audit is None:
         return None
-    # Curves, and the diagonal of blind guessing.  `level_look` tells six levels apart.
+    # `level_look` tells six levels apart.
     drawn_mus = visible_mus if len(visible_mus) <= 6 else [*visible_mus[:3], *visible_mus[-3:]]
     diagonal = [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)]
     series = [Series("blind guessing", replace(shade(5), dash=1), diagonal, dots=False)]

@@ -1,8 +1,8 @@
 """Looks of a chart: axes and ticks, colours, dashes and markers of series, and panels for many series.
 
-Lines of a panel differ in at least two of colour, dashes and marker, as far as there are looks, so that they can
-be told apart on a grey print and by a colour-blind reader.  Hues are close to those of Okabe & Ito.  An axis is a
-swept key of the scenario with its values, such as algorithm.name.  A sweep point has one value for each axis.
+Lines of a panel differ in more than their hue, so that they can be told apart on a grey print and by a
+colour-blind reader.  Hues are close to those of Okabe & Ito.  An axis of a sweep is a swept key of the scenario
+with its values, such as algorithm.name.  A sweep point has one value for each axis.
 """
 
 import math
@@ -96,9 +96,8 @@ class Layout:
     def choose_look(self, point: Mapping[str, Any]) -> Look:
         """Choose the look of a sweep point.
 
-        Kinds and levels are shown separately, by hue with dashes and by shade with marker, unless there are more
-        kinds than dashes or more levels than hues.  Then, and for a single level, the looks are those of series
-        without an order (`nth_look`).  The first five levels of a single kind also differ in dashes.
+        Kinds have hue and dashes, and levels have shade and marker.  If there are too many of either, the
+        combinations have looks without an order (`nth_look`).
 
         Args:
             point: Value of each swept key.
@@ -121,11 +120,8 @@ class Layout:
 def make_layout(axes: Mapping[str, list[Any]]) -> Layout:
     """Lay out the axes of a sweep in a chart.
 
-    Kinds are trust settings and algorithms, or algorithms alone if both together have more combinations than there
-    are dashes.  Without them the kind is the first axis with a value that is no number, or else the shortest of
-    several axes.  All other axes are levels.  A line is drawn for each combination of kinds and levels.  As long
-    as there are more than `_MAX_LINES` lines, an axis of the levels becomes panels: first the number of rounds,
-    then the longest axis, but no more than two.
+    Kinds are trust settings and algorithms, or else at most one axis, preferably one with values that are no
+    numbers.  The other axes are levels.  If there are too many lines, up to two axes of the levels become panels.
 
     Args:
         axes: Values of each key of the sweep, of which only keys with several values matter.
@@ -185,10 +181,7 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self, max_count: int) -> list[float]:
-        """Return round numbers on the axis, at most about `max_count`.
-
-        A logarithmic axis with fewer than two of them has its ends.
-        """
+        """Return round numbers on the axis, at most about `max_count`."""
         return (
             _logarithmic_ticks(self.low, self.high, max_count)
             if self.logarithmic
@@ -202,10 +195,7 @@ class Scale:
 def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic: bool) -> Scale:
     """Make the axis of the finite ones of some values, with a margin at each end.
 
-    A linear axis has 5 % of the range of the values as its margin.  Equal values have a tenth of their size, and
-    at least 0.1.  A logarithmic axis shows values above 0.  Its margin is a factor, the ratio of the largest to
-    the smallest value to the power 0.05, and at least 1.05.  Without any value to show the axis is linear, from 0
-    to 1 with margins.
+    A logarithmic axis shows the values above 0.  Without any value to show, the axis is linear around 0 to 1.
 
     Args:
         values: Values to show, which may include infinities and NaN.
@@ -242,9 +232,8 @@ def _linear_ticks(low: float, high: float, max_count: int) -> list[float]:
 def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
     """Return powers of ten from `low` to `high`, with multiples as far as `max_count` allows.
 
-    The multiples of every power are 1, 2 and 5, or 1 and 3, or 1 alone: the first of these that has at most
-    `max_count` numbers on the axis.  If even the powers alone are too many, they are thinned.  An axis with fewer
-    than two of the numbers gets its ends as ticks.
+    The multiples are 1, 2 and 5, or 1 and 3, or 1 alone.  If even the powers alone are too many, they are thinned.
+    An axis with fewer than two of these numbers gets its ends as ticks.
     """
     for multiples in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -89,9 +89,8 @@ def _colour_style(look: Look) -> str:
 def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
     """Return charts in the order of the page, each with a flag whether it fills a row.
 
-    A row of the page has two charts, or one that fills it.  Charts of several panels fill a row.  If an odd number
-    of charts is left, the one of them with most series fills a row, too, because no half row may stay empty.
-    Charts that fill a row come first.
+    A row of the page has two charts, or one that fills it.  Charts of several panels fill a row and come first.
+    If an odd number of charts is left, the one with most series fills a row, too.
 
     Args:
         charts: Charts of one panel or more.
@@ -107,9 +106,6 @@ def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
 
 def _draw_panel(chart: Chart, panel: Panel) -> Markup:
     """Draw a panel as an SVG element.
-
-    Its left margin follows from the chart's named rows, if there are any, and its height from their number and
-    from the number of series.
 
     Args:
         chart: Chart with the rows, labels and y axis that all panels share.
@@ -137,7 +133,7 @@ def _draw_panel(chart: Chart, panel: Panel) -> Markup:
 
 
 def _draw_axes(chart: Chart, horizontal: Scale, vertical: Scale) -> list[str]:
-    """Draw grid, axis, ticks and labels, as far as labels below the axis do not overlap.
+    """Draw grid, axis, ticks and labels of a panel.
 
     Args:
         chart: Chart of the panel, whose rows, if it has any, are the ticks of the vertical axis.
@@ -156,7 +152,7 @@ def _draw_axes(chart: Chart, horizontal: Scale, vertical: Scale) -> list[str]:
     for value in chart.ticks or horizontal.ticks(6):
         x, label = horizontal.position(value), format_tick(value)
         parts.append(f'<path class="grid" d="M{x:.1f} {bottom:g}v5"/>')
-        # A label of three characters needs about 34 units.
+        # Labels are not to overlap: one of three characters needs about 34 units.
         if x - last_label_x >= 34.0 + max(0.0, _CHARACTER_WIDTH * (len(label) - 3)):
             parts.append(_draw_text("tick", x, bottom + 19, label, "middle"))
             last_label_x = x
@@ -190,9 +186,8 @@ def _draw_series(
 ) -> str:
     """Draw a series' line with its band, or marks with bars, then markers, published marks, and tooltips.
 
-    A line needs two marks or more, and its band shows their spreads.  Measured marks whose y is not finite are
-    left out.  A line with more than six marks has markers at three to six of them, which depend on the rank, so
-    that markers of close lines need not coincide.
+    A line with many marks has markers at some of them, shifted by the rank, so that markers of close lines need
+    not coincide.
 
     Args:
         chart: Chart of the series.
@@ -283,8 +278,8 @@ _FILE_DESCRIPTIONS = {
 def make_crate(folder: Path) -> dict[str, Any]:
     """Make the RO-Crate metadata of a run's folder in its present state.
 
-    The metadata is a JSON-LD graph: the folder with its visible files but for the metadata's own, the run that
-    made them, its software, and a property for each line on privacy (`privacy_lines`).
+    The metadata is a JSON-LD graph: the folder with its visible files, the run that made them, its software, and a
+    property for each line on privacy.
 
     Raises:
         InputError: If the folder has no results, or they cannot be read.
@@ -464,7 +459,7 @@ def render_page(folder: Path, results: Results, version: str = "", *, live: bool
         folder: Folder of the run, which has the history and the audit.
         results: Results of the run.
         version: Version of the results, for a live page.
-        live: Whether the page asks its server again and again if the results are newer than `version`.
+        live: Whether the page asks its server again and again for results newer than `version`.
 
     Raises:
         InputError: If there are cells and the folder has no history, or if its audit is damaged.

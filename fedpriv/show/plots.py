@@ -2,7 +2,7 @@
 
 A chart has panels, a panel has series, and a series has marks: points (x, y), joined by a line or not.  Published
 marks are values that a paper reports.  A chart may have named rows in place of numbers on its vertical axis.  A
-figure of matplotlib has the panels of one chart or several.
+figure has the panels of one chart or several.
 """
 
 import io
@@ -68,14 +68,13 @@ def plot_run(
 
     Args:
         folder: Folder of the run.
-        kinds: Formats, each of png, svg and pdf.
-        with_title: Whether figures have a title.  A paper says the same in its caption.  Differing and missing
-            cells are named in any case.
+        kinds: Formats, each of them png, svg or pdf.
+        with_title: Whether figures have a title.  Without it only differing and missing cells are named.
         width: Width of every figure in inches, from 2 to 20, or None for a width that fits its panels.
 
     Raises:
         InputError: If the folder holds no run, a run without a finished cell or history, or a damaged audit, or if
-            a format or the width is none that can be drawn.
+            a format or the width is not allowed.
     """
     refuse(
         {
@@ -191,11 +190,7 @@ def save_figure(figure: "Figure", path: Path, name: str) -> None:
 
 
 def plot_title(results: Results) -> str:
-    """Make the title, with run, fixed settings and trust in its first line.
-
-    Fixed settings are swept keys with one value.  Trust is left out if cells differ in trust, or if it is a swept
-    key.  The second line has the number of seeds, and any differing or missing cells.
-    """
+    """Make the title: run, settings with one value and trust, then seeds and differing or missing cells."""
     fixed = format_point(results, {key: values[0] for key, values in results.axes.items() if len(values) == 1})
     trusts = {cell["trust"] for cell in results.cells}
     trust = find_trust(trusts.pop()).title if len(trusts) == 1 and "algorithm.trust" not in results.axes else ""
@@ -209,9 +204,8 @@ def plot_title(results: Results) -> str:
 def _charts_by_file(folder: Path, results: Results) -> dict[str, list[Chart]]:
     """Group charts by the name of their file.
 
-    Curves are the charts of metrics by rounds.  Curves of one panel share the file "curves", and curves of several
-    panels have a file with the name of their metric, without "test_".  Both charts of noise share the file
-    "noise", and every other chart has a file with the name of its key.
+    Metrics by rounds share the file "curves" if they have one panel.  Both charts of noise share the file "noise".
+    Any other chart has a file of its own.
     """
     charts_by_name: dict[str, list[Chart]] = {}
     for chart in make_charts(results, list(read_history(folder)), load_audit(folder)):
@@ -226,11 +220,11 @@ def _charts_by_file(folder: Path, results: Results) -> dict[str, list[Chart]]:
 def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | None = None) -> "Figure":
     """Draw the panels of charts into one figure, with a title, a legend, and the charts' notes.
 
-    The title is above the panels, and the notes are below them.  Panels lie in a grid of at most three columns.
-    The caption of a single chart is part of the title, and a panel with a name has it above it.  Of several
-    charts, panels without a name have their chart's caption above them.  A figure whose title is None has neither
-    title nor notes, and no caption of a single chart.  A figure of a given width in inches has no notes, and any
-    legend is below.
+    Args:
+        charts: Charts, whose panels share the figure.
+        title: Title above the panels, which a single chart's caption follows, or None for neither title nor notes.
+        width: Width in inches, for a figure without notes and with the legend below, or None for one that fits the
+            panels.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -272,8 +266,8 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
 def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
     """Draw a panel's series, and set scales, limits, labels and ticks of its axes.
 
-    Ticks on the y axis are the names of the chart's rows, if it has any, else about six numbers or fewer
-    (`Scale.ticks`).  Ticks on the x axis are those of the chart, or such numbers, if their labels do not overlap.
+    Ticks on the y axis are the names of the chart's rows, or else round numbers.  Ticks on the x axis are those of
+    the chart, or else round numbers.
     """
     for rank, series in enumerate(panel.series):
         _draw_series(axes, chart, series, rank)
@@ -310,9 +304,8 @@ def _spaced_ticks(ticks: Sequence[float], position: Any) -> list[float]:
 def _draw_series(axes: "Axes", chart: Chart, series: Series, rank: int) -> None:
     """Draw a series' line, spread and published marks, with markers shifted by its rank in the panel.
 
-    A line with more than six marks has markers at three to six of them, and the shift keeps those of close lines
-    apart.  The spread is a band along a line of several marks, else a bar at each mark: along x in a chart with
-    named rows, and along y in other charts.
+    The spread is a band along a line, or a bar at each mark: along x in a chart with named rows, and along y in
+    other charts.
     """
     look, marks = _line_style(series), series.marks
     xs, ys, spreads = ([getattr(mark, name) for mark in marks] for name in ("x", "y", "spread"))
@@ -346,8 +339,7 @@ def _line_style(series: Series) -> dict[str, Any]:
 def _add_legend(figure: "Figure", charts: Sequence[Chart], *, is_below: bool) -> None:
     """Add a legend of the series, and of published values, on the right or below the panels.
 
-    A chart whose series have a single name needs no entry for it.  A name has one entry, even if series of several
-    charts have it.  Without series to name and without published values there is no legend.
+    A name has one entry, even if series of several charts have it.
     """
     from matplotlib.lines import Line2D
 

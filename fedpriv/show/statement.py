@@ -2,11 +2,9 @@
 
 A cell is one run of a sweep: a dictionary of results.json with its settings, releases and figures.  A release
 stream is the releases of one party, or of several alike, in the rounds of a run or in a first step before them,
-with their noise, clip and schedule.  A claim is the guarantee that follows from the streams, and its figures are
-μ, ε at δ, and ρ of zCDP.  A kind of guarantee is a μ, or a curve of (ε, δ), which has no μ.  A μ is attained if it
-is exact and not a bound.  A μ by counting is a smaller bound, where the constants of a paper charge more than the
-noise needs.  The unit is what is protected: a record, a person or a client.  An evaluation is scores of silos on
-their test records, summed with or without noise.  An audit tries to refute a claim.
+with their noise, clip and schedule.  A claim is the guarantee that follows from the streams: a μ of Gaussian
+differential privacy, or a curve of (ε, δ), which has no μ.  The unit is what is protected: a record, a person or a
+client.  An audit tries to refute a claim.
 """
 
 import itertools
@@ -159,8 +157,7 @@ def make_statements(results: Results) -> list[Statement]:
 def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
     """Describe the composed μ of all runs with secret noise, under one relation, whose claims have a μ.
 
-    The composed μ holds for a record that takes part in each of these runs.  Runs without a μ, such as those with
-    secret participation, are not counted.  The text is empty for fewer than two such runs.
+    The text is empty for fewer than two such runs.
     """
     claims = [
         compute_claim_from_data(cell["releases"])
@@ -186,14 +183,13 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
         composition_note: Note on all runs with real noise together, or "" (`_describe_composition`).
         choice: Sentences on the choice of settings, for the assumptions.
     """
-    # Claims from the releases, and the claim of largest ε, whose figure for several records of a person is shown.
     first_cell, delta = cells[0], cells[0]["delta"]
     streams_by_cell = [list(map(stream_from_data, cell["releases"])) for cell in cells]
     streams, unit = list(itertools.chain(*streams_by_cell)), streams_by_cell[0][0].unit
     claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
     stated_claims = [claim for claim in claims if claim is not None]
     weakest_claim = max(stated_claims, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
-    # A smaller bound on μ by exact counting, where there is one, has a sentence, paired with the μ for sorting.
+    # The μ is for sorting.
     counting_sentences = {
         (claim.guarantee.mu, claim.format_sentence("counted", delta))
         for claim in stated_claims
@@ -246,7 +242,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
             ),
             *choice,
             *_step_notes(streams),
-            # Of claims for real numbers and claims for the program's own arithmetic, the former assume more.
+            # Claims for real numbers assume more than claims for the program's own arithmetic.
             *(
                 [min(stated_claims, key=lambda claim: claim.exact).format_sentence("arithmetic", delta)]
                 if stated_claims
@@ -307,13 +303,11 @@ def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
 def _describe_noise(stream: ReleaseStream, clip_unit: str = "") -> str:
     """Describe a stream: its party, noise, releases, participation, and clip, followed by `clip_unit`.
 
-    The party's name is followed by the step, unless that is the rounds.  Of an external first step, which was
-    taken elsewhere and is charged here, the text has only the party and the charged μ.  Of a stream without noise
-    it has only the party and the number of releases.
+    A first step that was taken elsewhere is described by its party and the charged μ.
 
     Args:
         stream: Stream to describe.
-        clip_unit: Text on the unit of the standard deviation and the clip, or "" if they have none.
+        clip_unit: Text on the unit of the standard deviation and the clip, or "".
     """
     party = stream.party_name if stream.step == ROUNDS else f"{stream.party_name}, {_FIRST_STEP}"
     if stream.party_name == EXTERNAL_PARTY:
@@ -368,12 +362,11 @@ class StoredAudit:
 def describe_power(sees: Mapping[str, float], trials: int) -> str:
     """Describe the loss of noise that an audit with this number of trials detects.
 
-    A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.  The text is a
-    clause without a full stop, also if the audit detects no loss.
+    A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.
 
     Args:
         sees: Largest share of the noise that is refuted with probability 95 %, by family of tests, or empty if no
-            share is known.  Shares are rounded down to two digits, and those of 0 are left out.
+            share is known.
         trials: Number of trials of the audit.
     """
     if not sees:

@@ -2,8 +2,6 @@
 
 An axis is a swept key of the scenario with its values, and a sweep point has one value for each axis.  A cell is
 one run: a sweep point with a seed, as a dictionary of results.json.
-
-The lines are on differing and missing cells, the measurement, the privacy claims, and the choice of settings.
 """
 
 import itertools
@@ -82,15 +80,12 @@ _SILO_LABELS = {MEAN_SUFFIX: "mean of silos", WORST_SUFFIX: "worst silo"}
 def find_metric(key: str) -> Metric | None:
     """Return the metric with this key, or None if the key names no metric.
 
-    The key is that of a metric of `METRICS`, or such a key and a suffix for a metric on silos' own test records:
-    that of the mean over silos, that of the worst silo, or "_at_NAME" for one silo, as in `test_loss_at_NAME`.
-    These have the unit and digits of the metric without the suffix.  With a fourth suffix the key is that of the
-    number of silos that have the metric.
+    The key is that of a metric of `METRICS`, or such a key with a suffix: for the mean over silos, the worst silo,
+    one silo (`test_loss_at_NAME`), or the number of silos that have the metric.
     """
     for metric in METRICS:
         if key == metric.key:
             return metric
-        # A key without this metric's key and a suffix is left to the other metrics.
         suffix = key.removeprefix(f"{metric.key}_")
         if suffix == key or f"{metric.key}_" not in key:
             continue
@@ -299,11 +294,7 @@ def published_metrics(results: Results) -> list[Metric]:
 
 
 def list_warnings(results: Results) -> list[str]:
-    """Return warnings in Markdown of claims that disagree with the releases, and of missing cells.
-
-    A complete run whose claims agree has no warning.  Up to `_MAX_LISTED` incomplete sweep points are named, with
-    their seeds that have no result, and further ones are counted.
-    """
+    """Return warnings in Markdown of claims that disagree with the releases, and of missing cells."""
     warnings = []
     if warning := describe_differing(results):
         warnings.append(f"**{warning}.** Figures of privacy are those of the ledger here.")
@@ -319,11 +310,7 @@ def list_warnings(results: Results) -> list[str]:
 
 
 def describe_measurement(results: Results) -> str:
-    """Describe in one line the seeds and the engines on which a run was computed.
-
-    Sentences follow where they apply: on the largest difference to published values in each metric, published
-    values that are not shown, random numbers that cells share, and findings on what was learnt and read.
-    """
+    """Describe in one line the seeds and engines of a run, differences to published values, and findings."""
     largest_differences = []
     for metric in published_metrics(results):
         differences = [
@@ -383,11 +370,7 @@ def _pairing_note(results: Results) -> str:
 
 
 def privacy_lines(results: Results) -> list[str]:
-    """Return the lines on privacy, at least one for a run with a finished cell.
-
-    The lines state claims with any caveats, external first steps, evaluations, and the choice of settings.  Cells
-    whose claims differ only in their figures share a line.
-    """
+    """Return the lines on privacy: claims with caveats, external first steps, evaluations and tuning."""
     groups = group_by(
         results.cells,
         lambda cell: (
@@ -411,17 +394,14 @@ def privacy_lines(results: Results) -> list[str]:
 def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return caveats on the figures of cells that share δ and unit, a sentence each.
 
-    A caveat is a fact that weakens the pair (ε, δ), such as a δ of 1/n or more for n records.  Caveats on ε are
-    those of the largest ε.  Caveats on δ are those of the cell with the largest n, the number of records in its
-    smallest silo or of its clients, for which δ protects least.  Cells without noise are left out, and the list is
-    empty if nothing weakens the figures.
+    A caveat is a fact that weakens the pair (ε, δ), such as a δ of 1/n or more for n records.
     """
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:
         return []
     sizes = [size for cell in private if (size := _unit_count(cell)) is not None]
     noun = stream_from_data(private[0]["releases"][0]).unit.noun
-    # A claim of releases in integers has a slack in δ, on which there is a caveat, too.
+    # A claim of releases in integers has a slack in δ.
     is_exact = any(cell.get("holds") not in (None, REAL_ASSUMPTIONS) for cell in private)
     max_epsilon = max(cell["epsilon"] for cell in private)
     return privacy_caveats(max_epsilon, private[0]["delta"], max(sizes, default=None), noun, slack=is_exact)
@@ -439,10 +419,8 @@ def describe_tuning(results: Results) -> list[str]:
     """Describe the privacy cost of settings that `fedpriv tune` chose, as one text in a list.
 
     A row is a part of the sweep with a choice of its own.  A private choice takes the best of a random number of
-    runs of μ-GDP.  The cost of the choice, and of the choice with the run of the row's cell, are ε at the smallest
-    δ of all cells with noise.  No cost is given for a choice that read the records without noise, or if some cell
-    with noise has no μ or no known private choice.  The list is empty if `fedpriv tune` chose nothing, and if no
-    cell has noise.
+    runs of μ-GDP.  Its cost is ε, without and with the run of the row's cell.  The list is empty if `fedpriv tune`
+    chose nothing, and if no cell has noise.
 
     Guarantee: every ε is computed here, that of a row's run for the μ of its cell.  The distribution of the number
     of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing compares them

@@ -109,8 +109,7 @@ def make_tables(results: Results) -> list[TextTable]:
 def _silo_tables(results: Results) -> list[TextTable]:
     """Make a table for each metric of silos' own test records, a row a sweep point and a column a silo.
 
-    The mean over silos, the worst silo, and the number of silos that have the metric are further columns, if cells
-    have them.
+    Further columns are for all silos together, such as the mean over silos.
     """
     tables = []
     for metrics in silo_metrics(results).values():
@@ -138,14 +137,12 @@ def _grid_table(
 ) -> TextTable:
     """Make the table of a metric in the paper's form: rows and columns are the values of a swept key each.
 
-    The values are those that the run sweeps, which may be others than the paper's.
-
     Args:
         results: Results of the run.
         paper: Swept keys of rows and columns, and any published values.
         metric: Metric whose measured and published figures fill the table.
         fixed: Values of all other swept keys, which the caption names.
-        added_rows: Rows of add-ons, left out where all of their texts are empty.
+        added_rows: Rows of add-ons.
     """
     names, columns = short_names(results.axes), results.axes[paper.columns]
     column_points = [{**fixed, paper.columns: column} for column in columns]
@@ -173,8 +170,7 @@ def _grid_table(
 def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
     """Format "mean ± std [published, measured - published]" of a metric at a sweep point.
 
-    Missing published values are left out, and ± std for a single seed.  A metric that no finished cell of the
-    point has is "missing", and a value of some of the seeds has their number behind it.
+    The text begins with "missing" if no finished cell of the point has the metric.
     """
     comparison = compare_with_published(results, metric, point)
     measured, text, comparisons = comparison.measured, "missing", []
@@ -192,14 +188,11 @@ def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -
 def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
     """Make the table with a row for each sweep point.
 
-    Columns are the swept keys, silos, rounds, μ and ε, the shared metrics, gradients, bytes sent, the clipped
-    share and seconds.  A column of figures is left out if a swept key has its name in the table.  Figures of
-    add-on rows are in the columns of metrics only.
+    Columns are the swept keys, then figures such as rounds, μ and metrics.
 
     Args:
         results: Results of the run.
-        added_rows: Title of each row of an add-on, and a function that gives its texts.  A row without any text is
-            left out.
+        added_rows: Rows of add-ons, which have texts in the columns of metrics.
     """
     names = list(short_names(results.axes).values())
     columns = [*_LEADING_COLUMNS, *(metric.title for metric in shared_metrics(results)), *_TRAILING_COLUMNS]
@@ -221,8 +214,8 @@ def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
 def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     """Format the figures of a sweep point by column.
 
-    Metrics are means over seeds, clipped fractions too, and seconds are added over seeds.  Other figures are those
-    of the first cell.  If no cell is finished, only metrics have a text, "missing" with any published value.
+    Metrics and clipped fractions are means over seeds, and seconds are added over seeds.  Other figures are those
+    of the first cell.
     """
     row = {metric.title: _format_figure(results, metric, point) for metric in run_metrics(results)}
     if not (cells := cells_at_point(results, point)):
@@ -255,10 +248,7 @@ def _render_markdown(results: Results) -> str:
 
 
 def _align_columns(table: TextTable) -> str:
-    """Render a Markdown table whose columns also align as plain text, labels left, figures right.
-
-    Every column is as wide as its longest text, and at least three characters.
-    """
+    """Render a Markdown table whose columns also align as plain text, labels left, figures right."""
     columns = []
     for index, (header, *body) in enumerate(zip(table.heads, *table.body, strict=True)):
         width = max(3, len(header), *map(len, body))
@@ -271,8 +261,7 @@ def _render_csv(results: Results) -> str:
     """Render a CSV text with one row for each sweep point and metric, at full precision.
 
     Metrics are in the printed unit, such as percent.  The facts on privacy are those of the point's first cell.
-    The column "ledger" has "ok", or "DIFFERS" if the claim of any cell of the point is not that of its releases.
-    A point without a finished cell has 0 seeds, and no facts.
+    The column "ledger" has "DIFFERS" if the claim of a cell of the point is not that of its releases.
     """
     facts = ["mu", "epsilon", "delta", "relation", "trust"]
     buffer = io.StringIO()
@@ -293,16 +282,12 @@ def _render_csv(results: Results) -> str:
 def _render_latex(results: Results, table: TextTable, number: int = 0) -> str:
     """Render a table as a LaTeX float, with its caption, its label, and a spanner of the column axis.
 
-    The caption has the run's title, the table's caption, any differing or missing cells, the number of seeds,
-    findings such as a model that learnt nothing, and all lines on privacy: ε or μ, δ, relation, unit, trust, and
-    caveats.  Swept algorithms and trust settings have their titles in place of their names.  A spanner is a
-    heading above all columns of figures.
+    A spanner is a heading above all columns of figures.
 
     Args:
         results: Results of the run.
         table: Table of the run.
-        number: Position of the table among those of the run, from 0.  The label of a later table ends with its
-            position from 1.
+        number: Position of the table among those of the run, from 0.
     """
     sentences = [
         results.title or results.name,

@@ -1,10 +1,5 @@
 """Description of a run in a paragraph, and comparison of two runs.
 
-The paragraph has algorithms, models and data, the scores at the best setting and at the most private ones, the
-privacy, and whether the noise is secret.  This module also lists the parties with their knowledge, and ε of
-repeated runs.  Two runs are compared by the settings that no sweep varies, and by metrics of the whole federation,
-seed by seed.
-
 An axis is a swept key of the scenario, and a sweep point has one value for each axis.  A cell is one run, a sweep
 point with a seed, as a dictionary of results.json.  Cells without noise have no ε, and cells whose guarantee is a
 curve of (ε, δ) have no μ.
@@ -75,8 +70,8 @@ class PartyView:
 def describe_run(results: Results) -> str:
     """Describe training, scores and privacy of a run, and whether its noise is secret, in one paragraph.
 
-    Noise is secret in a release, and has a public seed in a simulation.  A run has cells of both kinds if it was
-    resumed on another engine.  A run without noise has no sentence on the secrecy of noise.
+    Noise is secret in a release, and has a public seed in a simulation.  A run that was resumed on another engine
+    can have cells of both kinds.
     """
     if not results.cells:
         return "No cell is finished yet."
@@ -92,10 +87,7 @@ def describe_run(results: Results) -> str:
 
 
 def _describe_training(results: Results) -> str:
-    """Name algorithms, models, data sets, participants and rounds of all finished cells in a sentence.
-
-    Of three or more algorithms only the number is named.
-    """
+    """Name algorithms, models, data sets, participants and rounds of all finished cells in a sentence."""
     rows = dict.fromkeys(cell["scenario"]["algorithm"]["name"] for cell in results.cells)
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
@@ -122,12 +114,11 @@ def _describe_participants(results: Results) -> str:
 
 
 def _describe_scores(results: Results) -> str:
-    """Describe the best score, and the best score at each strictest strength if strengths differ.
+    """Describe the best score, and the best score at the strictest guarantees if guarantees differ.
 
     A score is the mean over seeds at a finished sweep point.  The best one is the largest test accuracy, or the
-    smallest value of the first metric if the run has no test accuracy.  A strength says how strong a guarantee is,
-    by trust, unit, relation and ε (`Strength`).  It is strictest if no other strength is stronger
-    (`Strength.is_stronger_than`), and there may be several such strengths.
+    smallest value of the first metric if the run has no test accuracy.  A guarantee is strictest if no other one
+    is stronger in trust, unit, relation, ε and δ together.
     """
     metric = next(
         (candidate for candidate in run_metrics(results) if candidate.key == "test_accuracy"),
@@ -186,8 +177,7 @@ class Strength(NamedTuple):
 def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | None:
     """Return the strength of a finished sweep point's first cell, or None for a point without noise.
 
-    The leakage is ε if all cells with noise have the same δ.  If they have several δ, it is μ, or, as soon as one
-    cell with noise has no μ, ε beside its δ.
+    The leakage is μ if the cells with noise have several δ and all of them have a μ, and otherwise ε.
     """
     cell = cells_at_point(results, point)[0]
     if cell["epsilon"] is None:
@@ -209,7 +199,6 @@ def _describe_privacy(results: Results) -> str:
     """Describe μ by the best guess of an attacker, or the largest ε and δ if a cell with noise has no μ.
 
     The best guess is the largest probability of guessing right which of two equally likely neighbours was used.
-    If a cell has no noise, the text says that such a cell protects nothing.
     """
     noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
     warning = "" if len(noisy_cells) == len(results.cells) else "A cell without noise protects nothing."
@@ -233,8 +222,7 @@ def list_party_views(results: Results) -> list[PartyView]:
 def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list[PartyView]:
     """List client or silo, server or curator, and public with their data and knowledge in a trust setting.
 
-    A party that adds noise also has the noise's key or seed, if any cell has noise.  A curator is server and silos
-    in one.  Clients are those of a pool, to whose sum the server adds any noise.
+    A curator is server and silos in one.  Clients are those of a pool, to whose sum the server adds any noise.
 
     Args:
         name: Name of the trust setting.
@@ -248,7 +236,7 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
     key_texts = {"release": ", the key of its noise", "simulation": ", noise from the scenario's seed"}
     key = "".join(text for kind, text in key_texts.items() if kind in {cell["noise"] for cell in cells})
     public_view = PartyView("everyone else", "nothing", "the models that are published")
-    if trust is CURATOR:  # server and silos in one
+    if trust is CURATOR:
         return [PartyView("the curator", f"the records of all silos, the test records{key}", "all"), public_view]
     if all("clients" in cell for cell in cells):
         return [
@@ -277,9 +265,8 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
 def epsilon_of_repeated_runs(results: Results) -> list[list[str]]:
     """Return the rows of a table with ε of repeated runs on the same records.
 
-    A row has a μ of the run, then ε at the run's δ for each number k of `RUN_COUNTS`, since k runs of μ-GDP are
-    √k μ-GDP together.  Cells without a μ have no row.  Of more than `_MAX_LEVELS` different pairs of μ and δ, the
-    table lists as many of the smallest as of the largest ones.
+    A row has a μ of the run, then ε at the cell's δ for each number k of `RUN_COUNTS`, since k runs of μ-GDP are
+    √k μ-GDP together.  Of many different pairs of μ and δ, the table lists the smallest and the largest ones.
     """
     cells_with_mu = [cell for cell in results.cells if cell["mu"] is not None]
     levels = sorted({(float(format_upper(cell["mu"])), cell["delta"]) for cell in cells_with_mu})
@@ -341,11 +328,13 @@ class RunComparison:
 def compare_folders(first: Path, second: Path) -> RunComparison:
     """Compare the runs of two folders.
 
-    Simulated cells of one seed may share records and, scaled, noise.  So differences are taken seed by seed.  A
-    row has the first run's sweep point, a metric of the whole federation, the number of common seeds with this
-    metric, the mean in each run, and the mean difference with its standard error.  The second run's sweep point is
-    the only one that agrees in all keys which both runs sweep: without such a point, or with several, there is no
-    row.
+    Differences are taken seed by seed.  A row has a sweep point of the first run, a metric, the number of common
+    seeds, the mean in each run, and the mean difference with its standard error.  The point's counterpart is the
+    one sweep point of the second run that agrees in all keys which both runs sweep.
+
+    Args:
+        first: Folder of the first run.
+        second: Folder of the second run.
 
     Raises:
         InputError: If a folder has no results, or there is no row.
@@ -370,8 +359,7 @@ def _score_pairs(
 ) -> list[tuple[float, float]]:
     """Return the metric in both runs, in the printed unit, as a pair for each common seed of the point.
 
-    A cell without the metric has no pair.  The list is empty unless exactly one point of the second run has the
-    values of the common axes.
+    The list is empty unless exactly one point of the second run has the values of the common axes.
 
     Args:
         first: Results of the first run.
