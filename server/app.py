@@ -1,27 +1,14 @@
 """Flower ServerApp that runs one cell of a scenario, from the run configuration to a published model.
 
-Each trust setting has other messages and releases.  With noise, sums are integers in a deployment, and in a
-simulation if its scenario says so:
-
-| trust | messages of silos | releases for which privacy is claimed |
-|---|---|---|
-| untrusted | means with the silo's own noise | the messages, silo by silo |
-| secure aggregation | masked integer sums, with a part of the noise | their sum |
-| trusted, curator | exact integer sums | their sum with the server's noise |
-| no noise | exact means | none |
-
 * A cell is one run of a scenario, with a value for each key, and a plan has what is known of it before round 1.
-* A release of the server is the vector that it makes of a round's messages, for which, or for whose sources,
-  privacy is claimed.
+* A release of the server is the vector that it makes of a round's messages.
 * The journal is a folder of the server with the release of each finished round, and the key of the server's noise.
 * A checkpoint is a position in a silo's ledger, which the server remembers and sends back with the next query.
 * The roster is the node id of silo 0, 1, ….
+* In an evaluation by silos the server sends a model, and gets sums over the silos' test records.
 
-Before the first query of a deployment every silo is asked whether it would refuse the run (`check_admission`).
-Nothing is opened, charged or released for that query, so that a run that one silo refuses costs the others
-nothing.
-
-With federated evaluation the server sends a model, and gets sums over the silos' test records (`SiloEvaluation`).
+Before the first query of a deployment every silo is asked whether it would refuse the run, so that a run that one
+silo refuses costs the others nothing.
 """
 
 import dataclasses
@@ -77,10 +64,9 @@ from fedpriv.server.strategy import (
 
 
 def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require_all: bool = True) -> None:
-    """Check that the silos would admit the run.
+    """Check that the silos would admit the run, and that their clocks agree with this process's clock.
 
-    A refusal is final if asking again does not help.  The clock of a silo is compared with this process's clock,
-    because a SuperLink refuses SuperNodes whose clock is far off.
+    A refusal is final if asking again does not help.
 
     Args:
         grid: Grid with the silos' nodes.
@@ -89,8 +75,8 @@ def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require
         require_all: Whether a silo that does not reply, or whose refusal is not final, ends the run.
 
     Raises:
-        RunError: If a silo refuses the run for good or fails, or its clock is wrong, or if `require_all` and it
-            does not reply or refuses for now.  The error has a line for each such silo.
+        RunError: If a silo refuses the run for good, fails or has a wrong clock, or if an agreement that
+            `require_all` asks for is missing.
     """
     queries, start_time = [Message(RecordDict(), node, ADMISSION_QUERY) for node in nodes], time.time()
     replies = {
@@ -170,9 +156,6 @@ class SiloEvaluation:
     ) -> Tensor:
         """Send a model to all silos, and return the release of their test sums.
 
-        With a journal, the release is stored before it is returned.  With a checkpoint store, each query carries
-        the ledger checkpoints of its silo, and those of the replies are stored.
-
         Args:
             number: Number of the evaluation, from 1.
             model: Model, (d,).
@@ -240,8 +223,6 @@ def evaluation_aggregator(
 def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -> ServerApp:
     """Build the ServerApp, which runs the cell of Flower's run configuration.
 
-    A run whose `run-token` in the configuration is not empty is a deployment, and any other one a simulation.
-
     Args:
         make_observer: Function that makes the observer of a run from the run configuration.
     """
@@ -250,13 +231,13 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
     @app.main()
     @torch.inference_mode()
     def main(grid: Grid, context: Context) -> None:
-        """Run the cell of the run configuration, deployed if there is a `run-token`."""
-        torch.set_num_threads(1)  # As in the clients: the order of sums must not depend on the number of cores.
+        """Run the cell of the run configuration, as a deployment if there is a `run-token`."""
+        torch.set_num_threads(1)  # The order of sums must not depend on the number of cores.
         observer = make_observer(context.run_config)
         try:
             cell, is_deployment = cell_from_run_config(context.run_config), bool(context.run_config["run-token"])
             if is_deployment:
-                # An engine's folder is RUN_DIR/deployment/DIGEST: checkpoints lie beside RUN_DIR, for later runs.
+                # The folder is RUN_DIR/deployment/DIGEST, and checkpoints lie beside RUN_DIR, for later runs.
                 folder = output_folder(context.run_config)
                 deploy_cell(grid, cell, observer, folder / "journal", folder.resolve().parents[2] / ".commits")
             else:
@@ -272,9 +253,12 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
 def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> CellOutcome:
     """Run all rounds of one simulated cell over a grid, and return its outcome.
 
-    All noise of the server comes from the scenario's seed.  With a section [evaluation], evaluations are rounds
-    over the silos' test records, with a separate plan, key and noise.  Without it the server evaluates on the
-    public test set.
+    The noise of the server comes from the scenario's seed.
+
+    Args:
+        grid: Grid with the silos' nodes.
+        cell: Cell that is run.
+        observer: Observer of progress and of evaluations.
     """
     task = load_task(cell)
     plan = make_plan(cell, task.objective)
@@ -295,8 +279,7 @@ def deploy_cell(
 ) -> None:
     """Run all rounds of one cell with deployed silos, once all of them agree.
 
-    With `deployment.missing = "continue"` silos that do not reply, or refuse only for now, need not agree.  A run
-    that was interrupted continues after the last round in the journal.  The observer gets the outcome.
+    A run that was interrupted continues after the last round in the journal.  The observer gets the outcome.
 
     Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
     while the run lasts and wiped before its outcome is published.
@@ -403,16 +386,14 @@ def _run_strategy(
 ) -> CellOutcome:
     """Run all rounds of a strategy with evaluations, and make the outcome of the cell.
 
-    The metrics of the outcome are those of the last evaluation.
-
     Args:
         strategy: Strategy of the server, before its first round.
         grid: Grid with the silos' nodes.
-        cell: Cell that is run, whose numbers of evaluations and of seconds to wait are used here.
+        cell: Cell that is run.
         task: Objective of the model, and the public test set.
         observer: Observer of progress and of evaluations.
         evaluation_plan: Plan of evaluations by silos, or None if the server evaluates on the public test set.
-        silo_evaluation: Evaluations by silos, or None likewise.
+        silo_evaluation: Evaluations by silos, or None if the server evaluates.
     """
     start, plan = time.perf_counter(), strategy.plan
     evaluated_rounds = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))

@@ -1,13 +1,8 @@
 """Grid for silos that disconnect and return, which polls often and follows a silo to its new node.
 
-Three properties of Flower 1.41 were measured.  Flower's own `send_and_receive` sleeps 3 s between polls.  A
-SuperNode that was killed keeps its messages until a heartbeat is missed (up to 60 s).  Such a SuperNode returns
-under another node id, unless it has a key.  `PatientGrid` therefore polls more often, repeats queries, and sends
-them to a silo's new node.  Repeating a query is safe, because a silo's guard answers a repeated round with the
-same bytes, or refuses it.
-
-In a simulation all nodes exist from the start to the end, and `learn_roster` asks them once for their silos'
-numbers.
+Flower 1.41's own `send_and_receive` sleeps 3 s between polls, and a SuperNode that was killed can return under
+another node id.  `PatientGrid` therefore polls more often, repeats queries, and sends them to a silo's new node.
+Repeating a query is safe, because a silo's guard answers a repeated round with the same bytes, or refuses it.
 """
 
 import itertools
@@ -58,8 +53,7 @@ def ask_roster(grid: Grid, silos: int, timeout: float, make_query: Callable[[int
         make_query: Function that makes the query to a node from its id.
 
     Raises:
-        RunError: If a silo has no node, or two, if there are more nodes than silos, if a node refuses, fails or
-            says no number of a silo, or if there are too few nodes when the time is over.
+        RunError: If a silo has no node, or two, or a node refuses, fails or says no number of a silo.
     """
     nodes = _wait_for_nodes(grid, silos, timeout)
     reply_by_silo: dict[int, Message] = {}
@@ -188,11 +182,9 @@ class PatientGrid(Grid):
     def roster(self, silos: int, timeout: float) -> list[int]:
         """Wait for all silos and return the node ids of silo 0, 1, ….
 
-        A silo may not return under another node id before all silos are there: it then has two nodes.
-
         Raises:
-            RunError: If silos are missing after `timeout` seconds, with their numbers, if two nodes are the same
-                silo, or if a node says no silo number or one that does not exist.
+            RunError: If silos are missing after `timeout` seconds, two nodes are the same silo, or a node says no
+                silo number or one that does not exist.
         """
         deadline, reporter = time.monotonic() + timeout, _WaitReporter(self._on_wait)
         while len(node_by_silo := self._find_nodes(silos)) < silos:
@@ -217,15 +209,12 @@ class PatientGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Return the replies that arrive within `timeout` seconds, each as the reply to the original message.
 
-        A message is sent again, to the current node of its silo: after 30 s without a reply, and twice as long
-        each further time; 2 s after an error or a refusal that may pass, or if the SuperLink does not know the
-        node; and at once if the silo has another node.
+        A message is sent again, to the current node of its silo, after a time without a reply, after an error or a
+        refusal that may pass, and once the silo has another node.  Up to 15 minutes in which this process was
+        stopped do not count.
 
-        Pauses of more than 5 seconds, in which this process was stopped or the SuperLink did not answer, do not
-        count, up to 15 minutes together.
-
-        A silo that only refused or failed in a way that may pass is among the replies, with a refusal that is not
-        final.  A silo that did not reply at all is not.
+        A silo that refused or failed in a way that may pass, and did not reply later, has a refusal that is not
+        final among the replies.
 
         Args:
             messages: Messages, whose ids are set here.
@@ -273,10 +262,7 @@ class PatientGrid(Grid):
         ]
 
     def _send(self, pending_messages: list[_PendingMessage]) -> None:
-        """Send a copy of each message to its silo's current node, and set the time of the next copy.
-
-        Each copy that the SuperLink takes doubles the wait for a reply before the next one.
-        """
+        """Send a copy of each message to its silo's current node, and set the time of the next copy."""
         if not pending_messages:
             return
         copies = [
@@ -309,8 +295,7 @@ class PatientGrid(Grid):
     def _poll_nodes(self) -> None:
         """Ask new nodes for their silo numbers, and note the node from which a silo reported last.
 
-        New nodes are looked for at most once a second.  Registered nodes are not asked, because the SuperLink
-        knows their silos.
+        Registered nodes are not asked, because their names have the numbers.
 
         Raises:
             RunError: If a node's reply does not say which silo it is.

@@ -1,11 +1,9 @@
 """Journal of a run at the server, from which a killed server continues.
 
-The journal has the noise key and the release q~_t of every finished round, from which the next query follows.
-
 | file | content |
 |---|---|
-| noise.key | 256 bits of the operating system, drawn once a run, wiped after its last round |
-| released.bin | an entry a round: q~_t or the noisy integers y_t behind it, the query chain, a checksum |
+| noise.key | key of the server's noise, drawn once a run and wiped after its last round |
+| released.bin | an entry a round: the release or the noisy integers behind it, the query chain, a checksum |
 | sums-T.bin | if the server adds noise to integers: its state of the sums after round T, as secret as the key |
 | last.npy | if silos may be missing: every silo's last message, if a later round can need it |
 | missed.json | once a silo has missed a round: the rounds that each silo missed |
@@ -70,8 +68,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             entry_sizes: Type of the entries' values, and their number in each round.
 
         Raises:
-            RunError: If another server has the journal open for ten seconds, the folder cannot be used, or others
-                have permissions on the key or the entries.
+            RunError: If another server has the journal open, the folder cannot be used, or others have permissions
+                on the key or the entries.
         """
         self._folder, self._dtype, self._has_secret_state = folder, entry_sizes.dtype, entry_sizes.has_secret_state
         self._last_round = len(entry_sizes.lengths)
@@ -104,12 +102,11 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def load_noise_key(self) -> bytes:
         """Return the noise key of the run, 32 bytes, which the first call draws and stores.
 
-        A run has one key, because noise can be correlated over rounds, and a reader could average the noise of two
-        keys on the same sums.  After the last round no noise is drawn, and the result is zeros.
+        A run has one key, because a reader could average the noise of two keys on the same sums.  After the last
+        round no noise is drawn, and the result is zeros.
 
         Raises:
-            RunError: If the key is lost after the first round, was wiped, has another length, or cannot be read or
-                stored.
+            RunError: If the key was lost or wiped during the run, has another length, or cannot be read or stored.
         """
         path = self._folder / "noise.key"
         if self._round_count >= self._last_round:
@@ -137,8 +134,6 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def read_entry(self, t: int) -> JournalEntry | None:
         """Return the entry of round t, or None if the round is not finished.
 
-        An empty query chain is read as zeros.
-
         Raises:
             RunError: If the entry cannot be read, or its checksum is wrong.
         """
@@ -159,11 +154,10 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def load_secret_state(self) -> bytes:
         """Return the packed secret state after the last finished round, or b"" without one.
 
-        The secret state has sums of silos without noise, from which the server continues.  There is no such state
-        before the first round, and in runs whose server keeps no sums of silos.
+        The secret state has sums of silos without noise, from which the server continues.
 
         Raises:
-            RunError: If the state is lost, was wiped, or its checksum is wrong.
+            RunError: If the state is lost, or its checksum is wrong.
         """
         if not self._round_count or not self._has_secret_state:
             return b""
@@ -183,12 +177,10 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def missed_rounds(self) -> MissedRounds:
         """Return the rounds that silos missed, up to the last round in the journal, by silo.
 
-        The file missed.json is written before a round's entry, so that it can name a round without an entry, which
-        is left out.
-
         Raises:
             RunError: If the file is damaged or cannot be read.
         """
+        # The file is written before a round's entry, and can name a round without an entry.
         path = self._folder / "missed.json"
         if not path.exists():
             return {}
@@ -232,7 +224,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             secret_state: Packed sums of silos for the next round, secret outside the server, or b"".
 
         Raises:
-            RunError: If the disk refuses, or the round is out of order.
+            RunError: If the journal cannot be written, or the round is out of order.
         """
         if t != self._round_count + 1:
             raise RunError(

@@ -1,33 +1,18 @@
 """Flower strategy of the server: broadcast x_t, aggregate the silos' messages, update the optimizer.
 
-In round t, from 1, the query x_t, (d,), goes to all silos, silo i answers with its message y_{i,t}, and q~_t,
-(d,), is the noisy mean of the messages.  `ServerAggregator` forms q~_t for every trust setting and algorithm:
+In round t, from 1, the query x_t goes to the silos, silo i answers with its message, and q~_t, (d,), is the noisy
+mean of the messages.  The optimizer, the algorithm's rule, makes the next query x_{t+1} and the published model
+from the releases q~_1, …, q~_t.
 
-| setting | aggregate |
-|---|---|
-| secure aggregation, integers | y_t = Σ_i y_{i,t}, the only function of masked messages that the server can read |
-| trusted server, integers | y_t = (C Σ_i s_i)_t + z_t, noise keyed by (key, server, round, query chain, C s) |
-| both of these | q~_t = unit / (Σ_i b_i) · (B y)_t |
-| all others | q~_t = Σ_i p_i · release_i in the run's type, plus the noise of a trusted server in a simulation |
+Messages that are masked, or to which a trusted server adds noise, are integers in real releases.  Then q~_t is
+unit / (Σ_i b_i) · (B y)_t, with the unit of the integers, the batch size b_i of silo i, and y_t the sum of the
+masked messages, or (C Σ_i s_i)_t with the server's noise for messages s_i.  B and C are the matrices of the noise
+mechanism.  In floating point q~_t is the mean of the messages with fixed weights p_i.
 
-With noise, real releases of these two settings are in integers, and a simulation's are if its scenario says so.
-Here s_i are the integer sums of silo i, in multiples of the round's unit, and b_i is its batch size.  p_i is the
-weight of silo i in the mean, and release_i its message in floating point.  The run's type is `run.dtype`.  The
-matrices C and B are those of the noise mechanism: noise is added to C s, and B turns y into the releases.
-
-A query chain is a digest of the queries so far.  The optimizer is the algorithm's rule from releases to the next
-query and to the model that is published; its state follows from the releases.  The journal is the server's store
-of releases, from which a run continues after a crash.  A node is a SuperNode of Flower.
-
-`ReleaseStrategy` hands q~_t to the optimizer, which returns x_{t+1}.  The weights p_i of the mean are fixed, and
-the mean is never formed over fewer silos.  A failed, malformed or non-finite reply ends the run with the silo's
-number and the round.  A missing reply does so, too, unless the scenario lets the silo count with an increment of 0
-instead, as long as enough other silos reply.  The silo's weight then stays, and the absence is recorded.
-
-`CheckpointStore` remembers the latest checkpoint (a position in a ledger) of each of a silo's ledgers, up to eight
-of them, from the silo's replies.  It adds these checkpoints to the next query, in this run and in later ones that
-use its folder.  A checkpoint reveals a rollback to a silo whose ledger and rollback mark were restored together.
-The files, one for each silo, hold public values.  Removing one only loses a check.
+If the scenario lets a silo be missing, a substitute message, with an increment of 0, takes the place of its reply.
+A query chain is a digest of the queries so far.  The journal is the server's store of releases, from which a run
+continues after a crash.  A checkpoint is a position in a silo's ledger, by which the silo recognizes that an older
+copy of the ledger was restored.  A node is a SuperNode of Flower.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -87,11 +72,9 @@ class CheckpointStore:
         return add_bytes(content, SERVER_CHECKPOINTS, checkpoints) if checkpoints else content
 
     def record_checkpoint(self, silo: int, content: RecordDict) -> None:
-        """Store the checkpoint in a silo's reply, beside those of the silo's other ledgers.
+        """Store the checkpoint in a silo's reply, which replaces the earlier one of its ledger.
 
-        The checkpoint replaces the earlier one of the same ledger, in memory and in the silo's file.  Beyond
-        `MAX_CHECKPOINTS` ledgers it replaces the one that was updated longest ago.  A reply without a checkpoint,
-        or with a malformed one, is ignored.  A failed write is logged.
+        A reply without a checkpoint, or with a malformed one, is ignored.  A failed write is logged.
         """
         try:
             checkpoints = update_checkpoints(
@@ -102,13 +85,13 @@ class CheckpointStore:
             return
         self._cached_checkpoints[silo] = checkpoints
         try:
-            # Not durable: a checkpoint that a crash loses is only a check less, and a sync costs every round time.
+            # Not durable: a lost checkpoint is only a check less, and a sync would cost time in every round.
             write_bytes(self._path(silo), checkpoints, PRIVATE_MODE, durable=False)
         except OSError as error:
             log(WARNING, "%s: cannot be written (%s); an older ledger may go unnoticed", self._path(silo), error)
 
     def _read(self, silo: int) -> bytes:
-        """Read a silo's checkpoints, or b"" if the file is missing, unreadable, malformed or too long."""
+        """Read a silo's checkpoints, or return b"" if its file is missing or cannot be used."""
         try:
             with self._path(silo).open("rb") as file:
                 # One byte more than allowed is enough to refuse the file.
@@ -198,26 +181,18 @@ class ServerAggregator:
         """True if the server adds noise that can be removed with the scenario's seed."""
 
     def make_release(self, messages: list[Tensor], t: int, query: Tensor) -> ServerRelease:
-        """Add up the messages of a round, add the server's noise, and return the release.
-
-        The steps are those of the module's table: aggregate (sum, weighted mean, or the silos' vectors in a row),
-        add noise if the server has any, and apply B to integers.  The server's state moves on to the next round.
+        """Aggregate the messages of a round, add the server's noise if it has any, and return the release.
 
         Args:
             messages: Message of silo 0, 1, …, each of the round's `message_length` in the plan's `message_dtype`.
             t: Round, from 1, the one after the last round that was released or repeated.
-            query: Query x_t of the round, (d,).  The noise of a trusted server is keyed by the query.
-
-        Returns:
-            The release, its journal entry, and, if silos send only the sums of their round, the packed state of C
-            after this round (`sends_round_sums`).
+            query: Query x_t of the round.  The noise of a trusted server is keyed by the query.
 
         Raises:
-            RunError: A message or the sum of all is not finite (the error names the silos of such messages), or a
-                message is a masked one of another length, or has exact sums beyond the bounds of the plan.
+            RunError: The messages or their sum are not finite, malformed, or beyond the bounds of the plan.
         """
         total = torch.cat(messages) if self._publishes_each_silo else self._steps.aggregate(messages, t)
-        if not is_finite(total):  # weights are positive, so a non-finite value reaches the mean
+        if not is_finite(total):
             bad_silos = ", ".join(str(silo) for silo, message in enumerate(messages) if not is_finite(message))
             raise RunError(f"silo {bad_silos}, round {t}: the release has values that are not finite")
         noisy, state = self._steps.add_noise(self._load_state(), t, total, SERVER, query)
@@ -232,7 +207,7 @@ class ServerAggregator:
     def repeat_release(self, entry: JournalEntry, t: int) -> Tensor:
         """Compute the release of a finished round from its journal entry, without messages and new noise.
 
-        The call takes the place of `make_release` for this round, and returns the same `ServerRelease.vector`.
+        The call takes the place of `make_release` for this round.
         """
         state = self._state._replace(query_chain=entry.query_chain)
         vector, self._state = self._steps.release(state, t, entry.noisy_values, SERVER)
@@ -272,11 +247,10 @@ def answers_by_silo(
         step: Name of the step, such as "round 3", for errors.
 
     Returns:
-        The content of each reply that is not a refusal, by silo, without silos that refused or did not reply.
-        Second, the reasons as one text, each behind "; ".
+        The content of each reply that is not a refusal, by silo, and the reasons as one text.
 
     Raises:
-        RunError: A silo failed, or refused for good (`Refusal.is_final`).
+        RunError: A silo failed, or refused for good.
     """
     # The grid assigns message ids on sending.  An error reply always has the message id, not always the node.
     silo_by_message = {message.metadata.message_id: silo for silo, message in messages.items()}
@@ -317,7 +291,7 @@ def read_release(
 ) -> tuple[Tensor, RecordCounts | None]:
     """Read a silo's release, (length,), and its numbers of records and clipped records, if it sends them.
 
-    Only simulated silos send these counts.  A silo with a guard sends none, and the second result is then None.
+    Silos with a guard send no counts, and the second result is then None.
 
     Args:
         content: Content of the reply.
@@ -430,7 +404,7 @@ class ReleaseStrategy:
             RunError: The journal is damaged.
         """
         self.plan = plan
-        # Numbers of records and clipped records so far, or None once a reply lacks them, as those of guards do.
+        # Numbers of records and clipped records so far, or None once a reply lacks them.
         self.counts: RecordCounts | None = RecordCounts(0, 0)
         self.rounds_done = 0
         self._journal, self._checkpoints, self._find_roster, self._aggregator = (
@@ -467,17 +441,14 @@ class ReleaseStrategy:
     ) -> None:
         """Run the plan's rounds, or the first `num_rounds` of them.
 
-        Flower's own loop is not used, because it exchanges evaluation messages every round and broadcasts the
-        evaluated model.  A round in the journal is not queried again: its release determines the optimizer's
-        state.
+        A round in the journal is not queried again.
 
         Args:
             grid: Grid with the silos' nodes.
             num_rounds: Number of rounds, or 0 for all rounds of the plan.
             timeout: Longest wait for the silos to connect, for their public keys, and for the replies of each
                 round, each time in seconds.
-            evaluate: Function (t, arrays) that is called after each round t with the arrays of the model, not with
-                those of the query.  The model is the one that the run would publish if it stopped then.
+            evaluate: Function (t, arrays) that is called after each round t with the arrays of the model.
 
         Raises:
             RunError: A silo is not connected, does not reply although the run needs it, fails, refuses for good,
@@ -517,8 +488,6 @@ class ReleaseStrategy:
     ) -> Iterable[Message]:
         """Make one query message for each silo that is not absent in the simulation, in the order of silos.
 
-        All messages have the same query and round number.  `aggregate_train` takes the replies to them.
-
         Args:
             server_round: Round t.
             arrays: Query, as `query` returns it.
@@ -540,8 +509,7 @@ class ReleaseStrategy:
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> None:
         """Form q~_t from the replies to `configure_train`, store it in the journal, and update the optimizer.
 
-        A silo that is absent in the simulation counts with its substitute message, and so does a silo without a
-        reply if the run may continue without it.  Both are recorded in `missed_rounds`.
+        A silo that is absent counts with its substitute message if the run may continue without its reply.
 
         Args:
             server_round: Round t, the one of the last call of `configure_train`.
@@ -572,7 +540,7 @@ class ReleaseStrategy:
         # Free the long vectors of this round before new ones are allocated.
         self._pending_messages, self._encoded_vector = {}, None
         del answers, releases, replies, query
-        # A round's exact sums are replaced by zeros for an absent silo, whatever the silo sent before.
+        # For an absent silo's exact sums zeros are the substitute, whatever the silo sent before.
         keeps_releases = self._substitutes_messages and not self.plan.sends_round_sums
         if keeps_releases:
             self._last_releases = torch.stack(messages)
@@ -615,8 +583,7 @@ class ReleaseStrategy:
     def _fetch_public_keys(self, grid: Grid, timeout: float) -> bytes:
         """Fetch the public keys with which silos agree on masks, concatenated in the order of silos.
 
-        A key has 32 bytes, and 64 more if it comes with a signature.  The server sends the keys back to the silos
-        with each query.
+        A key has 32 bytes, and 64 more if it comes with a signature.
 
         Raises:
             RunError: A silo does not reply, fails or refuses, or sends no key, or one of another length.

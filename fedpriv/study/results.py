@@ -2,8 +2,8 @@
 
 | file | content |
 |---|---|
-| results.json | finished cells, rewritten whole and not after every cell; `complete` once no cell is missing |
-| cells.jsonl | cells that were finished after results.json was rewritten |
+| results.json | finished cells, and whether all cells are finished |
+| cells.jsonl | cells that were finished after results.json was written |
 | history.jsonl | one line for each evaluated round of a cell |
 | checkpoints/ | checkpoints of unfinished cells |
 | .lock | lock file of the process that runs in the folder |
@@ -12,8 +12,7 @@
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its record in the
 folder has a number, its scenario, its measurements, its claim of privacy, and a description of its releases (the
-vectors that were published, and their noise).  `read_claims` computes claims from these descriptions, and does not
-show the stored claims.
+vectors that were published, and their noise).
 """
 
 import json
@@ -119,12 +118,8 @@ class RunFolder(RunObserver):
     ) -> None:
         """Open a results folder, and load its finished cells if the run is resumed.
 
-        A folder of another run, by its results or its checkpoints, is refused before a file of it is written.
-        Only checkpoints that cannot be used may be deleted before.
-
-        Seeds that a resumed run did not have form a batch of their own; earlier batches stay unchanged.  If some
-        cells of a group are missing, the whole group is computed again, because a smaller group may round
-        otherwise.
+        Seeds that a resumed run did not have form a batch of their own.  If some cells of a group are missing, the
+        whole group is computed again, because a smaller group may round otherwise.
 
         Guarantee: statements on all cells of the folder together count the cells of every invocation, since a
         resumed run keeps its seeds and its [tuned]: a scenario without one of the seeds, or with another [tuned]
@@ -134,12 +129,12 @@ class RunFolder(RunObserver):
             path: The folder.
             scenario: Scenario of the run.
             engine: Name of the engine.
-            resume: Whether the folder may hold results of this run, whose groups without a missing cell are kept.
+            resume: Whether the folder may hold results of this run.
             rerun: Command that runs the same again, or None for a run started by a program.
-            fits: Fitted noise of the scenario by request, stored for runs that resume.
+            fits: Fitted noise of the scenario by request (`FittedNoise.asked`), stored for runs that resume.
             group_cells: Function that groups the cells which the engine computes together, or None if it computes
                 each alone.
-            checkpoints: Checkpoints of the folder, which are checked, or None if the engine writes none.
+            checkpoints: Checkpoints of the folder, or None if the engine writes none.
 
         Raises:
             InputError: The folder holds results or checkpoints of another run, results of any run without
@@ -189,9 +184,6 @@ class RunFolder(RunObserver):
 
     def finished(self, place: int, finished: CellOutcome) -> None:
         """Store the outcome of a cell, so that a run which is killed afterwards keeps it.
-
-        The model gets a separate file, and the record becomes a line of cells.jsonl.  results.json is rewritten
-        with all records only if the last time is more than a second ago, or if no cell is missing.
 
         Args:
             place: Number of the cell in the folder.
@@ -247,9 +239,8 @@ class RunFolder(RunObserver):
     def _load_finished(self, group_cells: CellGrouping | None) -> dict[int, dict[str, Any]]:
         """Load the finished cells of a stored run by number, without groups that have to be computed again.
 
-        A group of cells that the engine computes together is computed again if one of its cells is missing.  Each
-        batch of seeds, those of one invocation, has separate groups.  The run is continued: seeds and scenario of
-        this object become those of the stored run and of the seeds that are added.
+        A group of cells that the engine computes together is computed again if one of its cells is missing.  The
+        seeds of this object become those of the stored run, followed by the added ones.
 
         Args:
             group_cells: Function from cells to groups of their indices, or None if each cell is computed alone.
@@ -282,7 +273,7 @@ class RunFolder(RunObserver):
         """Take the seed batches and the date of the stored run, and append a batch of the new seeds, if any.
 
         A batch has the seeds that one invocation brought.  The points of the scenario are ordered by batch, so
-        that finished cells keep their numbers.  The stored command stays if there is one and no seeds are added.
+        that finished cells keep their numbers.
 
         Raises:
             InputError: The stored run is another one.
@@ -343,9 +334,7 @@ class _StoredResults(BaseModel):
 
 
 def read_results(folder: Path) -> Results:
-    """Read RUN_DIR/results.json, with the finished cells of cells.jsonl that are not in results.json yet.
-
-    If both files have a cell, the record in cells.jsonl counts.
+    """Read RUN_DIR/results.json, with the cells of cells.jsonl, which finished later.
 
     Raises:
         InputError: There is no results.json, or one of the files is not of this format.
@@ -359,7 +348,7 @@ def read_results(folder: Path) -> Results:
             cell["cell"]: cell
             for cell in (*tree["cells"], *map(json.loads, read_complete_lines(folder / _JOURNAL_FILE)))
         }
-        cells = [cell_by_number[number] for number in sorted(cell_by_number)]  # with cells that finished later
+        cells = [cell_by_number[number] for number in sorted(cell_by_number)]
         validate_section(_StoredResults, {**tree, "cells": cells}, f"{path}: not a results file of fedpriv")
         return Results(
             name=tree["scenario"]["name"],
@@ -413,7 +402,7 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     """Read the evaluations in RUN_DIR/history.jsonl, one dictionary for each complete line.
 
     The keys are "cell" (its number), "round", "seed", the swept keys and the metrics.  A last line without an end,
-    which a killed run may leave, is skipped.  Errors are raised while the result is iterated over.
+    which a killed run may leave, is skipped.
 
     Raises:
         InputError: There is no history, or a line is not an evaluation.

@@ -1,15 +1,9 @@
 """Compare the cost of noise mechanisms without a run, for silos of equal size.
 
 A silo is a party that holds records.  It sums their clipped contributions (increments) of a round, and a running
-sum adds these sums up over rounds, each time after a multiplication by the decay.  A mechanism correlates the
-noise of released running sums over rounds.  Trust says whether silos or the server add it, and participation which
-records a round reads; it is secret if only a record's silo knows that.
-
-`AccountingSetting` is the question of `fedpriv privacy`: rounds, decay, silos, trust, neighbours and
-participation.  `MechanismCost` is the cost of one mechanism for a workload: its noise in the units of a release,
-its sensitivity and its memory.  `MechanismTable` lists mechanisms at one guarantee, with the noise in the running
-sums, and in the queries and the output that are computed from them.  `measure_seconds_per_round` measures time on
-this machine.
+sum adds these sums up over rounds, each time after a multiplication by the decay.  A workload is the running sums
+that are released, and a mechanism correlates their noise over rounds.  Participation says which records a round
+reads, and is secret if only a record's silo knows that.
 """
 
 import math
@@ -267,9 +261,8 @@ class AccountingSetting:
     def compare_mechanisms(self, mu: float, delta: float = DEFAULT_DELTA) -> dict[str, MechanismCost]:
         """Compute the cost of each mechanism at μ, by a name that includes its parameters.
 
-        Without secret participation these are all mechanisms that need no fit.  With secret participation they are
-        independent and banded noise, which every such participation amplifies, and the target is the ε that μ-GDP
-        gives at `delta`.
+        Mechanisms that need a fit are left out.  With secret participation the mechanisms are those that it
+        amplifies, and the target is the ε that μ-GDP gives at `delta`.
         """
         unamplified = ((name, self, mechanism) for name, mechanism in unfitted_mechanisms(self.workload).items())
         candidates = self._amplified_mechanisms() if self.has_secret_order else unamplified
@@ -278,10 +271,9 @@ class AccountingSetting:
     def _amplified_mechanisms(self) -> Iterator[tuple[str, "AccountingSetting", Mechanism]]:
         """Yield mechanisms that every secret participation amplifies, as (name, setting, mechanism).
 
-        For decay 0 this is independent noise.  Otherwise it is banded noise with k bands, with the setting changed
-        to k public groups of records, between which rounds alternate.  k is `groups` if that is above 1, or else
-        each of the (at most 8) smallest divisors of an epoch's rounds.  Noise that fades, which random allocation
-        amplifies, too, is not compared.
+        For decay 0 this is independent noise.  Otherwise it is banded noise with k bands, for k public groups of
+        records, between which rounds alternate.  k is `groups`, or several divisors of an epoch's rounds if
+        `groups` is 1.
         """
         if self.decay == 0.0:
             yield IndependentGaussian.name, self, IndependentGaussian()
@@ -369,9 +361,6 @@ def tabulate_mechanisms(
     """Tabulate mechanisms for a workload at one guarantee, including fitted ones.
 
     Above 4,096 rounds T, mechanisms without a fit that keep T vectors or more are left out, because they are slow.
-    `compare_mechanism` computes the noise of a mechanism in queries and output at μ = 1, for a sum under zero-out.
-    The table multiplies this noise by the factor from there to the mean over silos at `mu`: the noise in the mean
-    of running sums over the noise in one running sum at μ = 1.
 
     Args:
         setting: Silos and trust of the noise, calibrated for the clip norms of `workload`.
@@ -383,7 +372,7 @@ def tabulate_mechanisms(
     Raises:
         InputError: `mu` is not above 0, or no mechanism or no lower bound can be computed for the workload.
     """
-    # Fitted mechanisms: the first of each name and size.
+    # Of fitted mechanisms with one name and size, the first counts.
     candidate_by_key = dict[tuple[str, int], MechanismCandidate]()
     for candidate in all_candidates(make_noise_cost(response, workload), max_vectors):
         candidate_by_key.setdefault((candidate.name, candidate.vector_count), candidate)
@@ -398,12 +387,13 @@ def tabulate_mechanisms(
             setting.cost_of_workload(mechanism, workload, mu),
             compare_mechanism(mechanism, response, workload),
         )
+        # `compare_mechanism` has the noise of one sum at μ = 1, and the table that of the mean over silos at `mu`.
         published = _scale_published(comparison.published_noise, cost.error_in_mean / comparison.rows_rms)
         output = comparison.published_noise.output
         output_ratio = None if output is None or bound.output is None else output / bound.output
         ratio = PublishedNoise(comparison.published_noise.queries / bound.queries, output_ratio)
         lines.append(MechanismLine(name, mechanism, cost, published, ratio, mechanism == best.mechanism))
-    # Factor from the noise at μ = 1 to that at `mu`, as the first mechanism has it.
+    # The factor from the noise at μ = 1 to that at `mu` is the first mechanism's.
     unit = lines[0].published.queries / (lines[0].ratio.queries * bound.queries)
     return MechanismTable(tuple(lines), _scale_published(bound, unit))
 
@@ -411,9 +401,7 @@ def tabulate_mechanisms(
 def _mechanisms_by_name(workload: Workload, candidates: list[MechanismCandidate]) -> dict[str, Mechanism]:
     """Return the mechanisms of a table by name, the fitted `candidates` last.
 
-    Above 4,096 rounds T, mechanisms without a fit that keep T vectors or more are left out.  A candidate that
-    equals a mechanism before it is not repeated, and one whose name is taken gets its number of vectors as a
-    suffix.
+    Above 4,096 rounds T, mechanisms without a fit that keep T vectors or more are left out.
     """
     mechanism_by_name = {
         name: mechanism
@@ -441,9 +429,8 @@ _MAX_TIMED_VECTORS = 128
 def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
     """Measure the seconds in which a mechanism correlates one round of float32 noise, in one thread.
 
-    The measurement is the mean over up to 16 rounds.  Before them come as many rounds as the state has vectors,
-    which fill the state, or fewer if the run is short, but at least one.  The fresh vector is drawn before the
-    measurement, once for all rounds.
+    The measurement is the mean over up to 16 rounds, after rounds that fill the state.  The time to draw the fresh
+    vectors is not included.
 
     Args:
         mechanism: Mechanism of the noise.

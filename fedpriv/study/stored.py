@@ -4,12 +4,11 @@ A cell is one run: the settings of a scenario, with one value for each swept key
 results.json holds a cell's scenario, its measurements, a description of its releases (vectors that were published,
 and their noise), and its claim of privacy.
 
-RUN_DIR/checkpoints has the last checkpoint of each unfinished group of cells that has one.  Checkpoints hold sums
-without noise, so their mode is 0600, and the folder is made with mode 0700.
+RUN_DIR/checkpoints has the last checkpoint of each unfinished group of cells.  Checkpoints hold sums without
+noise, so that their mode is 0600.
 
-A resumed run may add seeds.  Its sweep, its [tuned] and the settings of cells that have a result or a checkpoint
-stay the same.  Its engine may be another one.  A cell keeps its number, and so its model file keeps its name.
-Cells of added seeds are numbered after all others.
+A resumed run may add seeds, and may use another engine.  A cell keeps its number, and cells of added seeds are
+numbered after all others.
 """
 
 import dataclasses
@@ -50,8 +49,7 @@ def privacy_data(
 ) -> dict[str, Any]:
     """Compute the privacy statement of a cell as data.
 
-    Its figures of ε and μ follow from the ledger `releases`, and not from the target of the scenario.  A first
-    step that the cell's budget includes, but its ledger does not, is charged as an external first step.
+    Its figures of ε and μ follow from the ledger `releases`, and not from the target of the scenario.
     """
     releases = add_external_first_step(releases, cell.budget.other_mu)
     claim, delta = compute_claim(releases), cell.privacy.delta
@@ -73,8 +71,7 @@ def privacy_data(
 def _describe_target(cell: Cell) -> str:
     """Describe the privacy target of the run: "none", a μ, or for secret participation an ε at δ.
 
-    The target includes a first step.  With secret participation the text also names the μ that gives the ε, unless
-    the scenario sets the ε itself.
+    With secret participation the text also names the μ that gives the ε, unless the scenario sets the ε itself.
     """
     privacy, target = cell.privacy, cell.privacy.target_mu
     if target is None:
@@ -224,11 +221,10 @@ class CheckpointFolder(Checkpoints):
     def check_scenario(self, scenario: Scenario) -> None:
         """Delete checkpoints that cannot be used, and check that the others are of the scenario's cells.
 
-        A checkpoint cannot be used if its file is damaged, or if other versions of the programs computed it.
         The observer is notified of each deleted checkpoint.
 
         Raises:
-            InputError: A usable checkpoint is of cells that the scenario does not have.  That checkpoint is kept.
+            InputError: A usable checkpoint is of cells that the scenario does not have.
         """
         checkpoint_paths = find_checkpoints(self._folder.parent)
         cell_digests = {cell_digest(point.cell) for point in scenario.points} if checkpoint_paths else set()
@@ -305,8 +301,7 @@ def extend_seed_batches(
 ) -> list[list[int]]:
     """Return the seeds of a resumed run as one list for each invocation that brought seeds.
 
-    The first list is that of the first invocation.  The seeds that are new now form the last list, if there are
-    any.
+    The seeds that are new now form the last list, if there are any.
 
     Args:
         folder: Folder of the run, for errors.

@@ -1,9 +1,8 @@
 """Run the cells of a scenario that have no result yet, and write results as cells finish.
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A point is the cell
-with its values of the swept keys.  One run at a time uses a folder.  A scenario whose table is scaled privately
-has first steps: runs of one round that release the noisy moments of the columns.  Each invocation runs them before
-the rounds that use their numbers, and a first step that several cells share is run once.
+with its values of the swept keys.  A scenario whose table is scaled privately has first steps: runs of one round
+that release the noisy moments of the columns, before the rounds that use them.
 """
 
 import json
@@ -102,13 +101,11 @@ def _cell_text(cell: Cell) -> str:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create `folder` if it is missing, and lock it for this process.
 
-    The system holds the lock of the file .lock, so it ends with the process, even if that is killed, unless a
-    process that was forked from it lives on with the descriptor.  A second file names the process for error
-    messages and means nothing without the lock.  Folders that did not exist before, and are empty in the end, are
-    removed.
+    The lock ends with the process, even if the process is killed.  A second file names the process for error
+    messages.  Folders that did not exist before, and are empty in the end, are removed.
 
     Raises:
-        InputError: Another run has the lock.  The message names the run's process if it is known.
+        InputError: Another run has the lock.
     """
     new_folders = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     lock, holder_file = FileLock(folder / ".lock"), folder / ".lock-holder"
@@ -186,10 +183,9 @@ def run_sweep(
 ) -> Path:
     """Run the cells of a scenario that have no result yet, and return the folder with the results.
 
-    A resumed run may have more seeds than before.  The new seeds are run, and finished cells stay unchanged, but
-    for those of a group (cells that the engine computes together) that has a missing cell.  Such a group is
-    computed again as a whole.  A run that is stopped, even by an exception of an observer, leaves a folder that
-    can be resumed.  Unfinished cells then continue from their checkpoints, if the engine writes checkpoints.
+    A run that is stopped leaves a folder that can be resumed, also with more seeds.  Unfinished cells then
+    continue from their checkpoints, if the engine writes checkpoints.  Cells that the engine computes together are
+    computed again if one of them is missing.
 
     Args:
         scenario: Scenario of the run.
@@ -263,8 +259,7 @@ def run_sweep(
 def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed | None:
     """Estimate the memory of a run, after checking its scenario, and check that there is as much.
 
-    Rounds after a first step are planned for a scaling that stands for the result of that step.  The result is
-    None for an engine whose processes are not this program's.
+    The result is None for an engine whose processes are not this program's.
 
     Raises:
         InputError: The run would be refused for its scenario or its memory.
