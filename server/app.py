@@ -75,8 +75,8 @@ def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require
         require_all: Whether a silo that does not reply, or whose refusal is not final, ends the run.
 
     Raises:
-        RunError: If a silo refuses the run for good, fails or has a wrong clock, or if an agreement that
-            `require_all` asks for is missing.
+        RunError: If a silo refuses the run for good, fails or has a wrong clock, and with `require_all` also if a
+            silo does not reply or refuses for now.
     """
     queries, start_time = [Message(RecordDict(), node, ADMISSION_QUERY) for node in nodes], time.time()
     replies = {
@@ -277,7 +277,7 @@ def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> CellOutcome:
 def deploy_cell(
     grid: Grid, cell: Cell, observer: RunObserver, folder: Path, checkpoint_folder: Path | None = None
 ) -> None:
-    """Run all rounds of one cell with deployed silos, once all of them agree.
+    """Run all rounds of one cell with deployed silos, after asking whether they agree.
 
     A run that was interrupted continues after the last round in the journal.  The observer gets the outcome.
 

@@ -7,7 +7,8 @@ from the releases q~_1, …, q~_t.
 Messages that are masked, or to which a trusted server adds noise, are integers in real releases.  Then q~_t is
 unit / (Σ_i b_i) · (B y)_t, with the unit of the integers, the batch size b_i of silo i, and y_t the sum of the
 masked messages, or (C Σ_i s_i)_t with the server's noise for messages s_i.  B and C are the matrices of the noise
-mechanism.  In floating point q~_t is the mean of the messages with fixed weights p_i.
+mechanism.  In floating point q~_t is the mean of the silos' releases with fixed weights, plus a server's noise in
+a simulation.
 
 If the scenario lets a silo be missing, a substitute message, with an increment of 0, takes the place of its reply.
 A query chain is a digest of the queries so far.  The journal is the server's store of releases, from which a run
@@ -72,7 +73,7 @@ class CheckpointStore:
         return add_bytes(content, SERVER_CHECKPOINTS, checkpoints) if checkpoints else content
 
     def record_checkpoint(self, silo: int, content: RecordDict) -> None:
-        """Store the checkpoint in a silo's reply, which replaces the earlier one of its ledger.
+        """Store the checkpoint in a silo's reply, and drop the earlier checkpoint of the same ledger.
 
         A reply without a checkpoint, or with a malformed one, is ignored.  A failed write is logged.
         """

@@ -5,7 +5,8 @@ error band or bar.  A chart may have named rows in place of numbers on its y axi
 marker of a series.
 
 A sweep point, or setting, has one value for each swept key of the scenario.  A cell is one run, a sweep point with
-a seed, as a dictionary of results.json.  A mechanism correlates the noise of different rounds.
+a seed, as a dictionary of results.json.  A mechanism says how the noise of different rounds is correlated, if it
+is.
 """
 
 import math

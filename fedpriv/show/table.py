@@ -170,7 +170,7 @@ def _grid_table(
 def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
     """Format "mean ± std [published, measured - published]" of a metric at a sweep point.
 
-    The text begins with "missing" if no finished cell of the point has the metric.
+    Figures that do not exist are left out.  The text begins with "missing" if no finished cell has the metric.
     """
     comparison = compare_with_published(results, metric, point)
     measured, text, comparisons = comparison.measured, "missing", []

@@ -3,7 +3,7 @@
 * A commit is a transaction that opens or ends a run, or records a query or a reply.  Commits are numbered, and
   each has a head: a digest of the head before it, of its number and of the entries that it adds.
 * The rollback mark is a separate file that names the ledger's last commit, and so reveals an older copy.
-* A checkpoint is the number and the head of a commit with a reply, which a server remembers.
+* A checkpoint names a ledger and one of its commits with a reply, by number and head.  A server remembers it.
 * Each run has a secret key, and a state that continues from round to round.  Both are erased when the run ends.
 * The journal is the file in which SQLite keeps old pages, to undo a transaction that does not finish.
 
@@ -72,9 +72,9 @@ _REMEDY = (
 
 
 class LedgerError(RunError):
-    """Error of the disk, or lock of another process, after which the same query may be sent again.
+    """Failure of the disk, or lock of another process, at which nothing was released.
 
-    Nothing was released.
+    The same query may be sent again.
     """
 
 

@@ -49,8 +49,8 @@ class Masker:
     uniform and independent integers modulo 2^64 (under the usual assumptions on X25519, HKDF, SHA-256 and AES).
     So of the messages of silos that follow the protocol, of which this silo's is one of two or more, only the sum
     is learned.  The guarantee assumes that every public key is the one that its silo made: a server that relays
-    other keys learns messages.  Silos with different scenarios or different queries have masks that do not cancel:
-    the sum of their messages is uniform, too.  A mask hides one message of its round and query chain only.
+    other keys learns messages.  Silos with different scenarios or different query chains have masks that do not
+    cancel: the sum of their messages is uniform, too.  A mask hides one message of its round and query chain only.
     """
 
     def __init__(self, secret: bytes, number: int, scenario: bytes = b"") -> None:

@@ -429,8 +429,8 @@ _MAX_TIMED_VECTORS = 128
 def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
     """Measure the seconds in which a mechanism correlates one round of float32 noise, in one thread.
 
-    The measurement is the mean over up to 16 rounds, after rounds that fill the state.  The time to draw the fresh
-    vectors is not included.
+    The measurement is the mean over up to 16 rounds after a warm-up.  The time to draw the fresh vectors is not
+    included.
 
     Args:
         mechanism: Mechanism of the noise.

@@ -101,8 +101,8 @@ def _cell_text(cell: Cell) -> str:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create `folder` if it is missing, and lock it for this process.
 
-    The lock ends with the process, even if the process is killed.  A second file names the process for error
-    messages.  Folders that did not exist before, and are empty in the end, are removed.
+    A second file names the process for error messages.  Folders that did not exist before, and are empty in the
+    end, are removed.
 
     Raises:
         InputError: Another run has the lock.
