@@ -345,8 +345,8 @@ def _clipping_chart(results: Results) -> Chart | None:
     """Chart the percentage of clipped increments, with rows for the settings.
 
     The chart helps to choose the clip norm.  A mark is the mean over seeds, with the standard deviation as spread.
-    Settings that differ only in the kinds of the layout, such as trust settings, share a row.  The result is None
-    if there is nothing to compare.
+    Settings that differ only in trust, for example, can share a row as series.  The result is None if there is
+    nothing to compare.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:

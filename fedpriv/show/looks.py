@@ -3,6 +3,9 @@
 Lines of a panel differ in more than their hue, so that they can be told apart on a grey print and by a
 colour-blind reader.  Hues are close to those of Okabe & Ito.  An axis of a sweep is a swept key of the scenario
 with its values, such as algorithm.name.  A sweep point has one value for each axis.
+
+A chart shows some axes as kinds of lines, which differ in hue and dashes, others as levels, which differ in shade
+and marker, and the rest as panels.
 """
 
 import math

@@ -189,7 +189,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
     claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
     stated_claims = [claim for claim in claims if claim is not None]
     weakest_claim = max(stated_claims, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
-    # The μ is for sorting.
+    # Sentences on smaller bounds on μ, by exact counting, each with its claim's μ for sorting.
     counting_sentences = {
         (claim.guarantee.mu, claim.format_sentence("counted", delta))
         for claim in stated_claims

@@ -529,7 +529,7 @@ class Admission:
             plan: Plan of this cell.
 
         Raises:
-            RunError: If the policy does not allow the noise, an assumption of the noise, or a clip.
+            RunError: If the policy does not allow the noise, an assumption of its mechanism, or a clip.
         """
         allow, number = self.policy.allow, self.policy.silo
         if plan.mechanism.name not in SHIPPED_MECHANISMS:

@@ -82,6 +82,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
             f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust, relation or test "
             "records; a deployment has one federation: narrow them with --set"
         )
+    # A first step, which releases the scaling of columns of numbers, is charged as well.
     run_cells = [*map(assume_scaling, cells), *filter(None, map(first_step_cell, cells))]
     allowances = [run_allowance(cell, load_task(cell)) for cell in run_cells]
 

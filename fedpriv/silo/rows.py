@@ -10,7 +10,8 @@
 
 A commit is a transaction that adds entries (a run opened or ended, a query or a reply recorded).  The head after a
 commit is a digest of the head before it, of the commit's number and of its entries, and the chain is the sequence
-of heads.  A backup is a copy of a ledger without keys, states and replies.
+of heads.  The first head is a digest of the ledger's first name and of the fingerprint.  A backup is a copy of a
+ledger without keys, states and replies.
 
 Digests are kept after the end of a run.  The replies to round 0 and to the last answered round are kept for the
 few runs that ended last, since a server that was killed may ask for them again.

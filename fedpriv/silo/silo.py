@@ -193,11 +193,11 @@ class Silo:
         Rounds that were missed since the last answered one count as rounds whose sum of increments is zero.  Their
         noise, if this silo adds any, is drawn and not sent.
 
-        Guarantee: under an untrusted server the sequence of releases over the whole run keeps the claim of
-        `make_silo_stream` for each unit of this silo, such as a record.  Under a trusted server releases are
-        exact, and only the server may see them.  The choice of the records that a round draws in secret never
-        leaves this object, and nothing but the release and the state depends on it, except the counts of a
-        simulation.
+        Guarantee: under an untrusted server the sequence of releases over the whole run keeps the privacy claim
+        of the silo's own stream (`make_silo_stream`) for each unit of this silo, such as a record.  Under a
+        trusted server releases are exact, and only the server may see them.  The choice of the records that a
+        round draws in secret never leaves this object, and nothing but the release and the state depends on it,
+        except the counts of a simulation.
 
         Args:
             state: State after the last answered round.
@@ -280,7 +280,7 @@ class Silo:
         return Masker(self.noise.derive_secret(self.number), self.number, self.scenario_digest)
 
     def _skip_missed_rounds(self, state: RoundState, t: int) -> tuple[RoundState, PlannedRound]:
-        """Return the state at the start of round t after missed rounds, and the plan of round t.
+        """Return the state at the start of round t after missed rounds, and round t's plan for this state.
 
         The noise of each missed round, if this silo adds any, is drawn for a sum of increments of zero.
         """
