@@ -5,9 +5,9 @@ the records and decides.  The proxy passes bytes to the guard's Unix socket and 
 the silo (fedpriv/clients/simulated.py).  A SuperNode may start a process for each message, so the imports that
 need torch are inside of functions.
 
-A query is the vector that the server sends in a round, and a release is the silo's answer to it.  A cell is one
-run of a scenario, with a value for each key.  Masks hide a release in the sum over silos.  A checkpoint is a
-position in a silo's ledger, its account of charges and replies.
+A query is the vector that the server, the coordinator of the run, sends in a round, and a release is the silo's
+answer to it.  A cell is one run of a scenario, with a value for each key.  Masks hide a release in the sum over
+silos.  A checkpoint is a position in a silo's ledger, its account of charges and replies.
 
 A request to a guard is a frame with a JSON header, and a second frame with the query's bytes, which may be empty.
 Only a request for health is a header alone.  A reply is one frame, or two if bytes follow its header.
@@ -243,8 +243,8 @@ def _exchange_frames(
 ) -> Answer | Refusal:
     """Send a request to the guard, and return its reply or refusal.
 
-    If the guard cannot be reached, or closes the connection without a reply, the result is a refusal that is not
-    final, so that the server may ask again.
+    If the guard cannot be reached, closes the connection without a reply, or sends a malformed reply, the result
+    is a refusal that is not final, so that the server may ask again.
 
     Args:
         socket: Unix socket of the guard.
@@ -310,7 +310,7 @@ def key(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Return a message with a model's scores on the silo's test records, or with a refusal."""
+    """Return a message with sums of a model's scores over the silo's test records, or with a refusal."""
     if guard := context.node_config.get("guard"):
         return forward_query(message, context, Path(str(guard)), tests=True)
     from fedpriv.clients.simulated import evaluate

@@ -149,6 +149,7 @@ class SiloEvaluation:
             if entry
             else self._run_evaluation(number, model, grid, nodes(), timeout)
         )
+        # One row of sums over all silos, or a row for each silo if each silo's sums are published.
         return self._evaluation_plan.metrics(release.view(-1, self._evaluation_plan.scores.dimension))
 
     def _run_evaluation(
@@ -184,6 +185,7 @@ class SiloEvaluation:
         messages = [self._read_sums(answer, silo, number) for silo, answer in enumerate(answers)]
         release = self._aggregator.make_release(messages, number, model)
         if self._journal:
+            # An evaluation has no missed rounds, since every silo answered, and none needs earlier messages.
             self._journal.record(number, release.entry, {}, None, release.secret_state)
         return release.vector
 
@@ -296,6 +298,7 @@ def deploy_cell(
     """
     task = load_public_task(cell)
     plan = make_plan(cell, task.objective, for_release=True)
+    # On this grid a silo keeps its node id after a restart, and waits for silos are reported.
     patient_grid = PatientGrid(
         grid,
         has_registered_nodes=os.environ.get(REGISTERED_NODES_VARIABLE) == "1",
@@ -307,6 +310,7 @@ def deploy_cell(
 
     def agreed_roster(_: Grid, silos: int, timeout: float) -> list[int]:
         nodes = patient_grid.roster(silos, timeout)
+        # A run that may go on without some silos also begins without those that do not reply now.
         check_admission(patient_grid, nodes, timeout, require_all=min_replies is None)
         return nodes
 
@@ -336,6 +340,7 @@ def deploy_cell(
         # Keys are wiped before the outcome is published: after that the processes can be ended at any moment.
         for run_journal in filter(None, (journal, evaluation_journal)):
             run_journal.wipe_key()
+        # "release": the keys of the noise came from the operating system, not from the scenario's seed.
         observer.finished(0, dataclasses.replace(outcome, noise="release"))
 
 

@@ -76,8 +76,9 @@ def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) ->
         tail: Approximate mass beyond the end.
         narrow: Whether the end is for sums that hardly vary, because much noise makes every Y nearly 1.
     """
+    # Quantile of the Y of the unit's own round under P, where ln Y is normal with mean 1/(2z²) and deviation 1/z.
     single_end = math.exp(min(_MAX_LOG, (0.5 / multiplier - float(ndtri(tail))) / multiplier))
-    if narrow:
+    if narrow:  # the mean of Σ Y under Q, the own round, and ten standard deviations of Σ Y under Q
         return bins + single_end + 10.0 * math.sqrt(bins * math.expm1(min(_MAX_LOG, multiplier**-2)))
     return max(single_end, 4.0 * bins) + 4.0 * bins
 
@@ -328,7 +329,8 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
     * the bound of known rounds,
     * the chain of removal and addition through the run without the unit,
     * the bound from `mechanism.overlaps`, if there is one,
-    * the bound of the symmetric pair of both units (`symmetric`), for two rounds or more and enough noise.
+    * the bound of the symmetric pair of both units (`symmetric`), for two rounds or more and enough noise, where
+      the overlap that all rounds share counts as one more Gaussian release.
 
     Args:
         mechanism: Mechanism of the run.
@@ -371,7 +373,8 @@ def removal_and_addition_curves(
     """Return the curves of removal (P against Q) and of addition (Q against P) of a unit, over all epochs.
 
     The losses of one epoch are computed on one or more grids, each of which gives a bound, and are composed over
-    the epochs.  The overlap that all rounds share counts as one more Gaussian release of known rounds.
+    the epochs.  The overlap that all rounds share counts as one more Gaussian release of known rounds.  Where the
+    bound from `mechanism.overlaps` is smaller, it is taken.
 
     Guarantee: each curve bounds its direction under zero-out, whatever `mechanism.relation` is.
 

@@ -136,6 +136,7 @@ class CovarianceChain:
         cut_covariance = covariances[rounds - 1]
         head_weights = np.cumprod(np.append(1.0, (covariances[: rounds - 1] / variances[1:rounds])[::-1]))[::-1]
         tail_weights = np.cumprod(np.append(1.0, covariances[rounds:] / variances[rounds:-1]))
+        # b and c are scaled so that the sums of their entries are equal.
         head_weights *= math.sqrt(cut_covariance * float(np.sum(tail_weights)) / float(np.sum(head_weights)))
         tail_weights *= cut_covariance / max(_TINY, float(head_weights[-1]))
         return (
@@ -216,7 +217,7 @@ def _candidate_decays(upper: Floats) -> list[float]:
     ratios = sorted(
         {min(1.0, float(later / earlier)) for later, earlier in pairs if later > _MIN_OVERLAP < earlier}
     )
-    if not ratios:
+    if not ratios:  # neighbouring rounds do not overlap, and one decay suffices
         return [1e-3]
     max_decays = _MAX_DECAYS if len(first_row) < _LONG_CHAIN else _MAX_DECAYS // 3
     return [ratios[index] for index in np.unique(np.linspace(0, len(ratios) - 1, max_decays).astype(int))]
@@ -254,6 +255,7 @@ def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     off_diagonal = overlaps[np.triu_indices(len(clips), 1)]
     dominating = _dominating_remainder(overlaps, clips, 0.0)
     plain_mean, plain_bound = _split_epochs(dominating, bins, 0.0)
+    # No two rounds overlap, or the chain is hardly above the overlaps, so that a common overlap would gain little.
     if not np.any(off_diagonal) or float(np.sum(overlaps)) >= _PREFERENCE_FACTOR * dominating.covariance_sum:
         return plain_bound
     common_overlaps = {
@@ -533,6 +535,7 @@ class SumGrid:
         distributions, sums = distributions[:, columns], self.points[columns] + increments[:, None]
         # A sum between two points leaves mass at both, at each in proportion to its distance from the other one.
         lower_indices = target._lower_indices(sums)
+        # The row of the largest increment has sums above the target in every column in which any row has.
         means_above, indices_above = (
             np.zeros(len(distributions)),
             np.flatnonzero(sums[np.argmax(increments)] > target.points[-1]),

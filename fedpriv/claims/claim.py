@@ -105,8 +105,9 @@ class PrivacyClaim(Generic[Promise]):
 def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
     """Describe the claim of cells of results.json whose claims differ in their figures only.
 
-    The text has the unit, the relation, the trust setting, the figures or their ranges over the cells, and the
-    source of the noise, or says that the run adds no noise.
+    The text has the unit, the relation, the trust setting, the figures or their ranges over the cells, the source
+    of the noise, the assumptions of exact releases, and the ε of each silo if they differ.  Or it says that the
+    run adds no noise.
 
     Args:
         cells: One or more cells, as in results.json.

@@ -55,6 +55,7 @@ def main() -> None:
     except MemoryError:
         _end("out of memory; run fewer cells at a time, smaller batches or a smaller model", RunError.exit_code)
     except OverflowError as error:
+        # The last argument is the message, also behind an error number.
         _end(f"a number that was given is too large to compute with ({error.args[-1]})", InputError.exit_code)
     except KeyboardInterrupt:
         _end("stopped", INTERRUPTED)
@@ -91,7 +92,8 @@ _OPTION_KEYS = {
 def _refuse_key_options(arguments: Sequence[str]) -> None:
     """Refuse an option of `fedpriv run` that stands for a key of a scenario, such as --epsilon.
 
-    The message names the option --set that is meant, with the user's value if there is one.
+    The message names the option --set that is meant, with the user's value if there is one.  For --gpu and --cuda
+    it names the whole assignment.
 
     Args:
         arguments: Words of the command line behind `fedpriv`.

@@ -169,7 +169,11 @@ def _as_texts(values: Any) -> Any:
 
 
 def _missing_mask(values: Any) -> NDArray[np.bool_]:
-    """Return the mask of the missing values of an Arrow array."""
+    """Return the mask of the missing values of an Arrow array.
+
+    A number is missing if it is null or not finite.  Any other value is missing if its text is one of
+    `MISSING_TEXTS`, and the text of null is empty.
+    """
     pa, compute = _import_arrow()
     is_missing = (
         compute.invert(compute.fill_null(compute.is_finite(values), False))
@@ -518,6 +522,7 @@ def _check_rows(path: Path, cell_format: CellFormat) -> None:
 def _find_lines(path: Path, cell_format: CellFormat, rows: Sequence[int]) -> list[int]:
     """Return the lines at which records end.  The file is read again, since only messages need lines."""
     wanted_rows = set(rows)
+    # Record 0 is the header, so that row 0 is record 1.
     lines = {
         record_number - 1: line
         for record_number, (line, _) in enumerate(_iterate_records(path, cell_format))

@@ -212,6 +212,7 @@ class PrivateClient:
             self._context.state[_STATE_RECORD] = ConfigRecord(memory)
             return add_bytes(roster_content(number), "public", silo.masker.public_key if silo.plan.masked else b"")
         state = unpack_state(bytes(memory["state"]), silo) if "state" in memory else silo.initial_state()
+        # Denormal numbers, which a query can produce for some records only, would show in the time of the reply.
         with torch.inference_mode(), nullcontext() if terms.seeded else without_denormals():
             release, state = silo.answer(state, terms.t, flatten_arrays(record))
         message = silo.make_message(release.vector, terms.t, read_public_keys(content), state.query_chain)
@@ -220,6 +221,7 @@ class PrivateClient:
         self._context.state[_STATE_RECORD] = ConfigRecord(
             {**memory, "key": b"" if is_last else memory["key"], "state": b"" if is_last else pack_state(state)}
         )
+        # Only a simulation reports counts of records, because no accountant charges them.
         return (
             release_content(message, release.counts) if terms.seeded else seal_vector("release", message.numpy())
         )

@@ -174,7 +174,8 @@ def clipping_if_certain(
         clip: Clip norm, a number or a tensor that is broadcast to (..., B).
 
     Returns:
-        The clipping, or None if the cheap bound is above the clip, or cannot be used for such arguments.
+        The clipping, or None if the cheap bound is above the clip.  It is None, too, for a clip that is a tensor,
+        on a GPU, and for no value or more than 1024 values of output gradients.
     """
     if (
         not isinstance(clip, float)

@@ -194,8 +194,10 @@ class BufferedToeplitz(Toeplitz):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return (B z)_t and the next state.
 
-        Row t of B z is z_t plus a few decayed sums b_m of earlier fresh vectors, which the state holds.  For modes
-        m of gain g_m and pole p_m, it is z_t + Σ_m g_m b_m, and then b_m ← p_m b_m + z_t.
+        Without `column_scale`, the coefficient of z_(t-k) in row t of B z is Σ_m g_m p_m^(k-1) for k ≥ 1 and 1 for
+        k = 0.  The terms m are called modes, with gain g_m and pole p_m.  So the row is z_t + Σ_m g_m b_m, for
+        decayed sums b_m of earlier fresh vectors, which the state holds.  Then b_m becomes p_m b_m + z_t.  With
+        `column_scale` the recursion is that of `_scaled_noise`.
 
         Args:
             state: State before round t, which is not read in round 1.
@@ -225,7 +227,8 @@ class BufferedToeplitz(Toeplitz):
     def noise_row(self, count: int) -> Floats:
         """Return the leading coefficients of B without `column_scale`, (count,).
 
-        Row t of B z weights the fresh vectors of rounds t, t - 1, … with them.
+        Row t of B z weights the fresh vectors of rounds t, t - 1, … with them.  They are 1 and, for k ≥ 1, the sum
+        of gain · pole^(k-1) over the modes (`series.Mode`).
         """
         row: Floats = np.eye(1, count)[0]
         for mode in self._modes:

@@ -82,6 +82,7 @@ class CorrectedAdam:
         first = self.first_decay * state.first + (1.0 - self.first_decay) * gradient
         second = self.second_decay * state.second + (1.0 - self.second_decay) * gradient.square()
         corrected = second / (1.0 - self.second_decay**current.t) - (self.noise_std / current.scale) ** 2
+        # γ is a number, or a tensor with one number for each replicate.
         floor = torch.as_tensor(self.floor, dtype=corrected.dtype, device=corrected.device)
         # With noise, v̂_t - φ can be negative.
         direction = (

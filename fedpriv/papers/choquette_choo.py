@@ -228,6 +228,7 @@ class AcceleratedParameters:
             InputError: The formula cannot be run.
         """
         rounds = self.whole_rounds
+        # The sum of t rounds adds up as many tree nodes as the binary digits of t have ones.
         stds = self.sigma * np.sqrt(np.array([t.bit_count() for t in range(1, rounds + 1)]))
         released = ReleaseNumbers(self.whole_batch, self.problem.dimension, np.full(rounds, self.clip), stds)
         return accelerated_bound(released.sum_errors, self.radius, self.problem.smoothness, self.beta).value

@@ -90,9 +90,10 @@ def compute_response(
     point_count = rounds
     if rounds > 1:
         (query, _), (_, output) = _probe_stream(probe, 2, 1.0).tolist()
-        # Anytime SGD publishes x_T, which is also its last query: one point, not two.
+        # The query of round 2, and the output after round 2.  If they are equal, as with Anytime SGD, whose output
+        # x_T is also its last query, they are one point, not two.
         point_count -= query == output
-    # Index i is the query of round i + 2, or the output if i = T - 1.  A row picks one of these.
+    # Index i is the query of round i + 2, or the output if i = T - 1.  A row of `weights` picks one.
     point_indices = spaced_indices(point_count, max_queries(rounds) if max_points is None else max_points)
     weights = np.zeros((len(point_indices) + 1, rounds))
     weights[np.arange(len(point_indices)), point_indices] = 1.0
@@ -106,7 +107,8 @@ def compute_response(
 class _OptimizerStream:
     """Optimizer as a stream, from the release of a round to the next query or the output.
 
-    Rows with `outputs` answer round t with the output after t, the others with the query of round t + 1.
+    Rows with `outputs` answer round t with the output after t, the others with the query of round t + 1.  A
+    projection on a ball gets a radius so large that it changes nothing, since it is not linear.
     """
 
     def __init__(self, optimizer: Any, make_round: Callable[[int], Round], outputs: tuple[bool, ...]) -> None:
@@ -243,9 +245,9 @@ def response_and_workload(
     """Return the response of a row's target to noise, and the workload of its running sums.
 
     The workload is the decay, the clips, the restarts and the participation of the running sums.  The response has
-    the weights of the released sums in the target: in points that the row's optimizer publishes, or in some of the
-    sums themselves.  Both are computed for clips and steps of scale 1 in one dimension, since a fit needs their
-    ratios only.
+    the weights of the released sums in the target: in points that the row's optimizer publishes, or, for a row
+    with `published` = "rows", in some of the sums themselves.  Both are computed for clips and steps of scale 1 in
+    one dimension, since a fit needs their ratios only.
 
     Args:
         row: Row of the algorithms' table.
@@ -310,7 +312,8 @@ def _fit_noise(request: str, cell: Cell) -> FittedNoise:
             make_noise_cost(response, workload),
             settings.mechanism,
             settings,
-            # "auto" scales noise over the rounds only where no clip is raised: both use the same room.
+            # "auto" scales noise over the rounds only where no clip is raised: both use up what the cost of the
+            # worst record leaves over for other records.
             scalable=settings.late_clip == "same",
         )
     return FittedNoise(
@@ -465,6 +468,7 @@ def make_exact_plan(
     def silo_mu(target: float) -> float:
         """Compute the largest μ of a unit's records in one silo, less the increase of μ by rounding."""
         mu = schedule.calibrated_mu(sums, target, cell.privacy.delta) * share
+        # A unit's records in several silos: releases of each silo compose by squares, and in one sum they add up.
         return (unit.mu_per_silo(mu) if trust.publishes_sums(0) else mu / unit.max_silos) * _MU_MARGIN
 
     # Lattice and noise, for the largest sum that a party forms: of all silos, or of one.
@@ -486,11 +490,12 @@ def make_exact_plan(
                 cell.privacy.relation,
                 silo_mu(min(targets)),
                 party_count=party_count,
+                # Only masked messages hold noise of several silos, and only their numbers have `run.word` bits.
                 word_bits=cell.run.word if party_count > 1 else 64,
                 increment_diameter=increment_diameter,
             )
         )
-        if cell.privacy.shares:
+        if cell.privacy.shares:  # silos have targets of their own
             exact = exact.with_budgets(list(map(silo_mu, targets)))
     except InputError as error:
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None

@@ -198,6 +198,7 @@ def _make_metric_chart(
 ) -> Chart:
     """Make a chart with one series for each point of `axes`, grouped in panels.
 
+    `make_layout` says which swept keys name a panel.  The other keys name a series and decide its look.
     Beyond 12 panels, and beyond `MAX_SERIES` series in a panel, points are left out and counted in the note.  The
     y axis is logarithmic if the values are positive and differ widely, unless the metric is a percentage.
 
@@ -281,7 +282,7 @@ def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, A
     """Return `series` with the measured and published values of the sweep points that match `fixed`.
 
     A measured mark has the point's privacy level as x, the metric's mean over seeds as y, and the standard
-    deviation as spread.
+    deviation as spread.  Points without noise are left out.
 
     Args:
         results: Results of the run.
@@ -345,8 +346,9 @@ def _clipping_chart(results: Results) -> Chart | None:
     """Chart the percentage of clipped increments, with rows for the settings.
 
     The chart helps to choose the clip norm.  A mark is the mean over seeds, with the standard deviation as spread.
-    Settings that differ only in trust, for example, can share a row as series.  The result is None if there is
-    nothing to compare.
+    Settings that differ only in trust, for example, can share a row as series.  Rows beyond `MAX_SERIES` are left
+    out.  The result is None if there is one setting only, no increment or every increment was clipped, or nobody
+    counted.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
@@ -559,8 +561,8 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
 
     A membership test decides whether a record took part.  Under μ-Gaussian DP no test has, at a rate α of false
     alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the normal distribution function.  The chart has such
-    curves for claimed μ, and the point of equal errors at an audit's lower bound on μ.  The result is None if
-    there is neither a curve nor an audit.
+    curves for claimed μ, without those that cannot be told from the axes and at most six, and the point of equal
+    errors at an audit's lower bound on μ.  The result is None if there is neither a curve nor an audit.
     """
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})

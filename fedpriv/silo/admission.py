@@ -96,7 +96,7 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     zero, and from zero to the second.  A change of a part of the charged unit replaces that unit, too.
     """
     if math.isinf(charge.mu):
-        return None
+        return None  # A run without noise.
     try:
         privacy = json.loads(charge.cell)["privacy"]
         charged_relation, charged_unit = (
@@ -318,6 +318,8 @@ class Admission:
             RunError: If this silo has to draw more than `_MAX_MISSED_VALUES` values.
         """
         # A limit of time would refuse or allow the same round depending on the load of the machine.
+        # A round's noise has a value for each parameter, or for each number that a server stores of the round, if
+        # these are more.
         values = absences * max(plan.rounds[t - 1].stored_length, plan.objective.dimension)
         if values > _MAX_MISSED_VALUES and plan.noise.std_of(self.policy.silo):
             raise self.refusal_error(
@@ -328,13 +330,13 @@ class Admission:
     def _why_unknown_code(self, tree: Mapping[str, Any], *, recalled: bool = False) -> str | None:
         """Return why a scenario names code that the policy does not permit, or None if nothing is found here.
 
-        Checked are the names of the model, the algorithm, the mechanism and the sampling, and whether curves are
-        allowed.  Values of a wrong type and import paths of models (package.module:Name) pass here, and are
-        checked later.
+        Checked are the names of the model, the algorithm, the mechanism and the sampling, and whether the policy
+        allows `evaluation.curves`, which an add-on computes.  Values of a wrong type and import paths of models
+        (package.module:Name) pass here, and are checked later.
 
-        Guarantee: if the result is None, resolving a scenario that is not recalled imports nothing.  Every row
-        that the scenario names is in its table, but for an import path, and the add-ons that the scenario uses
-        were imported when the guard started.
+        Guarantee: if the result is None, resolving a scenario that is not recalled imports nothing.  Every model,
+        algorithm, mechanism and sampling that the scenario names is in the table of its kind, but for an import
+        path, and the add-ons that the scenario uses were imported when the guard started.
 
         Args:
             tree: Scenario as parsed JSON.
@@ -380,6 +382,9 @@ class Admission:
     def _check_number(self, section: str, name: str, number: float) -> None:
         """Refuse a number that no run within the policy needs, before anything is computed from it.
 
+        A number is too large above 2^53, and in the section [privacy] above `_MAX_PRIVACY`.  A whole number in
+        [algorithm] is too large if it is above 4096 and above the rounds that the policy allows.
+
         Args:
             section: Section of the scenario with the number.
             name: Dotted key of the number, for the message.
@@ -397,7 +402,10 @@ class Admission:
             raise InputError(f"{name} = {number}: more than any run that is allowed needs")
 
     def _plan_run(self, cell: Cell, objective: Objective) -> tuple[Cell, Plan]:
-        """Plan the run that the scenario describes, and return the cell to be priced with its plan."""
+        """Plan the run that the scenario describes, and return the cell to be priced with its plan.
+
+        Here this is `cell`.  A guard of test records prices the cell of the run's evaluations in its place.
+        """
         return cell, make_plan(cell, objective, for_release=True)
 
     def _check_cell(self, cell: Cell) -> None:
@@ -419,6 +427,7 @@ class Admission:
             if rounds > allow.rounds:
                 raise self.refusal_error(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")
         self._check_participation(cell)
+        # Each of these silos adds its share of a release's noise, so that the noise depends on their number.
         sharing = cell.algorithm.trust_setting.noise_sources_per_release(federation.silos)
         if sharing > 1 and allow.silos is not None and sharing != allow.silos:
             raise self.refusal_error(
@@ -435,6 +444,7 @@ class Admission:
             raise self.refusal_error(
                 f"model {cell.model.name!r} is not for labels that are {label_kind}, as they are here"
             )
+        # Separators and marks of numbers may differ, because each silo's file has its own.
         if self.policy.table is not None and (
             (schema := cell.data.table_schema) is None or schema.without_format != self.policy.table.without_format
         ):
@@ -473,7 +483,7 @@ class Admission:
     def _build_objective(self, cell: Cell) -> tuple[int, Objective]:
         """Return the number of features of a record, and the model with its loss.
 
-        Of the records only the shapes matter.
+        Only the shapes of the silo's records matter, not their values.
 
         Raises:
             RunError: If the model has more parameters than the policy allows.
@@ -499,7 +509,7 @@ class Admission:
         Args:
             cell: Cell with the unit of protection.
             plan: Plan of the run.
-            features: Numbers of one record in the form of the model.
+            features: Number of features of one record, in the form in which the model takes them.
 
         Raises:
             RunError: If the round takes more than `allow.memory`, or the state between two rounds more than the
@@ -556,6 +566,10 @@ class Admission:
 def why_unguarded(policy: Policy, cell: Cell) -> str | None:
     """Return why a model of raw cells or its add-on refuses a run under this policy, or None.
 
+    Raw cells are the entries of a silo's table before they are encoded, other than a `Cell`, which is a scenario.
+    A row is the model's entry in the table of models, and `row.guard` names the part of an add-on that checks
+    runs.
+
     Guarantee: raw cells are passed to no model whose row names no guard.
     """
     row = cell.model.row
@@ -609,6 +623,8 @@ def _section_value(tree: Mapping[str, Any], section: str, key: str) -> object:
 
 def _iterate_numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:
     """Iterate over the numbers of a scenario as (section, dotted name, number).
+
+    Each key in a name is cut to 40 characters, since names stand in messages.
 
     Args:
         tree: Scenario as parsed JSON, or a part of it.

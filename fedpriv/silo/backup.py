@@ -104,7 +104,8 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
     A draft of the copy, in the ledger's folder, is checked and changed, and then renamed to the ledger.  If the
     copy's fingerprint can be compared with the records, and the lost ledger's mark says that the copy has the last
     commit, the ledger keeps its name and is charged nothing.  Otherwise it gets a new random name and is charged
-    the whole budget, because as much may have been released since the backup.
+    the whole budget, because as much may have been released since the backup.  A fingerprint that cannot be
+    compared is replaced by that of the records that are here.
 
     Args:
         policy_path: File of the policy for training.
@@ -144,7 +145,7 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
                     ledger.tidy()
             mark_content = draft_mark.read()
             journal = policy.ledger.with_name(policy.ledger.name + "-journal")
-            with suppress(FileNotFoundError):  # that of the lost ledger would be played into the restored one
+            with suppress(FileNotFoundError):  # SQLite would play the lost ledger's journal into the restored one
                 journal.replace(journal.with_name(journal.name + ".lost"))
             draft.replace(policy.ledger)
             sync_folder(policy.ledger.parent)

@@ -359,6 +359,8 @@ def _queries_of_kind(kind: str, objective: Objective, rounds: int) -> list[Tenso
         case "denormal weights":
             return [float_info.smallest_normal * 2.0**-20 * pattern] * rounds
         case _:
+            # "cancelling points": their signs alternate, and their size grows by 1e-6 a round, so that the sum of
+            # two consecutive queries is small beside both.
             return [(-1.0) ** t * (1.0 + 1e-6 * t) * 2.0**39 * pattern for t in range(rounds)]
 
 

@@ -134,7 +134,8 @@ def audit(
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
         progress: Function that is called with the finished share of the work.
-        families: Names of the families to run, one or more of `FAMILIES`, for rounds in a public order.
+        families: Names of the families to run, one or more of `FAMILIES`, for rounds in a public order.  Secret
+            rounds and statistics have families of their own, which all run.
 
     Raises:
         InputError: If the cell has no noise or cannot be audited by canaries, or an option is out of range.
@@ -151,7 +152,7 @@ def audit(
         parts = make_run_parts(cell, claimed_mu, runs, seed)
         results = run_families(parts, 1.0 - confidence, families, progress)
     bound, small_cell = _make_bound(_worst_result(results), cell.privacy.delta), parts["rounds"].small_cell
-    # A batch has no room for more canaries, and rounds that read the same batch have the same ones.
+    # A round has `HEAVIEST_ROUND_COUNT` canaries at most, and rounds that read the same rows have the same ones.
     canary_count = min(CANARY_COUNT, HEAVIEST_ROUND_COUNT * len(set(rows_by_round(small_cell))))
     return _make_audit(cell, small_cell, bound, results, confidence, runs * canary_count, start_time)
 
@@ -217,7 +218,7 @@ def _worst_result(results: Mapping[str, FamilyResult]) -> FamilyResult:
 
 
 def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
-    """Refuse cells that canaries cannot represent, and options out of range.
+    """Refuse cells without noise, cells that canaries cannot represent, and options out of range.
 
     Raises:
         InputError: With the first reason.
@@ -243,7 +244,7 @@ def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float
     if cell.algorithm.trust == "curator":
         raise InputError('algorithm.trust = "curator": the audit is of what a deployment runs, and none runs this')
     if not cell.schedule.secret:
-        rows_by_round(cell)
+        rows_by_round(cell)  # refuses a public order that is not fixed
     if seed < 0:
         raise InputError(f"seed = {seed}: expected a whole number of at least 0")
 
@@ -293,7 +294,8 @@ def _audit_secret_rounds(
     ]
     canary_trials = secret.CanaryTrials(*(np.concatenate(columns) for columns in zip(*run_trials, strict=True)))
     company_trials = secret.run_company(company_cell, company_count, seed, steps)
-    # Bounds of the evaluations, which have a public order, and of both families of secret rounds.
+    # Bounds of the evaluations, which have a public order, and of both families of secret rounds.  If there are
+    # evaluations, they have a fifth of the probability of failure and each family two fifths, else each a half.
     evaluation_parts, failure = make_evaluation_parts(cell, mu, -(-trials // CANARY_COUNT), seed), 1.0 - confidence
     evaluation_results = audit_canaries(evaluation_parts, failure / 5.0, steps) if evaluation_parts else {}
     failure, curve = (

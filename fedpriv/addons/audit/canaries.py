@@ -189,7 +189,8 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
 
     The privacy target becomes `mu`, and the noise follows from it.  The model becomes softmax regression, for
     which the increments of canaries are known.  A clip that follows from constants of the scenario's loss, or is
-    not set, becomes 1.
+    not set, becomes 1.  Silos become equal, in size and in target, and none is absent.  At most four records of a
+    person or client count.  Settings of metrics and of how a simulation computes get plain values.
 
     Args:
         cell: Cell under audit.
@@ -253,6 +254,7 @@ def rows_by_round(cell: Cell) -> list[range]:
         batches = schedule.batch_counts[t - 1] if schedule.batch_counts else 1
         rows.append(range(next_batch * batch_size, (next_batch + batches) * batch_size))
         next_batch += batches
+        # Rounds of several batches are a single pass, in which no batch comes again.
         if not schedule.batch_counts:
             next_batch %= federation.rounds_per_epoch
     return rows

@@ -275,7 +275,7 @@ class Advice:
         sections = {}
         for name, keys in self.tree.items():
             if not isinstance(keys, Mapping):
-                continue
+                continue  # the scenario's name, which stands above the sections
             lines = [
                 format_comment(reasons.get(f"{name}.{key}", "")) + format_toml({key: value})
                 for key, value in keys.items()
@@ -358,8 +358,10 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
 
     For a linear model the travel is 6 q^(2/3) for classes and 0.7 q for a real target, or less if a round would
     turn a score too far.  Classes get as many rounds, from 30 to 100, as the travel needs, and a real target 30.
-    A network has 100 rounds, with a shorter step for many parameters and a longer one for fewer rounds.  A limit
-    on rounds in the facts comes before these numbers.
+    The clip is 0.1 √(F² + 1), and the step travel / (clip · rounds).
+
+    A network has clip 1, 100 rounds and the step 0.02, which is shorter for many parameters and longer for fewer
+    rounds.  A limit on rounds in the facts comes before these numbers.
     """
     q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.parameters is not None:
@@ -485,8 +487,9 @@ def _explain_settings(
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     """Describe the gain by secure aggregation, more rounds and a secret order, and warn of a large δ.
 
-    δ is large if its product with the number of units of the largest silo is 1 or more, because a release that
-    shows each unit with probability δ would then be expected to show one.
+    Secure aggregation is left out where the noise has a single source already.  δ is large if its product with the
+    number of units of the largest silo is 1 or more, because a release that shows each unit with probability δ
+    would then be expected to show one.
 
     Args:
         facts: Public facts of the federation.
@@ -537,7 +540,7 @@ def advise(
         data: The scenario's [data], by default the file records.npz.  The file is not opened.
         name: Name of the scenario.
         further_facts: Further fields of `Facts`, which are delta, trust, feature_norm, rounds, relation,
-            unit, records_of_person, and for a network its number of parameters.
+            unit, records_of_person, and for a network `parameters`.
 
     Returns:
         The scenario with reasons, the forecast of its noise, and alternatives.
@@ -578,7 +581,9 @@ def as_advised(
     Facts come from the settings, the scenario and the data.  If the settings have several swept values of ε or
     trust, the advice is for the smallest ε and the first trust.  The scenario is returned unchanged if it is
     another one than own-data, if the program sets a key that excludes the advice, such as another algorithm, or if
-    the facts allow none.
+    the facts allow none.  A number of rounds that the program sets is kept, with a shorter step if the advice has
+    fewer rounds.  Other settings, such as a clip, replace the advised ones later.  A warning is given if the
+    server is trusted by the scenario alone.
 
     Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
     label does.  Of `module` the number of trained parameters decides.

@@ -85,7 +85,8 @@ def inspect_table(
     """Print a description of a table, and with `out` write a scenario and a policy for each silo.
 
     Several files are one table, in which each file is a site unless a column of sites is named.  With `out` the
-    joined table is written there, too.  Files are written only if none of them exists.
+    joined table is written there, too.  Files are written only if none of them exists.  Without a target the
+    description ends with the columns and the copies of records.
 
     Args:
         paths: Files of the table, one or one for each site.
@@ -150,7 +151,8 @@ def inspect_table(
     encoded = read_rows(table, schema)
     check_persons(encoded, schema, path)
     unit, train = _find_unit_keys(encoded, schema), encoded.split.train
-    # Batches have all rows of a silo, and warnings are of those that count.
+    # If cells decide which rows are for training, every row has a place in training and in testing, but does not
+    # count in both.  Batches have all these places, whose number no cell decides, and warnings of counted rows.
     sizes = _count_units(encoded, schema, train.row_indices, by_person="unit" in unit)
     training = _count_units(encoded, schema, train.row_indices[train.is_counted], by_person="unit" in unit)
     _warn_of_small_silos(encoded, schema, training, "persons in training" if unit else "training records")
@@ -458,7 +460,8 @@ def create_folder(folder: Path, *, is_comparison: bool = False) -> list[Path]:
     """Write the starter files into a new folder, whole or not at all, and return their paths.
 
     The folder has a scenario, with the numbers that are advised for softmax regression, an algorithm, a model, a
-    notebook and a README.md.
+    notebook and a README.md.  In the sources NAME stands for the scenario's name, and a line "# ADVISED" for the
+    advised sections.
 
     Args:
         folder: Folder to make, whose name becomes that of the scenario.

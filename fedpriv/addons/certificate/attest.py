@@ -1,6 +1,6 @@
 """A silo's signed statement in a certificate, with facts from the silo's own ledgers.
 
-The administrator signs by `fedpriv silo sign`, which reads policy, ledgers and records.  The run is planned again
+The administrator signs by `fedpriv silo sign`, which reads policy, ledgers and data.  The run is planned again
 from the scenario in the ledger.  Every release stream of the certificate is compared with that plan, and each of
 the silo's charges for this run with the plan's price.
 
@@ -88,11 +88,11 @@ def attest(path: Path, record: Mapping[str, Any], body: str, says: str) -> dict[
 
     Returns:
         The signed statement: digest of the body, number of the silo, digest and limits of the policy, version of
-        fedpriv, shapes of records, whether the table is public (None without a table), the facts (`_read_facts`)
-        of each of `STATEMENT_PARTS` that the run has, and the signature.
+        fedpriv, shapes of the silo's data, whether the table is public (None without a table), the facts
+        (`_read_facts`) of each of `STATEMENT_PARTS` that the run has, and the signature.
 
     Raises:
-        InputError: If the policy, the ledger, the records or the silo's key cannot be used, a fact cannot be
+        InputError: If the policy, the ledger, the silo's data or its key cannot be used, a fact cannot be
             compared, or a release differs.
         RunError: If a charge differs, rounds are neither answered nor recorded as missed, another process has the
             ledger locked, or the scenario cannot be planned under the code that the policy permits today.
@@ -101,7 +101,7 @@ def attest(path: Path, record: Mapping[str, Any], body: str, says: str) -> dict[
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
     that are not those of the scenario's plan, nor for a charge, of the rounds, the first step or the evaluations,
     that is not the plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that the
-    silo adds to the body depends on a value in the silo's records: scenarios, policy, charges, shapes and the
+    silo adds to the body depends on a value in the silo's data: scenarios, policy, charges, shapes and the
     number of answers contain no such value, and the head of the ledger's chain reveals none.
     """
     policy = read_policy(path)
@@ -238,7 +238,7 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     A composed price, of several runs together, is in the policy's relation and unit.
 
     Args:
-        policy: Policy whose ledger is read, of training records or of test records.
+        policy: Policy whose ledger is read, of training data or of test data.
         scenario: The record's scenario, without folders.
         digest: SHA-256 of the scenario as the ledger stores it.
 

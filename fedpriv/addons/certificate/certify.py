@@ -189,7 +189,7 @@ def make_body(
         raise RunError(
             f"{folder}: cell {cell['cell']} claims something else than its releases and scenario give: {reason}"
         )
-    # The record leaves out folders, and scores that were evaluated on silos' records without noise.
+    # The record leaves out folders, and scores that were evaluated on silos' data without noise.
     model, scenario = read_file_bytes(folder / cell["model"]), strip_paths(cell["scenario"])
     has_exact_scores = cell["evaluation"] is not None and cell["evaluation"]["published"] == "without noise"
     names = [
@@ -397,6 +397,7 @@ def _check_texts(body: Mapping[str, Any]) -> None:
     """Refuse facts beside the figures that contradict the scenario, and unknown keys of the record.
 
     These facts are the run's name and title, the point of the sweep, the number of clients, and the missed rounds.
+    Keys that begin with "test_" are scores, which are not checked.
 
     Raises:
         InputError: If there is a contradiction or an unknown key.
@@ -479,7 +480,7 @@ def _matches(recorded: Any, expected: Any, name: str) -> bool:
 
 
 def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey], entry: LedgerEntry) -> bool:
-    """Check the silos' signatures, and the releases with the shapes of records that silos signed.
+    """Check the silos' signatures, and the releases with the shapes of data that silos signed.
 
     Args:
         tree: The certificate.
@@ -531,8 +532,8 @@ def _check_plan(
     Args:
         record: Record of a deployment.
         entry: The record, with its scenario resolved.
-        statements: Signed statements by silo, one or more.  Their "shapes" of records, such as the number of
-            features and classes, determine the model's size.
+        statements: Signed statements by silo, one or more.  Their "shapes" of the silos' data, such as the number
+            of features and classes, determine the model's size.
 
     Returns:
         True, or False if there is no plan because the model is code outside fedpriv.

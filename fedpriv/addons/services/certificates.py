@@ -222,6 +222,7 @@ def load_key_pair(keys: Path, *contexts: ssl.SSLContext) -> None:
     check_certificates(keys / CERTIFICATE_FILE)
     try:
         for context in (ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), *contexts):
+            # Without `password` OpenSSL would ask at the terminal for that of an encrypted key.
             context.load_cert_chain(keys / CERTIFICATE_FILE, keys / KEY_FILE, password="")
     except OSError as error:
         raise InputError(
@@ -414,7 +415,7 @@ class KeyMonitor:
     def poll(self) -> tuple[list[str], dict[str, bytes]]:
         """Return the names of silos whose keys were revoked since the last call, and new keys (PEM) by name.
 
-        A key that this SuperLink has known before is not new.
+        A key that this SuperLink has known before is not new.  Keys are read only if a file or the folder changed.
         """
         paths = [path for path in sorted(self._folder.glob("*.pub")) if _SILO_FILE.fullmatch(path.name)]
         last_stamps, self._stamps = self._stamps, file_stamps(self._folder, *self._valid_keys, *paths)

@@ -1,11 +1,11 @@
-"""Choice of `mechanism = "auto"`: the least state among mechanisms that are nearly the best for a row.
+"""Choice of `mechanism = "auto"`: the least state among mechanisms that are nearly the best for a run.
 
-A row is one run to be planned: a workload of running sums, and the weights of its releases in the published
-points.  A fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The
-result is a mechanism with its numbers.  A forms running sums of the sums s of records' contributions, a record is
-charged for moving C s, and the noise is A C^-1 z for fresh normal vectors z.  λ-CGD and buffers form the
-noise from one or a few decaying sums of earlier vectors, and a banded C has few diagonals.  Scaled noise is that
-of a `column_scale` D: the noise of increment t, a record's clipped contribution to round t, is divided by D_t.
+The run is given by its workload of running sums, and by the weights of its releases in the published points.  A
+fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The result is a
+mechanism with its numbers.  A forms running sums of the sums s of records' contributions, a record is charged for
+moving C s, and the noise is A C^-1 z for fresh normal vectors z.  λ-CGD and buffers form the noise from one or a
+few decaying sums of earlier vectors, and a banded C has few diagonals.  Scaled noise is that of a `column_scale`
+D: the noise of increment t, a record's clipped contribution to round t, is divided by D_t.
 
 Mechanisms are compared by the noise that each leaves in the output and in the queries.  J (`fitting/cost.py`) is
 the sum of both variances relative to their lower bounds: at least 2, or at least 1 if the output does not count.
@@ -51,7 +51,7 @@ def fit_sizes(cost: NoiseCost) -> ScheduledGaussian:
     equal clips.  Otherwise they are an approximation.
 
     Args:
-        cost: Cost of noise for the row, whose `weights` (n, T) give w_t.
+        cost: Cost of noise for the run, whose `weights` (n, T) give w_t.
     """
     workload = cost.workload
     weights = np.sqrt(_neighbour_weights(np.sum(cost.weights**2, axis=0), len(cost.weights)))
@@ -85,7 +85,8 @@ def max_displacements(workload: Workload) -> Floats:
 
     In a round either the record takes part, or its distance is decay times that of the round before.  A record
     that takes part in round t, and took part every `spacing` rounds before (the rounds of an epoch, or the least
-    separation), has moved the sum by r_t = clip_t + decay^spacing · r_{t-spacing}.
+    separation), has moved the sum by r_t = clip_t + decay^spacing · r_{t-spacing}.  In a single pass it took part
+    in no earlier round.
 
     For separated participations with unequal clips the result is an approximation, which suffices for a fit.
 
@@ -120,7 +121,7 @@ _FEW_ROUNDS = 2
 
 @dataclass(frozen=True)
 class MechanismCandidate:
-    """Mechanism fitted to a row, with its memory and the noise that it leaves in the row."""
+    """Mechanism fitted to a run, with its memory and the noise that it leaves in published points."""
 
     mechanism: Mechanism
     """Mechanism with its fitted numbers."""
@@ -144,7 +145,7 @@ def fit_named(
     """Fit a mechanism that a scenario names without numbers, and return it with its memory and noise.
 
     Args:
-        cost: Cost of noise for the row.
+        cost: Cost of noise for the run.
         name: "auto", which chooses among several mechanisms, "scheduled", "lambda-cgd" or "blt".
         options: Options of the scenario: the most vectors in the state, and whether "lambda-cgd" and "blt" scale
             noise.
@@ -168,7 +169,7 @@ def fit_auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) ->
     noise is independent.
 
     Args:
-        cost: Cost of noise for the row.
+        cost: Cost of noise for the run.
         max_vectors: Most vectors in the state.
         scalable: Whether noise may be scaled.
 
@@ -210,7 +211,7 @@ def fit_kind(
     λ-CGD counts as a `BufferedToeplitz` with one pair of roots, too.
 
     Args:
-        cost: Cost of noise for the row.
+        cost: Cost of noise for the run.
         kind: `LambdaCgd` or `BufferedToeplitz`.
         max_vectors: Most vectors in the state.
         scaled: Whether noise is scaled.
@@ -245,7 +246,7 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
     relative 1e-6 counts as equal.
 
     Args:
-        cost: Cost of noise for the row.
+        cost: Cost of noise for the run.
         max_vectors: Most vectors in the state.
     """
     undominated: list[MechanismCandidate] = []
@@ -263,11 +264,12 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
 def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield candidates of several kinds and sizes.
 
-    The kinds are independent and scheduled noise, a tree, banded square roots, λ-CGD, and buffers without and with
-    scaled noise.  Runs of one or two rounds get independent noise.
+    The kinds are independent and scheduled noise, a tree if it fits, banded square roots if records take part in
+    several rounds, λ-CGD, and buffers without and with scaled noise.  Runs of one or two rounds get independent
+    noise.
 
     Args:
-        cost: Cost of noise for the row.
+        cost: Cost of noise for the run.
         max_vectors: Most vectors in the state.
     """
     yield _make_candidate(IndependentGaussian(), cost)
@@ -298,7 +300,7 @@ def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCa
     pairs and φ_3 fitted.
 
     Args:
-        cost: Cost of noise for the row.
+        cost: Cost of noise for the run.
         max_vectors: Most vectors in the state.
     """
     if not max_vectors:
@@ -326,7 +328,7 @@ def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismC
     fitted (`last_free`), and with one pair also for φ_1 = 0.
 
     Args:
-        cost: Cost of noise for the row.
+        cost: Cost of noise for the run.
         max_vectors: Most vectors in the state.
     """
     workload = cost.workload
