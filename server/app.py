@@ -243,7 +243,7 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
                 folder = output_folder(context.run_config)
                 deploy_cell(grid, cell, observer, folder / "journal", folder.resolve().parents[2] / ".commits")
             else:
-                observer.finished(0, run_cell(grid, cell, observer))
+                observer.finished(0, run_cell(grid, cell, observer))  # 0 is the number of a server's only cell
         except FedprivError as error:
             with suppress(RunError):  # With a full disk the report fails too, and the error itself is raised.
                 observer.failed(error)

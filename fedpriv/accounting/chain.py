@@ -371,6 +371,7 @@ class ExponentGrid:
         walk_variances = self._variances(_BOUNDED_STEP_VARIANCE)
         largest, excess = float(np.max(walk_variances)), float(np.max(walk_variances - self.variances))
         reach = math.sqrt(2.0 * largest * (math.log(2.0 * (len(walk_variances) + 1) / LOST_MEAN) + excess))
+        # Weighted by e^(G_t), exponents are higher by at most their largest variance.
         return -reach, reach + largest
 
     @property
@@ -379,6 +380,7 @@ class ExponentGrid:
         return self._variances(0.0)
 
     def _variances(self, step_variance: float) -> Floats:
+        """Compute the variances of a walk, (n,), with `step_variance` · h² added to the variance of each step."""
         variances, variance = [], 0.0
         for ratio, std in zip(self.ratios, self.stds, strict=True):
             variance = ratio**2 * variance + std**2 + step_variance * self.step**2

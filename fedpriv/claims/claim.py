@@ -360,6 +360,7 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
         )
     weakest_guarantee = weakest(noisy_guarantees)
     claim = PrivacyClaim(weakest_guarantee, relations.pop(), unit, exact)
+    # Only releases in floating point, with a μ, can attain it or have a smaller one by counting.
     if exact or (mu := weakest_guarantee.mu) is None:
         return claim
     counted_mu = max(stream.mu_by_counting for stream in streams)

@@ -449,7 +449,8 @@ def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
 
     header_line, names = next(_iterate_records(path, cell_format), (0, []))
     header, unreadable = _check_header(names, str(path))
-    # Arrow counts empty lines before the header as rows, and a header with ends of lines in quotes as one row.
+    # Arrow counts empty lines before the header as rows, and a header with ends of lines in quotes as one row.  An
+    # end of a line is \n, \r or \r\n.
     header_rows = header_line - (text := ",".join(names)).count("\n") - text.count("\r") + text.count("\r\n")
     # Arrow reads `"a"b` as ab.
     if quoted := _has_quotes(path, cell_format):

@@ -272,6 +272,7 @@ class PrivateClient:
         return memory
 
     def _make_silo(self, terms: Terms, cell: Cell, number: int, arrays: Arrays, key: bytes) -> Silo:
+        """Make the silo, whose noise comes from the scenario's seed in a simulation, and otherwise from `key`."""
         objective, records = _objective_and_records(self._module, self._loss, *arrays, DTYPES[cell.run.dtype])
         plan, may_miss = make_plan(cell, objective, for_release=not terms.seeded), cell.absence_key is not None
         if terms.seeded:

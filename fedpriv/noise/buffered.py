@@ -249,6 +249,7 @@ class BufferedToeplitz(Toeplitz):
         # More digits of the buffers than those of the roundings to whole units would gain little.
         strategy = replace(strategy, digits=min(_DIGITS, strategy.max_roundings(workload.rounds).bit_length()))
         theta = tuple(root / COEFFICIENT_ONE for root in strategy.theta)
+        # Rounding moves a zero φ_m = 0 to either side of 0, and zeros may not be negative.
         phi = tuple(
             max(0.0, root) if root > -_ZERO_TOLERANCE else root for root in rounded_zeros(strategy).tolist()
         )

@@ -499,7 +499,7 @@ def make_exact_plan(
             exact = exact.with_budgets(list(map(silo_mu, targets)))
     except InputError as error:
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
-    # Precision and slack.
+    # A diameter below 2 clips allows for the rounding of increments to units only if a clip has many units.
     if increment_diameter < APART and math.sqrt(objective.dimension) * _MIN_CLIP_UNITS > min(exact.norms(1)):
         raise InputError(
             f"{name}: {objective.dimension} values with a clip of {min(exact.norms(1))} units are too coarse; ask "

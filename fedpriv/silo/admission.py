@@ -470,6 +470,11 @@ class Admission:
             )
 
     def _check_record_count(self, cell: Cell) -> None:
+        """Check that this silo can fill its batches, and that they have as many units as the policy asks for.
+
+        Raises:
+            RunError: If the silo has too few units, or the policy asks for more than the batches have.
+        """
         needed = cell.schedule.batches_per_silo * cell.batch_sizes[self.policy.silo]
         if needed > self.shard.unit_count(cell.privacy.protected_unit):
             raise self.refusal_error(

@@ -299,7 +299,7 @@ class CanaryLayout:
 
         Args:
             passes: Rows of the silo's order that rounds 1, 2, … read.
-            heaviest: Round in which a canary weighs most, from 1.
+            heaviest: Round of the first pass in which a canary weighs most, from 1.
             canaries: Number of canaries, of which fewer are made if the other rounds are full.
             batch: Largest number of canaries of a round, at most its number of rows.
         """

@@ -140,7 +140,10 @@ class Facts:
     parameters: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse facts outside of the ranges for which advice is computed."""
+        """Refuse facts outside of the ranges for which advice is computed.
+
+        The trust setting and the relation are checked by `advise_on_facts`.
+        """
         _check_integer("silos", len(self.sizes), 1, 100_000)
         for silo, size in enumerate(self.sizes):
             _check_integer(f"records of silo {silo}", size, 1, 10**9)
@@ -221,7 +224,11 @@ class Forecast:
 
     @property
     def sentence(self) -> str:
-        """Forecast as a text for a person, with a warning if little can be learnt."""
+        """Forecast as a text for a person.
+
+        A linear model whose q is below `MIN_Q` gets a warning, and any other one for classes a note on predicting
+        a constant.
+        """
         coordinate_std, vector_norm = format_upper(self.std, 3), format_upper(self.norm, 3)
         if self.is_network:
             return (
@@ -391,6 +398,10 @@ def _round_to_three_digits(value: float) -> float:
 
 
 def _make_tree(facts: Facts, settings: _AdvisedNumbers, data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Make the scenario of the advised numbers, in which every round reads all units of each silo.
+
+    So there are as many epochs as rounds.  A network is named `NETWORK_NAME`, which the user registers.
+    """
     privacy = {"relation": facts.relation, "epsilon": float(facts.epsilon), "delta": float(facts.delta)}
     if facts.unit != RECORD.name:
         privacy |= {"unit": facts.unit, "records": facts.records_of_person}

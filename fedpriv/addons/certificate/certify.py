@@ -473,6 +473,7 @@ def _matches(recorded: Any, expected: Any, name: str) -> bool:
             and recorded.keys() == expected.keys()
             and all(_matches(recorded[key], expected[key], name) for key in expected)
         )
+    # In Python True equals 1, and in JSON it is another value.
     if not isinstance(expected, float) or isinstance(recorded, bool) or not isinstance(recorded, float | int):
         return isinstance(recorded, bool) == isinstance(expected, bool) and bool(recorded == expected)
     low, high = expected * (1.0 - 1e-8), expected * (1.01 if name.startswith("epsilon") else 1.0 + 1e-8)
