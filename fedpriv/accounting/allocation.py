@@ -482,7 +482,7 @@ def calibrate(
     tails = _grid_tails(delta, epochs)
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))
     multiplier = least_noise(epsilon, delta, coarse, fine)
-    # Bounds of δ at two ε are computed on two grids, so that the larger ε may have the larger bound.
+    # In this case bounds of δ at two ε are computed on two grids, so that the larger ε may have the larger bound.
     if relation == "replace-one" and epochs == 1:
         while mechanism(multiplier).epsilon_of(delta) > epsilon:
             multiplier *= _NOISE_MARGIN

@@ -452,9 +452,10 @@ def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
     # Arrow counts empty lines before the header as rows, and a header with ends of lines in quotes as one row.  An
     # end of a line is \n, \r or \r\n.
     header_rows = header_line - (text := ",".join(names)).count("\n") - text.count("\r") + text.count("\r\n")
-    # Arrow reads `"a"b` as ab.
+    # Arrow reads `"a"b` as ab, and Python's strict reader refuses it.
     if quoted := _has_quotes(path, cell_format):
         _check_rows(path, cell_format)
+    # For Arrow columns are named by their numbers, because names may be missing or occur twice.
     cell_type = pa.dictionary(pa.int32(), pa.string())
     builders = [ColumnBuilder() for _ in header]
     try:

@@ -165,6 +165,8 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
 def _draft_copy(copy: Path, draft: Path) -> Iterator[RollbackMark]:
     """Copy a backup, or a ledger, to a draft, and remove the draft's files at the end of the block.
 
+    A draft that the block has renamed stays under its new name.
+
     Yields:
         Mark of the draft, whose file the caller writes.
 

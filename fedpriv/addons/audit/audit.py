@@ -121,8 +121,8 @@ def audit(
     """Audit the code path of a cell.
 
     The cell is cut to a few rounds and silos, and recalibrated to `claimed_mu` by the code under audit.  Canaries
-    run on it, each present or absent by a coin that follows from `seed`.  From the releases each family of tests
-    computes a lower bound on μ, which is compared with the claim.
+    run on it, each in one of its two worlds by a coin that follows from `seed`.  From the releases each family of
+    tests computes a lower bound on μ, which is compared with the claim.
 
     Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.
 
@@ -278,7 +278,7 @@ def _audit_secret_rounds(
         trials: Number of canaries in shared runs, rounded up to whole runs.  The family "company" has a sixteenth
             of this number in addition, each in a run of its own.
         confidence: Confidence of the bounds.
-        seed: Seed of the coins, which decide whether a canary is present.
+        seed: Seed of the coins, which decide on the world of each canary.
         progress: Function that is called with the finished share of the work.
         start_time: Start of the audit, by `time.perf_counter`.
     """

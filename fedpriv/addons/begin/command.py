@@ -302,7 +302,8 @@ def _make_files(
         unit: Keys of [privacy] for persons with several records, empty for records.
         out: Folder of the files, from which the scenario names a table of relative path.
         shards: Description of each joined file by its path, or empty for one file.  A silo's policy names the
-            file whose name up to the first dot is the silo's site, if there is one.
+            file whose name up to the first dot is the silo's site, and otherwise silo-N.csv, which the silo has
+            to provide.
     """
     from fedpriv.plan.task import make_schema_task
     from fedpriv.scenario.load import resolve_cell
