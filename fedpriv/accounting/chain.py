@@ -300,8 +300,8 @@ def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, .
     """Replace chains by fewer distinct ones that lie above them, in the same order.
 
     Chains form groups, and each chain is replaced by one that is above all of its group.  A chain joins the first
-    group for which this raises the sum of covariances by at most 0.5 %.  The losses of equal chains are computed
-    once, so that few distinct chains save time.
+    group whose sum of covariances is then at most 0.5 % above that of the group's original chains.  The losses of
+    equal chains are computed once, so that few distinct chains save time.
     """
     groups: list[tuple[CovarianceChain, float, list[int]]] = []
     for index, chain in enumerate(chains):
