@@ -237,7 +237,7 @@ class DataSection(Section):
         if self.scale is not None:
             if schema is None or not schema.number_features:
                 raise ValueError("data.scale: needs a table with a column of numbers, which has `range`")
-            self.scale.make_scaling(schema)
+            self.scale.make_scaling(schema)  # refuses means and deviations of another number of columns
         if self.partition != "site" and not per_silo:
             return
         key = 'data.partition = "site"' if self.partition == "site" else "run.per_silo"

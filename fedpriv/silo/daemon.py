@@ -383,7 +383,8 @@ class RequestQueue:
 
         Its header asks for the shapes of a model's parameters ("shapes_of"), whether the policy would admit a run
         now (`PREVIEW_ADMISSION`), or for the silo's public key (round "t" = 0) or message (any other round) of a
-        run.
+        run.  Keys and messages are those of the guard of the test records if the header has "tests", and else of
+        the guard of the training records.
 
         Args:
             header: Header of the request.
@@ -393,7 +394,8 @@ class RequestQueue:
             The reply, or a refusal of a malformed request.
 
         Raises:
-            FedprivError: If the guard refuses the request, or the SuperNode has another version of the protocol.
+            FedprivError: If a guard refuses the request, the request is about test records and the policy has no
+                [evaluation], or the SuperNode has another version of the protocol.
         """
         malformed = _refusal_reply("the request is malformed", is_final=True)
         if (protocol := header.get("protocol", PROTOCOL_VERSION)) != PROTOCOL_VERSION:

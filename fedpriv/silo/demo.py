@@ -99,6 +99,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         "slack": float(run_count * sum(exact_decimal(allowance.get("slack", 0.0)) for allowance in allowances)),
         "models": sorted({path for cell_allowance in allowances for path in cell_allowance.get("models", [])}),
     }
+    # A key without a value is left out, and has its default in the policy.
     allow = {key: value for key, value in allow.items() if value or key not in ("memory", "slack", "models")}
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
     for file in (guard / name for guard in folders for name in ("shard.npz", "shard.csv")):
@@ -137,8 +138,9 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[str, Any]:
     """Return the section [allow] of a policy for one run of a cell.
 
-    Its keys are trust, relation, clip, rounds, budget and dimension, and keys for memory, slack, shared noise, the
-    unit and the model if the run needs others than the defaults.  A site's extensions are not among them.
+    Its keys are trust, relation, clip, rounds, budget and dimension.  Further keys are there if the run needs
+    others than the defaults: memory, slack, the number of silos that share masked noise, unit, models, and keys of
+    the model's add-on.  Keys that admit a user's algorithms and extensions are not among them.
 
     Args:
         cell: One run of a scenario, with all its settings.
@@ -265,7 +267,8 @@ def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> di
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
     """Write training records of a silo, then the remaining test rows of the silo's site, as a CSV file.
 
-    Without a partition by site there are no test rows.  The key of the records is made beside the file.
+    A table's row can be in the training and in the test part, and is written once.  Without a partition by site
+    there are no remaining test rows.  The key of the records is made beside the file.
 
     Args:
         path: File of the shard, .csv.

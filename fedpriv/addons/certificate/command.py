@@ -286,11 +286,14 @@ _MODEL_NOTE = (
 def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, Any]) -> str:
     """Describe in a sentence the public facts about the data, and who declared them public.
 
+    These are ranges, vocabularies and classes of a table, or the shapes of records of other data.
+
     Args:
         certificate: The certificate, with the silos' statements.
         data: Section [data] of the scenario.
     """
     table = data.get("table")
+    # fedpriv itself describes the tables among its own data sets.
     if table is None and find_schema(data["name"], None) is not None:
         return "Ranges, vocabularies and classes of the table are public, as fedpriv describes this data set."
     if table is None:
@@ -434,7 +437,8 @@ def _format_html(certificate: VerifiedCertificate, kind: str, files: str, parts:
 def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> dict[str, list[str]]:
     """Return the sentences of the page for a board, by heading.
 
-    A sentence that does not apply is an empty text, which the page leaves out.
+    A sentence that does not apply is an empty text, which the page leaves out.  Of the statement's caveats the
+    page has those on ε and δ only.
     """
     body, record = certificate.body, certificate.body["record"]
     open_questions = [
@@ -497,7 +501,8 @@ def _describe_guesses(certificate: VerifiedCertificate) -> list[str]:
     """Describe in sentences how often an attacker's guess is right at most.
 
     The guesses are about one protected unit and, as far as the certificate has a μ for them, about several
-    records of a person and about a test record.
+    records of a person and about a test record.  Without noise the only sentence says that everything can be
+    guessed.
     """
     claim, record = certificate.claim, certificate.body["record"]
     if claim is None:
@@ -528,7 +533,8 @@ def _describe_all_runs(silo: Mapping[str, Any]) -> str:
     """Describe the best guess from all runs of a silo together, or return "" for fewer than two runs.
 
     The silo's statement has the composed charge of all runs on its training records: together they are μ-GDP,
-    except with a probability, the slack, for which the guess is taken to be right.
+    except with a probability, the slack, for which the guess is taken to be right.  Its μ is None if the runs cost
+    more than any budget, for example because one has no noise.
     """
     total_budget = silo["training"]["spent"]
     if total_budget["runs"] < 2:
@@ -608,8 +614,8 @@ def certify(
     """Write a run's certificate into its folder, with its views unless it is an unsigned draft.
 
     A draft is a deployment's certificate without any silo's signature.  The views are the page for a board, the
-    page of all questions, and the model card.  The signatures are also written as DSSE envelopes, a form for other
-    programs.
+    page of all questions, and the model card.  With them goes a description of the run as an RO-Crate.  The
+    signatures, also those of a draft, are written as DSSE envelopes, too, a form for other programs.
 
     Args:
         folder: Folder of the run.
@@ -701,6 +707,8 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
 
 def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
     """Read people's answers by key from a TOML file, overridden by KEY=TEXT answers.
+
+    An answer becomes one line of at most 2,000 characters.
 
     Raises:
         InputError: If the file cannot be read as TOML, an answer is no text or empty, or a "KEY=TEXT" has no "=".

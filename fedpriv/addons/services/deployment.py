@@ -209,8 +209,8 @@ GUARD_SOCKET = "guard.sock"
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     """Write for each silo a policy that allows this run, and a shard and a ledger if it has neither.
 
-    A shard is the file of a silo's records.  Existing shards and ledgers are kept, because ledgers record earlier
-    releases.
+    A shard is the file of a silo's records: a CSV file if the model reads the raw cells of a table, and else
+    arrays.  Existing shards and ledgers are kept, because ledgers record earlier releases.
 
     Args:
         cell: Cell of the run.
@@ -384,6 +384,7 @@ def follow_run(
                 )
             else:
                 last_answer_time = last_query_time
+                # The server may have written the outcome since it was read above.
                 if status.is_over and reader.read_result() is None:
                     details_note = f" ({status.details})" if status.details else ""
                     raise RunError(f"Flower ended the run without a result{details_note}{link.log_tail()}")
@@ -546,6 +547,7 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOut
             )
             progress = RunProgress(observer, index, cell.schedule.rounds)
             outcome = follow_run(link, run, FolderReader(run_folder), lambda: None, progress)
+            # The server writes the outcome before Flower has ended the run.
             deadline = time.monotonic() + _END_SECONDS
             while not link.control.run_status(run).is_over and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)

@@ -62,7 +62,8 @@ def table_rows(table: TableResult) -> list[dict[str, Any]]:
 
     A row has its labels, its "value", the ends "low" and "high" of its interval of 95 %, and in "covers" the
     subject of the interval, which is these records or the population.  A count has a label for each column of the
-    table, the word or bin of its cell.  Other rows have one label, "of".
+    table, the word or bin of its cell, under the column's name, or under "column NAME" if NAME is one of those
+    keys.  Other rows have one label, "of".
     """
     rows = []
     for estimate in table.estimates:
@@ -109,7 +110,7 @@ def _replace_infinities(value: Any) -> Any:
 
 
 def render_csv(tables: Sequence[TableResult]) -> str:
-    """Render the rows of all tables (`table_rows`) as one CSV file."""
+    """Render the rows of all tables (`table_rows`) as one CSV file, with a row's labels joined by " / "."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["table", "of", *_FIGURES])
@@ -210,7 +211,7 @@ def _draw_bars(table: TableResult) -> Markup:
 
 def _draw_curve(table: TableResult, curve: Curve) -> Markup:
     """Draw a survival curve, or the share of records below each edge, with its band of 95 %."""
-    # Positions are in units of the SVG's view box, with y downwards and room for the labels of both axes.
+    # Positions are in units of the SVG's view box, with y downwards and margins for the labels of both axes.
     first, last = curve.at[0], curve.at[-1]
     x_positions = [
         _MARGIN / 3 + (_WIDTH - _MARGIN / 3 - 20) * (at - first) / ((last - first) or 1.0) for at in curve.at
@@ -312,7 +313,9 @@ class ReleasedTables:
 def release_tables(
     stats: Statistics, engine: str, out: Path | None = None, connection: Connection = LOCAL
 ) -> ReleasedTables:
-    """Run the plan's scenario, and write its tables beside the run's own results.
+    """Run the plan's scenario, and write the plan's tables into the folder of the run's results.
+
+    The tables are computed from the released model, which is the noisy mean of what records add to the tables.
 
     Args:
         stats: Plan with its scenario.
@@ -343,7 +346,7 @@ def run_statistics(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Print errors and price for a dry run, else release the tables and print them.
+    """Print noise and price of the tables for a dry run, else release the tables and print them.
 
     Args:
         path: File of the plan.
@@ -379,10 +382,11 @@ def run_statistics(
 
 
 def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> None:
-    """Print the size of each table, its error under each trust setting, and the price of all tables.
+    """Print each table's number of cells, its error under each trust setting, and the price of all tables.
 
-    The error is that of one released number, in units of protection: half an interval of 95 % in text, a standard
-    deviation in JSON.  The price is the privacy that a run would cost, as μ and ε.
+    The error is that of the noise in one released number, counted in records or persons, the units of protection:
+    half an interval of 95 % in text, a standard deviation in JSON.  The price is the privacy that a run under the
+    plan's own trust setting would cost, as μ and ε.
 
     Args:
         stats: Plan and scenario.
@@ -539,7 +543,7 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
             f"{folder}: model.name = {cell.model.name!r}: coefficients have intervals where the model is "
             f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}"
         )
-    # Objective that knows how to compute coefficients, under the views of it that the algorithm uses.
+    # The algorithm wraps the objective into views.  The objective below them computes coefficients.
     schema, sizes = cell.data.table_schema, cell.batch_sizes
     objective = (load_public_task(cell) if schema is None else make_schema_task(cell, schema)).objective
     while isinstance(objective, View) and not isinstance(objective, GradientAndHessian):
@@ -553,6 +557,7 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
         if stream.step == ROUNDS  # the model has no noise of a first step, which scales the features
     )
     model = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
+    # In some tables cells decide which rows count, and a public share of them does.
     counted_share = 1.0 if schema is None else schema.counted_share(for_testing=False)
     published = MeanStatistics(
         math.sqrt(variance), round(sum(sizes) * counted_share), counted_share, record["rounds"]

@@ -1,8 +1,9 @@
 """`fedpriv tune` and `fedpriv.tune`: choose settings on held-out records.
 
 A row is one point of the scenario's sweep, with a grid: values to try for some keys.  A setting has one value for
-each of these keys, and a trial is a run with it that does not train on the held-out records.  An open choice
-compares the scores of trials without noise.  A private one compares noisy scores of a random number of trials.
+each of these keys, and a trial is a run with it that does not train on the held-out records.  Its score is a
+metric on the held-out records.  An open choice compares exact scores.  A private one adds noise to the scores, and
+makes a random number of trials.
 """
 
 import json
@@ -110,7 +111,8 @@ def complete_request_of_values(
     """Complete a request by its tuning file, if it names one, and return it with the grids of the rows.
 
     A file with the keys `scenario` and `grid` is a tuning file.  Seeds, held-out records and values in `fixed` of
-    the request take precedence over those of the file, and the file's metric over the request's.
+    the request take precedence over those of the file, and the file's metric over the request's.  The number of
+    held-out records in a file is the value of "data.validation" in its `fixed`.  Without seeds there is one, 100.
 
     Args:
         request: Options of the command, whose `grid` is not used.
@@ -212,7 +214,7 @@ def choose_by_request(
     run_count = _make_run_count(request) if request.private else None
     if run_count is None and (request.poisson or request.eta):
         raise InputError("--poisson and --eta say how many runs a private choice makes: give --private with them")
-    # A private choice needs secret randomness, unless a test gives a seed.  An open one is to be the same again.
+    # A private choice needs secret randomness, unless a test gives a seed.  An open one can be repeated.
     generator = np.random.default_rng(request.seed if request.seed is not None or request.private else 0)
     rows = _choose_row_settings(scenario, request, grids, generator)
     cells = [point.cell for point in scenario.points]
@@ -291,6 +293,7 @@ def _write(
     # An override of a chosen key would outrank the choice.  Runs of the new text take the others, too.
     overrides = drop_chosen_keys(request.overrides or [], choices)
     text, tuned_scenario = format_tuned_scenario(text_before, choices, tuned, overrides, str(request.scenario))
+    # Chosen batch sizes may change which records the silos read, so that the held-out ones are counted again.
     held_out = held_out.count_in_runs([point.cell for point in tuned_scenario.points])
     with lock_folder(folder):
         write_tuning(folder, text, choices, tuned, held_out, delta)
@@ -317,7 +320,8 @@ def _choose_row_settings(
     """Return the rows of the tuning with the settings to try, or for a private choice those to draw from.
 
     A row has the grid for its value of `grids.axis`, or the grid for all rows, or, if none is given, the default
-    grid.  Points without a grid are left out.
+    grid.  Points without a grid are left out.  An open choice tries `trials` settings of each row at random, by
+    default 25 of default grids and all of given ones.
 
     Args:
         scenario: Scenario that is tuned.
@@ -456,6 +460,7 @@ def tune(
         loaded = load_scenario(request.scenario, overrides)
     else:
         tree = scenario if isinstance(scenario, Mapping) else read_toml(find_scenario_file(Path(scenario)))
+        # In this scenario of fedpriv, settings that `set` leaves open may follow the number of records.
         settings = (set or {}) if str(scenario) == OWN_DATA_SCENARIO else None
         completed_tree = insert_own_data(tree, **own_inputs, overrides=settings)
         text, loaded = (
@@ -463,6 +468,7 @@ def tune(
             parse_scenario(completed_tree, str(request.scenario), overrides),
         )
     outcome = choose_by_request(loaded, text, request, grids, [Progress(quiet=False)] if progress else [])
+    # Chosen keys are in the tuned scenario, and `set` must not override them in its runs.
     stored_keys = [override.partition("=")[0] for override in outcome.overrides]
     return TuningResults(
         outcome.folder,

@@ -2,6 +2,7 @@
 
 A local model is fitted by one silo to its own training records, without noise.  References are the scores of local
 models on test records.  The gain of a released model is its score at a silo minus that of the local model.  A
+recalibrated model is a released one whose intercepts and scale a silo has fitted to its own training records.  A
 point is one value of each swept key of a scenario, and has a cell, one run, for each seed.
 """
 
@@ -64,7 +65,8 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
     """Print the references of a scenario, the gains of a run's models, or the gain against ε.
 
     A run's folder has models to compare with the references.  A grid in the request runs the scenario anew for
-    each ε.  With `only_local` the references alone are computed.
+    each ε.  With `only_local` the references of all points and seeds are computed, and otherwise without a grid
+    those of the scenario's first point and seed.
 
     Args:
         path_or_run: Folder of a run, with results.json, or a scenario by name or file.
@@ -167,9 +169,9 @@ def _print_run_folder(folder: Path, request: WorthRequest) -> None:
 
 
 def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
-    """Print the scores of the local models, once for all cells with the same records and model.
+    """Compute and print the local models' scores, once for all cells with the same records and model.
 
-    The scores are stored in the user's cache, for tables of results.
+    Computing them stores them in the user's cache, where tables of results find them.
     """
     cells_by_key = {cache_key(cell): cell for cell in cells}
     all_references = (
@@ -196,7 +198,8 @@ def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
 def _reference_lines(seeds: Sequence[References], request: WorthRequest) -> list[list[str]]:
     """Return a head and the table lines of the local models and of a constant, as means over seeds.
 
-    Lines of the best learners and of balanced scores follow, if they apply.
+    A line of the best learners follows if they were requested and tried.  A line of balanced scores, which are
+    mean accuracies over classes, follows if at some silo more than 90 % of the records are of one class.
 
     Args:
         seeds: References for each seed, of which the first decides the metric.
@@ -241,7 +244,7 @@ def _point_data(row: PointGains) -> dict[str, object]:
 
 
 def _print_points(rows: Sequence[PointGains], request: WorthRequest) -> None:
-    """Print the references of the first point, a line of gains for each point, and the conclusions."""
+    """Print the references of the first point, a line of scores and gains for each point, and conclusions."""
     references = rows[0].references[0]
     scale, digits = scale_of(references.metric)
     print_table(_reference_lines(rows[0].references, request))
@@ -270,7 +273,8 @@ def _print_points(rows: Sequence[PointGains], request: WorthRequest) -> None:
 def _describe_gains(rows: Sequence[PointGains], metric: str) -> list[str]:
     """Return a sentence on each verdict that occurs: points gain, lose, or have an interval that covers 0.
 
-    A sentence has the gain of each point with its interval.  Points without a standard error have no verdict.
+    A sentence has the gain of each point with its interval.  Points without a standard error are in a sentence
+    that says why they have no verdict.
 
     Args:
         rows: Points of the sweep with their gains.

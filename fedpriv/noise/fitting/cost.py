@@ -217,7 +217,7 @@ def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> 
     Raises:
         ValueError: The mechanism has to be run as a stream, and takes several fresh vectors a round.
     """
-    if np.all(np.count_nonzero(rows, axis=1) == 1):  # every row has one release
+    if np.all(np.count_nonzero(rows, axis=1) == 1):  # every row weighs one release, whose variance is known
         return np.asarray(np.sum(rows**2 * mechanism.variance(workload), axis=1), np.float64)
     if (series := mechanism.noise_series(workload)) is not None:
         from scipy.signal import fftconvolve  # slow to import, and needed only for fits
