@@ -323,7 +323,7 @@ def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
     """Return the curve of one epoch under replace-one, or None without a grid of exponents.
 
     The curve is an upper bound of H_ε = E (S - e^ε S')+ for ε ≥ 0.  It is computed at knots, values of ε a step
-    apart, with chords in e^ε between them.
+    apart, with chords in e^ε between them.  Beyond the last knot it stays at the bound there.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None

@@ -208,7 +208,8 @@ class LedgerEntry:
         """Describe differences of noisy streams in participation, weights, clips and increment diameter.
 
         The weight is that of a data record in its silo for a silo's own stream, and otherwise its weight in the
-        mean over silos.  Clips that depend on shapes of records are not compared.
+        mean over silos.  Clips that depend on shapes of records are not compared.  Nor is an increment diameter of
+        two clips, which bounds every other one.
 
         Args:
             cell: Resolved scenario of the record.
@@ -287,8 +288,8 @@ class LedgerEntry:
     def _differences_of_evaluations(self) -> Iterator[str]:
         """Describe how evaluations by silos differ from those that the scenario asks for.
 
-        Their number, silos, relation, increment diameter and noise are compared, and the record's μ for them with
-        the one that their releases give.
+        Their presence, number, silos, relation, increment diameter and noise are compared, and the record's μ for
+        them with the one that their releases give.
         """
         tests, section = self.test_streams, self.record["scenario"].get("evaluation")
         if not bool(section) == bool(tests) == bool(self.record.get("evaluation")):
@@ -334,13 +335,16 @@ class LedgerEntry:
         """Whether the streams are those of all rounds, silos and steps, by the parties that add noise.
 
         A scenario with `data.scale` needs a first step if the run has noise.  The run took this step, or is
-        charged for one elsewhere.
+        charged for one elsewhere.  Noisy streams also have to have the relation and the unit of [privacy], and to
+        keep the targets that it sets for single silos.
         """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
         first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
         rounds = [stream for stream in self.streams if stream.step == ROUNDS]
         scale, privacy = record["scenario"]["data"].get("scale"), record["scenario"]["privacy"]
-        if (  # streams of other steps, a first step without scaling, or scaling of a run with noise without one
+        # Refused are streams of other steps, a first step without scaling, scaling of a run with noise without a
+        # first step, and a first step elsewhere that is not charged with its whole share.
+        if (
             len(first_steps) + len(rounds) < len(self.streams)
             or (bool(scale) != bool(first_steps) and (noisy or first_steps))
             or not self._charges_whole_share(scale, first_steps)

@@ -63,8 +63,8 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table at most as wide as the terminal, or a block for each row if the table does not fit.
 
-    The table fits if there is room for the full width of each column that may not wrap, 12 characters of each
-    other column, and three spaces between columns.
+    The table fits if the terminal is wide enough for the full width of each column that may not wrap, 12
+    characters of each other column, and three spaces between columns.
 
     Args:
         caption: Caption above the table, or "" for none.
@@ -137,7 +137,7 @@ def list_kinds(kind_name: str | None, *, as_json: bool = False) -> None:
         raise InputError(
             f"fedpriv list {kind_name}: known kinds are {', '.join(KINDS)}{suggestion(kind_name, KINDS)}"
         )
-    if kind_name != "scenarios":
+    if kind_name != "scenarios":  # extensions add names of every other kind
         load_extensions()
     kinds = list(KINDS) if kind_name is None else [kind_name]
     if as_json:

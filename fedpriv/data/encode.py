@@ -172,7 +172,8 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
     """Read the labels, the split into training and test part, the sites and the persons of a table's rows.
 
     Only complete rows count.  In a complete row the label is present, and each feature is present or has a value
-    in its place (`FeatureColumn.missing`).
+    in its place (`FeatureColumn.missing`).  The split is that of the schema's column, of the persons' names, or of
+    the row numbers (`split_rows`).
 
     Guarantee: a record's label, and whether and in which part the record counts, depend on the record's own cells,
     on its row number and on `schema`, and never on another record.  The place of a record depends on no cell at
@@ -239,7 +240,7 @@ def encode_features(
         output = features[offset : offset + _CHUNK_ROWS]
         for codes, values, span in column_maps:
             mapped = values.take(codes.take(chunk))
-            if values.dtype == np.float64:
+            if values.dtype == np.float64:  # a column of numbers, and else one of words
                 output[:, span.start] = mapped
             else:
                 output[np.arange(len(chunk)), span.start + mapped] = 1.0

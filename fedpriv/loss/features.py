@@ -153,7 +153,7 @@ def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     if is_extreme.any():
         features = features.index_copy(0, row_indices, torch.where(is_extreme, rows / largest_values, rows))
         lengths = _row_lengths(features, row_indices)
-    # The factor of a row of zeros stays finite.
+    # The factor of a row of zeros stays finite.  That of a row that was divided above may have to exceed 1.
     factors = norm / lengths.clamp(min=max(number_range.tiny, 2.0 * norm / number_range.max))
     all_factors = features.new_ones(len(features), 1)
     all_factors[row_indices] = factors if exactly else torch.where(is_extreme, factors, factors.clamp(max=1.0))

@@ -213,6 +213,8 @@ class IntegerPrefix(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Return q_t and the next state, which holds q_t, or nothing for decay 0.
 
+        In round 1 and after a restart q_t is s_t.
+
         Args:
             state: State before round t, empty before round 1.
             t: Round, from 1.

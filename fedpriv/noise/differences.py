@@ -23,16 +23,16 @@ order, where no part is clipped, the part of the estimate without noise is plain
 
 In the first round of an epoch r is 0.
 
-`AlignedDifferences` is a variant of Algorithm 2's noise with trees inside each epoch.  The variant is ours, not
-the paper's.  The paper composes the sums of the last N rounds from windows that slide over epoch boundaries.  The
-variant composes them from prefixes of single epochs q = 0, 1, …, which are the first p rounds of an epoch, p = 1
-… N:
+`AlignedDifferences` is a variant of Algorithm 2's noise whose trees of G and Δ lie inside epochs, while the tree
+of r spans the run.  The variant is ours, not the paper's.  The paper composes the sums of the last N rounds from
+windows that slide over epoch boundaries.  The variant composes them from prefixes of single epochs q = 0, 1, …,
+which are the first p rounds of an epoch, p = 1 … N:
 
     Q_{q,p} = (1 - γ) (Q_{q-1,p} + prefix of Δ) + γ (prefix of G),   Q_{0,p} = prefix of G
     sum of G up to t = Q_{q,p} + Σ_{k<q} decay^{p + (q-1-k) N} Q_{k,N}
 
-One tree of N leaves serves all epochs: the node that ends at position p keeps a filtered noise from epoch to
-epoch.
+One tree of N leaves serves G and Δ in all epochs: the node that ends at position p keeps a filtered noise of both
+from epoch to epoch.
 
 A release is the noisy running sum of a round.  A displacement is the distance by which one record moves a node.
 Fresh vectors are independent normal vectors, drawn for each round.  A workload has the decay of the running sums,
@@ -346,9 +346,10 @@ def with_stds(trees: Trees, stds: Floats) -> Trees:
 
 @dataclass(frozen=True)
 class AlignedDifferences(DifferenceTrees):
-    """Noise of three trees inside epochs, as in the module's recursion for Q.
+    """Noise of three trees, those of G and Δ inside epochs and that of r over the whole run.
 
-    A round takes one fresh vector for the r tree (if N > 1), one for G, and from the second epoch on one for Δ.
+    The noise of G and Δ follows the module's recursion for Q.  A round takes one fresh vector for the r tree (if
+    N > 1), one for G, and from the second epoch on one for Δ.
     """
 
     name: ClassVar[str] = "aligned-differences"
@@ -601,6 +602,7 @@ class IntegerAligned(IntegerStrategy):
         parts, stacks = list(sums), self._unpack_stacks(state, t - 1)
         if self.rounds_per_epoch > 1 and (t - 1) % self.rounds_per_epoch == 0:
             parts[0] = np.zeros_like(parts[0])
+        # The trees of r (if N > 1), G and Δ.  The first epoch has no part Δ, so that its tree is left out.
         trees = (self._residual_tree, self._epoch_tree, self._epoch_tree)[int(self.rounds_per_epoch == 1) :]
         results = [tree.step(stack, t, part) for tree, stack, part in zip(trees, stacks, parts, strict=False)]
         return np.stack([node for node, _ in results]), tuple(vector for _, stack in results for vector in stack)

@@ -198,8 +198,11 @@ def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | Non
 
     The result is None if any row may go to any silo.  A silo has rows of its own in two cases, which may meet:
 
-    - Cells of a table decide which rows count: the rows that the silo has in the training part.
+    - Cells of a table decide which rows count, and a unit is a record: the rows that the silo has in the training
+      part.
     - The partition is by site, and test rows have sites: the rows of its site.
+
+    If both cases hold, the rows of the first come first, and then the other rows of the site.
 
     Args:
         cell: Cell of the training.
@@ -326,6 +329,7 @@ class EvaluationPlan:
         row_means, published = published.double(), published.double() / self.counted_share
         shares = torch.tensor(self.plan.weights if self.publishes_each_silo else (1.0,), dtype=torch.float64)
         metrics = {name: float(value) for name, value in self.scores.to_metrics(shares @ published).items()}
+        # Figures of curves are made of counts, which are means over the rows read times the number of these rows.
         curves = self.scores.extra_figures(
             shares @ row_means, self.plan.noise.std_in_mean, sum(self.plan.batch_sizes)
         )
@@ -373,6 +377,7 @@ def evaluation_cell(cell: Cell) -> Cell:
             {
                 "name": "dp-sgd",
                 "trust": trust.name,
+                # A regression's increment is the loss alone, between -1/2 and 1/2.
                 "clip": section.increment_norm if cell.model.is_classification else 0.5,
                 "step": 1.0,
             }

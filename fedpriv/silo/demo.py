@@ -3,7 +3,8 @@
 A silo of a real deployment has records already, and its administrator writes the policy.
 
 * A cell is one run of a scenario, with a value for each key.
-* A shard is the file of a silo's records.
+* A shard is the file of a silo's records.  The key of the records is a secret file beside it, under which ledgers
+  have a fingerprint of the records.
 * An allowance is a section [allow] or [evaluation] of a policy, as a dictionary.
 * A budget is a μ of Gaussian differential privacy, which composes over runs to √Σμ².
 * A slack is a probability with which μ may fail.  Runs whose records take part in secret need some.
@@ -202,7 +203,7 @@ def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, fl
     targets = cell.target_mus or ()
     if not cell.schedule.secret:
         return {"budget": max(targets[silo] for silo in silos)}
-    trust = cell.algorithm.trust_setting
+    trust = cell.algorithm.trust_setting  # of the run, and so of the policy that is made for it
     streams = {silo: charged_stream(plan, silo, trust, trust) for silo in silos}
     prices = [
         price_curve(plan, stream.guarantee, silo).price_at(SLACK_PER_RUN) for silo, stream in streams.items()

@@ -473,6 +473,7 @@ def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> d
             ),
         ],
         "What did nobody check?": [
+            # Only a scenario that describes its table declares ranges public.
             "" if "public" not in (record["scenario"]["data"].get("table") or ()) else _UNCHECKED_RANGES,
             "Whether settings were chosen by a look at these records." if not body["tuned"] else "",
             ""
@@ -673,6 +674,7 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
     """Sign a certificate as a silo, and write the signed statement into a file.
 
     The certificate's figures are recomputed first, and its releases and charges compared with the silo's ledger.
+    The silo's number, its public key and the path of the file are printed.
 
     Args:
         policy: The silo's policy.

@@ -183,6 +183,7 @@ def draw(figure: RateFigure, path: Path) -> None:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
             axis.set_minor_formatter(NullFormatter())
+        # A remark in brackets goes to a line of its own.
         drawing.suptitle(figure.title.replace(" (", "\n("))
         drawing.legend(loc="outside lower center", ncols=2, fontsize=8)
         save_figure(drawing, path, "rates")

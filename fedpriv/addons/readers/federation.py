@@ -20,7 +20,8 @@ def complete_federation(
 ) -> dict[str, Any]:
     """Return a scenario whose [federation] follows the records, their sites, and the program's settings.
 
-    For records with sites each site becomes a silo, and `data.partition` becomes "site".
+    For the scenario own-data the number of samples becomes that of the training records, or of clients that have
+    them.  For records with sites each site becomes a silo, and `data.partition` becomes "site".
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -63,8 +64,10 @@ def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, An
     Keys that the program sets are kept, since their values are written into the scenario later.
 
     * With `clients`, which come in cohorts, silos, samples and epochs are left out.
-    * With `batches` (a number for each silo), samples and epochs are left out.
-    * With `batch`, epochs are left out, and samples if the rounds do not read all units.
+    * With `batches` (lists of a number for each silo), samples and epochs are left out, and the rounds become so
+      many that they read about `units` records.
+    * With `batch`, epochs are left out, rounds unless the program sets them, and samples if the rounds that it
+      sets do not read all units.
     * Otherwise `rounds` alone or `epochs` alone determine the other number.
 
     Args:

@@ -171,7 +171,10 @@ def _rows_as_text(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _cell_text(value: Any) -> str:
-    """Return a cell's text: whole numbers of size below 2^53 without a point, midnights as year-month-day."""
+    """Return a cell's text: whole numbers of size below 2^53 without a point, midnights as year-month-day.
+
+    An empty cell has the text "", and a truth value "true" or "false".
+    """
     if value is None:
         return ""
     if isinstance(value, bool):

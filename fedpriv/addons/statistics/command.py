@@ -228,6 +228,7 @@ def _draw_curve(table: TableResult, curve: Curve) -> Markup:
         Markup('<polygon points="{}" fill="var(--good)" opacity=".18"/>').format(" ".join(band)),
         Markup('<polyline points="{}" fill="none" stroke="var(--good)" stroke-width="2"/>').format(line),
     ]
+    # Lines and numbers at three shares, and numbers at both ends of the horizontal axis.
     for share in (0.0, 0.5, 1.0):
         shapes += [
             Markup('<text x="4" y="{}">{:g}</text>').format(height(share) + 4, share),
@@ -328,7 +329,7 @@ def release_tables(
         RunError: The run could not be finished.
     """
     folder = run_sweep(stats.scenario, RunOptions(engine=engine, out=out, connection=connection))
-    write_table(folder)
+    write_table(folder)  # of the run's own metrics, as `fedpriv run` writes it
     (record,) = read_claims(folder).cells
     model = np.load(folder / record["model"], allow_pickle=False)
     tables = tuple(stats.read_tables(model, for_release=find_engine_row(engine).makes_release))
@@ -395,6 +396,7 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
     """
     privacy = stats.cell.privacy
     tables = list(zip(stats.plan.table, stats.settings.tables, strict=True))
+    # A unit has records in one silo, so that it pays for one stream of the release at most.
     mu = max(stream.mu for stream in make_release_streams(stats.make_plan(for_release=for_release), 1))
     epsilon, unit = epsilon_of(mu, privacy.delta), privacy.protected_unit.noun
     errors = {trust: stats.noise_stds(trust, for_release=for_release) for trust in TRUSTS}

@@ -415,7 +415,7 @@ class CurveScores(SummedScores):
 
         Args:
             mean: Mean of the increments with its noise, (`dimension`,).
-            records: Number of records in the mean.
+            records: Number of row indices that the mean is over.
 
         Returns:
             A table (groups, 2, bins) for each grouping, class 0 first.
@@ -432,7 +432,7 @@ class CurveScores(SummedScores):
         Args:
             mean: Mean of the increments with its noise, (`dimension`,).
             std: Standard deviation of the noise in each coordinate of the mean.
-            places: Number of records in the mean.
+            places: Number of row indices that the mean is over.
             groups: Whether to add the figures of groups, if there are groups, and the shares of class 1 by score.
         """
         tables, noise = self.tables(mean, places), float(std) * places / self.scale

@@ -225,7 +225,7 @@ class _ReplicateGroup:
         self._steps_locally = plan.rounds[0].step.local is not None
         self._silo_evaluations = [SimulatedEvaluation.from_cell(cell) for cell in cells]
         self._replicate_absences = ReplicateAbsences(self._absences, len(plan.batch_sizes), self._device)
-        # The other objectives read records and weights only.
+        # Increments that depend on nothing but the record and the batch need no row indices.
         self._needs_row_indices = bool(
             declared_dependence(plan.objective) & ~(Dependence.RECORD | Dependence.BATCH)
         )
@@ -407,6 +407,8 @@ class _ReplicateGroup:
         self, train: Records, rows_by_seed: dict[int, list[Tensor]], first_round: int, presence: Tensor | None
     ) -> Iterator[RoundBatch]:
         """Gather the batches of sampled rounds, padded with records of weight 0.
+
+        The records of a batch are None if no replicate reads any in its round.
 
         Records are sorted by silo if silos take local steps or may be absent, or if increments may depend on more
         than the contents of the batch, such as the silo.

@@ -43,10 +43,11 @@ def worst_record(coefficients: Floats, workload: Workload) -> Floats:
         worst = int(np.argmax(clips**2 * series.column_squared_norms(coefficients, workload.rounds)))
         record[worst] = clips[worst]
     elif isinstance(schedule, MinSeparation):
+        # As early and as often as possible, with the largest clip in each of its rounds.
         record[:: schedule.min_separation] = np.max(clips)
         record[schedule.max_rounds_per_record * schedule.min_separation :] = 0.0
     else:
-        first = 0
+        first = 0  # with equal clips the record of round 1 moves C s farthest
         if not np.all(clips == clips[0]):
             first = int(np.argmax(series.record_squared_norms(coefficients, clips, schedule.rounds_per_epoch)))
         record[first :: schedule.rounds_per_epoch] = clips[first :: schedule.rounds_per_epoch]
@@ -204,7 +205,7 @@ def fit_lambda(cost: NoiseCost) -> RootFit:
     since B = A C^-1 = (1 - λx) / (1 - decay x) = 1 + (decay - λ) x / (1 - decay x).
 
     Args:
-        cost: Cost of noise for the row.
+        cost: Cost of noise, whose J is minimized.
     """
     from scipy.optimize import minimize_scalar  # slow to import, and needed only for fits
 
