@@ -135,6 +135,7 @@ def triangle_curve(first: Curve, second: Curve) -> Curve:
     """
 
     def curve(epsilons: Floats) -> Floats:
+        # The bound at `MAX_EPSILON` holds for every larger ε, too, because the smallest δ never rises with ε.
         totals = np.minimum(np.asarray(epsilons, np.float64).ravel(), MAX_EPSILON)
         first_epsilons = np.linspace(0.0, 1.0, _SPLIT_POINTS)[:, None] * totals
         sums = first(first_epsilons) + np.exp(first_epsilons) * second(

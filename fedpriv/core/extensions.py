@@ -206,7 +206,7 @@ def _import_file(path: Path) -> None:
         raise InputError(f"--import {path}: not a Python file; its name must end in .py")
     module = util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module here
-    _imported_extensions.add(key)
+    _imported_extensions.add(key)  # first, so that code of the file that loads extensions does not import it anew
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -140,7 +140,7 @@ def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
         LedgerError: If another process holds the ledger's lock, or the disk refuses.
     """
     with ledger.lock():
-        if ledger.is_keyed():
+        if ledger.is_keyed():  # by another process, before this one had the lock
             return
         if ledger.fingerprint != shard.content_digest:
             raise _other_records_error(policy)

@@ -192,8 +192,8 @@ def audit_counts(
     In each trial a fair coin selects world 0 or 1 of the furthest pair, with increments x₀ and x₁.  The score of a
     release r (d,) is ⟨r - weight · (x₀ + x₁)/2, x₀ - x₁⟩, with the weight of a record in the release.  But for the
     noise it is positive in world 0 and negative in world 1.  The bound is the larger one of those at threshold 0
-    and at a threshold from a quarter of the trials, with half of `failure` each.  The result also has the largest
-    share of the noise at which these trials would be likely to refute the claim.
+    and at a threshold that a quarter of the trials chooses, with half of `failure` each.  The result also has the
+    largest share of the noise at which these trials would be likely to refute the claim.
 
     Args:
         cell: Cell of the plan of statistics.

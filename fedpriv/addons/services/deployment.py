@@ -547,7 +547,7 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOut
             )
             progress = RunProgress(observer, index, cell.schedule.rounds)
             outcome = follow_run(link, run, FolderReader(run_folder), lambda: None, progress)
-            # The server writes the outcome before Flower has ended the run.
+            # The outcome is there before Flower has ended the run, and Ray's processes outlive an interruption.
             deadline = time.monotonic() + _END_SECONDS
             while not link.control.run_status(run).is_over and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)

@@ -147,7 +147,8 @@ class Executor:
     def poll(self) -> None:
         """Start the next task, if there is one, and look after the processes of all tasks.
 
-        Tasks that may still be starting get heartbeats.  Tasks that failed are reported.
+        Tasks that may still be starting get heartbeats, which go to Flower.  Tasks that failed are reported.  The
+        executor's own heartbeat, by which its service counts as healthy, is written after every answer.
         """
         try:
             answer = self._task_client.ask(
