@@ -399,6 +399,7 @@ class AlignedDifferences(DifferenceTrees):
         node_variance, past_variance, covariance, rows = self.std_early**2, 0.0, 0.0, list[Floats]()
         for epoch in range(epochs):
             if epoch:
+                # The last epoch's n joins c, and a node of the new n keeps the share 1 - γ of its last noise.
                 past_variance = (
                     decay ** (2 * rounds_per_epoch) * past_variance
                     + node_variance

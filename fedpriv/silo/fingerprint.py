@@ -86,6 +86,7 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes, run: tuple[str, Ch
         if run is not None:
             entry = chain.opening_entry(run[0], *run[1], seal := chain.make_seal(system_key()))
             first_commit = Commit(1, chain.next_head(first_commit.head, 1, [entry, chain.ending_entry(run[0])]))
+            # Commit 1 both opened and ended the run.
             database.execute(
                 "INSERT INTO runs (run_id, cell, mu, slack, seal, entry, opened, over) "
                 "VALUES (?, ?, ?, ?, ?, ?, 1, 1)",

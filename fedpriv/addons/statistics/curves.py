@@ -259,7 +259,7 @@ ONE_GROUP = Grouping("all", ("all",), 0, ())
 def make_groupings(
     settings: CurveSettings, schema: TableSchema | None, model: ModelSettings, *, is_scaled: bool
 ) -> tuple[Grouping, ...]:
-    """Return one grouping for each column of `settings.by`, or `ONE_GROUP` if there are none.
+    """Return one grouping for each column of `settings.by`, in their order, or `ONE_GROUP` without any.
 
     A grouping reads the group of a record off the features that the model sees: the one-hot features of a column
     of words, or a scaled number between edges that are scaled alike.
@@ -288,7 +288,7 @@ def make_groupings(
             if (column.range is None) != (edges is None):
                 reason = "needs edges" if edges is None else "is a column of words, which has no edges"
                 raise InputError(f"evaluation.curves.by: {name!r} {reason}")
-            groupings.append(Grouping(name, column.values or (), first_feature))
+            groupings.append(Grouping(name, column.values or (), first_feature))  # that of a number is replaced
             if column.range is not None and edges is not None:
                 if is_scaled or not _keeps_encoding(model, schema):
                     raise InputError(

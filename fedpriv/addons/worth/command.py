@@ -3,7 +3,9 @@
 A local model is fitted by one silo to its own training records, without noise.  References are the scores of local
 models on test records.  The gain of a released model is its score at a silo minus that of the local model.  A
 recalibrated model is a released one whose intercepts and scale a silo has fitted to its own training records.  A
-point is one value of each swept key of a scenario, and has a cell, one run, for each seed.
+personal model has all its parameters fitted to them, but is pulled to the released one.  A pooled model is fitted
+without noise to the training records of all silos that have test records, too.  A point is one value of each swept
+key of a scenario, and has a cell, one run, for each seed.
 """
 
 import dataclasses
