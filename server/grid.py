@@ -210,8 +210,8 @@ class PatientGrid(Grid):
         """Return the replies that arrive within `timeout` seconds, each as the reply to the original message.
 
         A message is sent again, to the current node of its silo, after a time without a reply, after an error or a
-        refusal that may pass, and once the silo has another node.  Up to 15 minutes in which this process was
-        stopped do not count.
+        refusal that may pass, and once the silo has another node.  Up to 15 minutes in which this process or the
+        SuperLink was stopped do not count.
 
         A silo that refused or failed in a way that may pass, and did not reply later, has a refusal that is not
         final among the replies.
@@ -245,7 +245,7 @@ class PatientGrid(Grid):
                     pending.message_ids.discard(reply.metadata.reply_to_message_id)
                     pending.refusal = reply
                     pending.retry_time = min(pending.retry_time, time.monotonic() + _RETRY_SECONDS)
-                elif pending in pending_messages:  # Copies get equal replies.
+                elif pending in pending_messages:  # Copies get equal replies, of which the first one counts.
                     pending_messages.remove(pending)
                     replies.append(_readdress_reply(pending.message, reply))
             self._redirect_messages(pending_messages)
@@ -295,7 +295,8 @@ class PatientGrid(Grid):
     def _poll_nodes(self) -> None:
         """Ask new nodes for their silo numbers, and note the node from which a silo reported last.
 
-        Registered nodes are not asked, because their names have the numbers.
+        Registered nodes are not asked, because their names have the numbers.  New nodes are looked for at most
+        once a second.
 
         Raises:
             RunError: If a node's reply does not say which silo it is.

@@ -94,6 +94,7 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
     low = high = start
     while not safe(high):
         low, high = high, factor * high
+    # If `safe` holds at `start`, go down until it fails.
     while low == high or (low < start and safe(low)):
         low, high = low / factor, low
     return smallest_between(safe, low, high, tolerance)
@@ -309,7 +310,7 @@ def noise_for(mu: float, sensitivity: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    """Return ln δ(ε) for `mu` = μ > 0 and `epsilon` = ε ≥ 0, rounded up.
+    """Return ln δ(ε) for `mu` = μ > 0 and `epsilon` = ε ≥ 0, rounded up, or -inf if δ is far below any float.
 
     Let a = ε/μ - μ/2, b = ε/μ + μ/2, and m = (1 - Φ)/φ, the Mills ratio.  As e^ε φ(b) = φ(a), the formula of the
     module's docstring is δ(ε) = φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.

@@ -93,6 +93,7 @@ def to_record_arrays(
         return to_record_array(tuple(tensors) if len(tensors) > 1 else tensors[0], source), to_array(
             label_tensor, source
         )
+    # Two items in a list, such as two pairs, are not a pair of arrays.
     are_items = isinstance(data, list) and (
         fields is not None or all(isinstance(part, tuple | Mapping) for part in data)
     )

@@ -292,6 +292,7 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
         if key == "model":
             tree["model"] = {"name": value} if isinstance(value, str) else value
         else:
+            # An unknown key goes to [algorithm] as well, and `resolve_cell` refuses it there.
             tree[sections.get(key, "algorithm")][key] = value
     return _require_app_cell(resolve_cell(tree, row), row)
 

@@ -303,8 +303,8 @@ def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> Lay
 
     Returns:
         * For one or two uses by linear functions with a single position each, the factors δ and a (`DenseTerms`).
-        * For other uses by linear functions, the gradients (`LongGradientTerms`) or the factors of all positions
-          (`PositionTerms`), depending on the number of values of each.
+        * For other uses by linear functions, the gradients (`LongGradientTerms`) if they have at most half as many
+          values as the factors of all positions, and otherwise these factors (`PositionTerms`).
         * For embeddings, gradients of the rows of the table that are the record's tokens (`EmbeddingTerms`).
         * For other functions, or several kinds of functions, the gradients.
     """
@@ -385,7 +385,8 @@ class PositionTerms:
 
         The norm is computed from the T² inner products of positions if this is faster, else from the gradients of
         a few records at a time.  Rounding is relative to Σ_t ‖δ_t‖ ‖a_t‖, since terms that cancel in the gradient
-        leave their errors in it: once for each of T additions, and 4 times for products and factors.
+        leave their errors in it: once for each of T additions, and 4 times for products and factors.  The last
+        entry of the result also covers the factors δ and a themselves.
         """
         gradient_norms, input_norms = upper_norm(self.output_gradients), upper_norm(self.inputs)
         spread = (gradient_norms * input_norms).sum(-1)

@@ -187,8 +187,8 @@ class TracingMode(TorchFunctionMode):
           parameters: leaves of autograd with the same values.
         * A recurrent layer or cell runs as its unrolled form, and multi-head attention as torch's own code, both
           in this mode, so that the functions inside of them are traced.
-        * Plain attention, such as without mask and dropout, is one call for all records, by an implementation that
-          goes through them one by one.
+        * Attention without mask and dropout, whose three tensors have equal leading axes, is one call for all
+          records, by an implementation that goes through them one by one.
         * Any other call is passed on unchanged.
 
         Args:
@@ -361,8 +361,9 @@ class GhostObjective(ModuleObjective):
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the clipped increments of one replicate by the plan, chunk by chunk of records.
 
-        What the plan does not cover, such as a chunk on which the module raises, is left to `ModuleObjective`.
-        The size of a chunk bounds the memory.
+        `ModuleObjective` computes a single record, records of a shape without a plan, and a chunk on which the
+        module raises or departs from the plan.  The size of a chunk bounds the memory.  A replicate is one of
+        several runs that are computed side by side.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -445,6 +446,7 @@ class GhostObjective(ModuleObjective):
         values_per_record = single_point_values = zeros.features.numel() + sum(
             self.shapes[name].numel() for name in materialized
         )
+        # An estimate: three times the inputs and output gradients of a call, half of it if inputs are not stored.
         for call, output_gradient in traced.call_gradients:
             values = call.inputs.numel() + output_gradient.numel()
             weight = call.parameter_names[0]

@@ -95,7 +95,7 @@ class Directions(Protocol):
 
 @dataclass(frozen=True)
 class SeededDirections:
-    """Directions as a pure function of seed, silo, round and row index, for one count, dimension and type.
+    """Directions as a pure function of seed, silo, round, row index, count, dimension and type.
 
     Guarantee: directions are keyed by the row index, never by the content of the row or by the other rows that are
     read, so neighbouring data sets have the same directions, and secret participation does not change them.
@@ -213,8 +213,7 @@ class RandomSmoothing(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of a batch that has the rows of the batch layout.
 
-        Directions are drawn for a chunk of records, or in windows of one record's directions, which bounds the
-        memory.
+        Directions are drawn for some records at a time, or some directions of one record, which bounds the memory.
 
         Args:
             query: Combination of gradients, at points (..., d).

@@ -49,9 +49,10 @@ _MAX_PREFETCHED_VALUES = 2**26  # prefetched noise of all silos that one process
 
 
 class FreshNoise(NamedTuple):
-    """Fresh vectors of a round, (..., d) or (..., draws, d), and their amplitude.
+    """Fresh vectors of a round, and their amplitude.
 
-    Mechanisms are linear, so that replicates can share unit noise (1, d).
+    The vectors are (..., d), or (..., draws, d) in a round for which the plan has several vectors.  Mechanisms are
+    linear, so replicates (runs that are computed side by side) can share noise (1, d) of variance 1.
     """
 
     vectors: Tensor
@@ -100,7 +101,7 @@ class FloatSteps:
         objective = plan.objective if self.objective is None else self.objective
         if plan.needs_batch_layout:
             objective = objective.for_batch(BatchLayout(planned_round.step.t, batch.silo_sizes, batch.row_indices))
-        records = batch.records if batch.weights.shape[-1] else None
+        records = batch.records if batch.weights.shape[-1] else None  # None in a round without records
         previous = RunningSum(state.past_vectors, total)
         (past, total), clipped = update_running_sum(
             previous, planned_round.step, query, objective, records, batch.weights, plan.estimator.memory
@@ -160,8 +161,8 @@ class FloatSteps:
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Return Σ_i p_i · release_i (d,), with the weight p_i of silo i.
 
-        Masked messages are encoded on a grid, with their weights, and their masks cancel in the sum.  Other
-        messages are releases (d,).
+        Masked messages are encoded on a grid, with their weights, and their masks cancel in the sum.  A plan has a
+        grid only if messages are masked.  Other messages are releases (d,).
         """
         if (grid := self.plan.grid) is not None:
             return torch.from_numpy(grid.decode_sum([message.numpy() for message in messages]))
@@ -207,7 +208,8 @@ def update_running_sum(
 ) -> tuple[RunningSum, Tensor]:
     """Add one round's increments to the running sum.
 
-    Gradients are computed in the dtype of the queries and added in that of the sum, which may be wider.
+    Gradients are computed in the dtype of the queries and added in that of the sum, which may be wider.  If
+    `step.split` is set, increments are clipped in parts (`update_split_running_sum`).
 
     Guarantee: under zero-out one record moves s_t by at most its weight times `step.clip`, under replace-one by
     twice this bound, whatever the queries are.  In float64 that change of s_t moves q_t by at most the same bound,
@@ -220,7 +222,7 @@ def update_running_sum(
         objective: Objective that computes the clipped increments.
         records: Records of the round, or None in a round without any.
         weights: Weight of every record, (records,) or (..., records).
-        memory: Number of queries, this round's included, that the estimator needs.
+        memory: Number of queries, this round's included, that the estimator needs (not used for parts).
 
     Returns:
         The next state, and the number of clipped records (...), of the part that clips most if there are parts.
@@ -300,7 +302,7 @@ def update_split_running_sum(
 
 
 class SeededNoise:
-    """Noise of a simulation: unit vectors from one source, times each party's std of the plan."""
+    """Noise of a simulation: vectors of variance 1 from one source, times each party's std of the plan."""
 
     def __init__(self, plan: Plan, source: KeyedNormal, dtype: torch.dtype) -> None:
         self._plan, self._source = plan, source  # the source has its own dtype, and `dtype` is that of the result
@@ -317,9 +319,10 @@ class SeededNoise:
         return FreshNoise(torch.from_numpy(np.multiply(vectors, std, out=buffer, dtype=self._dtype)))
 
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
-        """Return the party's unit vectors of round t, (d,) or stacked (draws, d), and the same array or None.
+        """Return noise of variance 1 for a party and round, and the same array if it may be overwritten.
 
-        Entries have variance 1.  The array is returned a second time if the caller may write into it.
+        The noise is (d,), or (draws, d) in a round for which the plan has several vectors.  The second result is
+        None if the noise is in memory that is read again.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:
@@ -343,7 +346,7 @@ def rounds_per_draw(dimension: int, silo_count: int) -> int:
 
 
 class PrefetchedNoise:
-    """One party's unit vectors, prefetched in blocks of rounds.
+    """One party's vectors of variance 1, prefetched in blocks of rounds.
 
     Any round may be requested any number of times.  Round 1 is a block of one, so that a measurement of time that
     starts after round 1 includes the draw of every later block.
@@ -367,7 +370,7 @@ class PrefetchedNoise:
         place of the old one.
         """
         if not self._first_round <= t < self._first_round + len(self._block):
-            # Round 1 alone, and else a block that ends with the run at the latest.
+            # Round 1 and rounds after the run alone, and else a block that ends with the run at the latest.
             rounds = range(t, 2 if t == 1 else max(t, min(t + self._block_size - 1, self._rounds)) + 1)
             self._block = self._source.vectors(self._dimension, [self._party] * len(rounds), rounds)
             self._first_round = t
@@ -410,7 +413,11 @@ class SimulatedEvaluation:
         )
 
     def metrics(self, number: int, model: Tensor) -> dict[str, float]:
-        """Return the metrics of `model` (d,) in the evaluation of this number, counted from 1."""
+        """Return the metrics of `model` (d,) in the evaluation of this number, counted from 1.
+
+        Each silo's mean scores get the silo's noise, if the plan has any.  The metrics are those of each silo's
+        noisy means if these are published, and otherwise of their weighted mean, with the server's noise.
+        """
         means = torch.stack(
             [
                 self._add_noise(self._mean_scores(model, records), silo, number)

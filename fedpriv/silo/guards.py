@@ -193,6 +193,8 @@ def format_status(path: Path) -> list[str]:
 def _format_ledger_status(policy: Policy) -> list[str]:
     """Format the budget of one ledger, and a line for each run in the order in which they were opened.
 
+    The slack has a line if the policy allows some, or a run was charged some.
+
     Raises:
         InputError: If the ledger cannot be used.
     """

@@ -26,8 +26,9 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
     """Find the separator of a text file's cells, and the marks of decimals and thousands in its numbers.
 
     The separator is the one that gives the header most names.  The marks are those with which most texts read as
-    numbers.  In doubt, as with 1,234, which may be 1.234 or 1234, the format has no marks, and its numbers are
-    plain.
+    numbers, where each different text of a column counts once.  A column counts for a choice of marks if at least
+    nine in ten of its texts are then numbers.  Columns with more than 10,000 different texts do not count.  In
+    doubt, as with 1,234, which may be 1.234 or 1234, the format has no marks, and its numbers are plain.
 
     Args:
         path: File of a table.  For a Parquet file or a spreadsheet, the known format is returned.
@@ -54,6 +55,7 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
         totals.append((sum(count for count, _ in scores), sum(value for _, value in scores)))
     max_count = max(count for count, _ in totals)
     best = [index for index, (count, _) in enumerate(totals) if count == max_count]
+    # Index 0 is without marks.  Marks that make as many numbers with another sum are a doubt.
     if 0 in best or len({totals[index][1] for index in best}) > 1:
         return CellFormat(separator)
     return CellFormat(separator, *_MARKS[best[0]])

@@ -125,7 +125,7 @@ def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
     """Return a grid of multiples of the numbers that the scenario sets in [algorithm].
 
     Varied are floats that may be any number above a bound, such as a step size.  The factors, from 1/9 to 9, are
-    equally spaced in logarithm.
+    equally spaced in logarithm: 25 for a single number, or 5 for each of several.  Values have four digits.
 
     Raises:
         InputError: The scenario has no such number.
@@ -154,7 +154,8 @@ def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
 
 
 def _is_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
-    """Return whether the only bound of a field is a lower one, which is excluded."""
+    """Return whether a field of settings has a bound such as > 0, and no upper bound."""
+    # Pydantic has bounds in the field's metadata or in that of a type in a union, some of them inside an object.
     kinds = annotation, *getattr(annotation, "__args__", ())
     entries = [*metadata, *(part for kind in kinds for part in getattr(kind, "__metadata__", ()))]
     flat = [part for entry in entries for part in (getattr(entry, "metadata", None) or [entry])]
@@ -263,7 +264,7 @@ def pair_grids(
         the cell of the first seed, and the grid.
     """
     pairs: list[tuple[Mapping[str, Any], Cell, Grid]] = []
-    for point in scenario.points[:: len(scenario.seeds)]:
+    for point in scenario.points[:: len(scenario.seeds)]:  # the first seed of each sweep point
         tree = point.cell.canonical_data()
         when = dict(point.swept_values) or {"algorithm.name": point.cell.algorithm.name}
         grid = {} if grids is None else grids.get(str(point.swept_values.get(axis, look_up_key(tree, axis))))
@@ -281,7 +282,10 @@ class HeldOut:
     total_count: int
     """Number of training records, held-out ones included."""
     silo_counts_by_run: tuple[tuple[int, ...], ...]
-    """Number of held-out records that each silo reads, for each run of the scenario with different ones."""
+    """Number of held-out records of each silo, for each run of the scenario.
+
+    Runs with equal numbers share an entry.
+    """
 
     @property
     def description(self) -> str:
@@ -303,6 +307,7 @@ class HeldOut:
         Raises:
             InputError: A cell asks for more records than there are.
         """
+        # Cells that agree in these sections partition the records alike, and one of them is counted.
         distinct = {
             repr((cell.seed, cell.data, cell.federation, cell.schedule, cell.privacy.protected_unit)): cell
             for cell in cells
@@ -340,8 +345,8 @@ def hold_out(cell: Cell, count: int | None) -> HeldOut:
 def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
     """Return the cell with a setting, trained on the records that are not held out.
 
-    If these do not suffice, the trial has fewer rounds or samples, or smaller batches.  Values in `fixed` take
-    precedence over these keys, and values in the setting over both.
+    If these are too few for an epoch, the trial has fewer rounds or samples, or smaller batches.  It has one
+    evaluation.  Values in `fixed` take precedence over these keys, and values in the setting over both.
 
     Args:
         cell: Cell of the scenario.
@@ -366,6 +371,9 @@ def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[
 
 def check_settings(row: TuningRow, settings: Sequence[Setting]) -> None:
     """Check that a run on all records has enough records with each setting.
+
+    Nothing is checked if the row's grid varies no key of [federation], since no setting then needs other records
+    than the scenario.
 
     Raises:
         InputError: A setting needs more records than there are.
@@ -424,7 +432,7 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
         held_out: Held-out records, on which the run does not train.
 
     Returns:
-        Values by dotted key, such as "federation.rounds".
+        Values by dotted key, such as "federation.rounds", or {} if the remaining records suffice.
     """
     federation, remaining = cell.federation, held_out.total_count - held_out.count
     if cell.data.partition == "site" and federation.batches is not None:

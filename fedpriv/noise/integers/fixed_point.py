@@ -109,7 +109,7 @@ def repeated_squares(multiplier: int, count: int) -> tuple[int, ...]:
     Returns:
         The powers in multiples of 2^-31.
     """
-    digits = 192  # of the powers, so that the roundings to 31 digits do not add up
+    digits = 192  # binary digits of the powers, of which only the returned values are rounded to 31
     power, coefficients = multiplier << (digits - FRACTION_BITS), []
     half = 1 << (digits - FRACTION_BITS - 1)
     for _ in range(count):
@@ -186,7 +186,7 @@ def compile_function(function: FunctionT) -> FunctionT | None:
 def set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:
     """Set the block numbers in the AES counters (2 n, 2) of n values, in column 1.
 
-    Value k gets the blocks of numbers `first` + 2 places[k] and `first` + 2 places[k] + 1.
+    Value k gets the blocks of numbers `first` + 2 places[k] and `first` + 2 places[k] + 1.  Column 0 stays.
 
     Args:
         counters: Counters of two blocks a value, (2 n, 2), which are changed.
@@ -213,12 +213,13 @@ def attempt_values(
     """Make one attempt to draw a value of the discrete Gaussian D(σ) at each of n places.
 
     An attempt is a step of rejection sampling.  It proposes a sign and a magnitude a = m 2^k + j.  m is drawn with
-    weights exp(-(m 2^k)² / 2σ²) from an alias table, and j is uniform.  The proposal is accepted with probability
-    exp(-x), x = j (2 m 2^k + j) / 2σ², so that accepted magnitudes have weights exp(-a² / 2σ²).  -0 is refused, so
-    that 0 counts once.
+    weights exp(-(m 2^k)² / 2σ²) from an alias table of 512 columns: m is a random column if a random word is below
+    the column's threshold, and the column's alias otherwise.  j is uniform.  The proposal is accepted with
+    probability exp(-x), x = j (2 m 2^k + j) / 2σ², so that accepted magnitudes have weights exp(-a² / 2σ²).  -0 is
+    refused, so that 0 counts once.
 
-    Random bits of a place: word 0 is compared with a threshold of the alias table.  Word 1 has the column (upper 9
-    bits), the sign (next bit) and j (lowest k bits).  Word 2 is the uniform for the acceptance.
+    Random bits of a place: word 0 is compared with the column's threshold.  Word 1 has the column (upper 9 bits),
+    the sign (next bit) and j (lowest k bits).  Word 2 is the uniform for the acceptance.  Word 3 is not used here.
 
     Args:
         random_words: Random words of 64 bits of each place, (n, 4).

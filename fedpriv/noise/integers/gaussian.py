@@ -215,8 +215,8 @@ class _ChunkWorkspace(threading.local):
     ) -> int:
         """Make one attempt to draw a value of D(σ) at each of n places, with NumPy.
 
-        This is `fixed_point.attempt_values` without compiled code.  An attempt proposes a sign and a magnitude,
-        and is accepted with probability exp(-x).
+        This is `fixed_point.attempt_values` without compiled code.  An attempt proposes a sign and a magnitude m
+        2^k + j, and is accepted with probability exp(-x), x = j (2 m 2^k + j) / 2σ².
 
         Args:
             random_words: Random words of 64 bits of each place, (n, 4).
@@ -227,7 +227,8 @@ class _ChunkWorkspace(threading.local):
             quotient: 1 / 2σ².
             band: Distance of the uniform from exp(-x) below which floating point cannot decide.
             out: Values.  Each place gets its proposal, accepted or not.
-            retries: Buffer of n places or more, which gets refused places, and ~place for undecided ones.
+            retries: Buffer of n places or more, which gets refused places, and ~place for undecided ones: within
+                `band`, or with word 0 equal to the threshold's upper bits.
 
         Returns:
             Number of places written to `retries`.
@@ -359,7 +360,8 @@ class KeyedDiscreteGaussian:
     ) -> Ints:
         """Make one attempt at each of these places, and write the proposals into `out`.
 
-        Random words are AES blocks of the places' counters.
+        Random words are AES blocks of the places' counters.  For vectors of 4,096 values or more, the loops are
+        compiled if numba is installed.
 
         Args:
             workspace: Working memory of this thread.
@@ -480,7 +482,8 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
         party: Silo number or `SERVER`.
         t: Round.
         chain: Query chain, which includes round t's query.
-        sums: Integers (C s)_t to which the noise is added, (d,) or (draws, d).
+        sums: Integers to which the noise is added, (d,) or (draws, d): (C s)_t, for the mechanism's matrix C and
+            the sums s of increments.
 
     Raises:
         ValueError: The chain has another length than `QUERY_CHAIN_BYTES`.

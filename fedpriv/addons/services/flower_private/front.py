@@ -166,8 +166,8 @@ class Front:
     async def _on_server_pull(self, request: Any, exchange: Exchange) -> Response:
         """Hold a server's request for replies, and leave out the queries whose replies miss objects.
 
-        Flower would let the whole request wait for the missing objects.  A query whose reply was given out is
-        forgotten.
+        Flower would let the whole request wait for the missing objects.  A request without a query is not held.  A
+        query whose reply was given out is forgotten.
         """
 
         def finished_only() -> bytes:
@@ -195,6 +195,7 @@ class Front:
             seconds: Longest wait.
             body: Function that returns the body to forward, called for each attempt.
         """
+        # The body has been read, so that `receive` returns only when the sender has gone.
         departure, event = asyncio.ensure_future(exchange.receive()), asyncio.Event()
         deadline = time.monotonic() + seconds
         self._waiting_events[node].add(event)
@@ -217,7 +218,10 @@ class Front:
                 del self._waiting_events[node]
 
     async def _on_server_push(self, request: Any, exchange: Exchange) -> Response:
-        """Forward a server's queries, remember their nodes, and wake these when all objects have come."""
+        """Forward a server's queries, and remember the nodes of the last 10,000.
+
+        The nodes are woken when all objects of the queries have come.
+        """
         answer = await exchange.forward()
         if answer.status_code == 200:
             nodes = {
@@ -232,7 +236,7 @@ class Front:
 
         The server is woken when the reply is complete.  A node whose answer was lost announces its reply again.
         Such a repetition is answered here with the names of the missing objects, because Flower would want none of
-        them.
+        them.  A request with several replies, or none, is forwarded unchanged.
         """
         node, replies = request.node.node_id, [message.metadata for message in request.messages_list]
         if any(reply.src_node_id != node for reply in replies):
@@ -255,7 +259,7 @@ class Front:
             self._track_session(
                 PUSH_MESSAGES, answer, node, {SUPERLINK_NODE_ID}, reply.message_id, reply.reply_to_message_id
             )
-        else:
+        else:  # refused by Flower, or no reply to a remembered query of this node: the server asks Flower at once
             self._wake({SUPERLINK_NODE_ID})
         return answer
 
@@ -329,7 +333,7 @@ class SuperLinkApp:
     async def register_nodes(self, nodes: Mapping[str, bytes]) -> None:
         """Admit the SuperNodes with these names and public keys (PEM).
 
-        A node cannot choose its name, so that the name identifies it.
+        A node cannot choose its name, so the name identifies it.
 
         Raises:
             RunError: Flower refuses a key.
@@ -405,7 +409,8 @@ class SuperLinkApp:
 def make_superlink_app(options: Sequence[str]) -> SuperLinkApp:
     """Make Flower's SuperLink with all its APIs, as served by `flower-superlink OPTIONS`, with a front.
 
-    If the installed Flower lacks a name that only saves time, a warning is logged, and there is no long polling.
+    If the installed Flower lacks a route that only serves to save time, a warning is logged, and there is no long
+    polling.
 
     Args:
         options: Options of Flower's command.
