@@ -230,6 +230,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             raise RunError(
                 f"round {t} follows round {self._round_count} in the server's journal: rounds come in order"
             )
+        # Without a query chain, as in a run in floating point, its bytes are zeros.
         body = entry.noisy_values.contiguous().numpy().tobytes() + entry.query_chain.ljust(
             QUERY_CHAIN_BYTES, b"\0"
         )
@@ -277,7 +278,10 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             raise RunError(f"{self._folder}: what is secret could not be wiped: {error}") from None
 
     def _wipe_sums(self, except_round: int = 0) -> None:
-        """Wipe every state of the silos' sums except one round's, and drafts that a killed server left."""
+        """Wipe the states of the silos' sums, and drafts that a killed server left.
+
+        The state after round `except_round` stays, and with 0 none.
+        """
         for path in (*self._folder.glob("sums-*.bin"), *self._folder.glob(".sums-*.bin.*")):
             if path != self._sums_path(except_round):
                 _wipe(path)

@@ -221,6 +221,7 @@ def make_layout_objective(
     # A module on the meta device cannot be run, so that the shape of its outputs is not known.
     if isinstance(loss, FunctionLoss) and not any(parameter.is_meta for parameter in wrapped.parameters()):
         loss = _check_loss_function(replace(loss, output_axes=len(output_shape)), output_shape, classes, dtype)
+    # No closed forms for a user's function and for outputs of several axes: their gradients are all by autograd.
     if isinstance(loss, FunctionLoss) or (needed_shape is not None and len(needed_shape) > 1):
         base: Objective = ModuleObjective(wrapped, loss, seed, dtype)
     else:

@@ -117,7 +117,7 @@ class LayeredObjective(BaseModuleObjective):
         values, probe = features, torch.zeros(1, features)
         for name, layer in _leaves(module, ""):
             input_shape, probe = tuple(probe.shape[1:]), _run_layer(layer, probe)
-            if probe.shape[0] != 1:
+            if probe.shape[0] != 1:  # the layer does not keep the axis of records, such as nn.Flatten(0)
                 return None
             output_shape = tuple(probe.shape[1:])
             parameter_layer, stateless = (

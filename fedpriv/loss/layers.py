@@ -228,8 +228,10 @@ class DenseTerms:
         The bias gradient is u_0, or missing without a bias.  The squares of weight and bias are bounded
         separately: inner products of the weight's terms may cancel each other, but must not cancel the square of
         the bias.  Rounding is relative to Σ_k ‖u_k‖ ‖v_k‖, plus ‖u_0‖ with a bias: once for the addition of each
-        term, and 4 times for products and factors.
+        term, and 4 times for products and factors.  The last entry of the result also covers u_k and v_k
+        themselves.
         """
+        # Here `inputs` are the norms of the inputs.
         gradient_norms, inputs = (
             [upper_norm(part) for part in parts] for parts in (self.output_gradients, self.inputs)
         )

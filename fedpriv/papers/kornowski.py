@@ -314,7 +314,7 @@ def _prescribe(
         settings: Keys of the row, for the smoothing and the oracle (the estimate of a record's gradient).
 
     Returns:
-        The theorem's numbers, or a reason why there are none.
+        The theorem's numbers, or the reason why there are none (`catch_refusal`).
     """
     if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
         raise InputError(

@@ -82,7 +82,8 @@ class ColumnSummary:
     def is_usable(self) -> bool:
         """Whether the column can become features without changes.
 
-        A column of numbers needs two different ones, and a column of words 2 to 50 of them.
+        A column of numbers needs two different ones, and a column of words 2 to 50 of them.  A column with odd
+        cells is not usable.
         """
         if self.span is not None:
             return self.span[0] < self.span[1] and math.isfinite(self.span[1] - self.span[0])
@@ -101,8 +102,9 @@ class ColumnSummary:
     def describe(self) -> str:
         """Describe the column's values, missing cells and remedies in a line.
 
-        Numbers are described by their range, words by their number and the most frequent ones, and odd cells by a
-        few of them.  A remedy is added to words that look like dates or like numbers with commas.
+        Numbers are described by their range, and by how detection limits and percents are read.  Words are
+        described by their number and the most frequent ones, and odd cells by a few of them.  A remedy is added to
+        words that look like dates or like numbers with commas.
         """
         gaps = f", {self.missing} missing" if self.missing else ""
         if self.odd_cells:
@@ -169,8 +171,8 @@ def summarize_columns(table: RawTable) -> list[ColumnSummary]:
 def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSummary:
     """Summarize a column as numbers, as numbers with some odd cells, or as words.
 
-    A column of "true" and "false" is one of words.  A column has odd cells if it has many different numbers, and
-    few cells that are none.
+    A column of "true" and "false" is one of words, and so is a column of missing cells only.  A column has odd
+    cells if it has ten different numbers or more, and at most a tenth of its present cells are no numbers.
 
     Args:
         table: The table, which locates the rows of odd cells in its file.
@@ -208,7 +210,8 @@ def describe_table(
 ) -> TableSchema:
     """Describe a table by a schema that is not public, with ranges rounded outwards and sorted words.
 
-    Usable columns without a role become features.
+    Usable columns without a role become features.  With a column of splits, the share of test records is that of
+    the table, rounded and at most 0.99.  `missing` is "drop" if the target has missing cells, and else "refuse".
 
     Args:
         table: The table.

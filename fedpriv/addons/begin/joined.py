@@ -37,8 +37,9 @@ def describe_format(path: Path, cell_format: CellFormat) -> str:
 def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str | None) -> tuple[RawTable, str]:
     """Return one table of the records of all files, and the name of its column of sites.
 
-    The table has the columns that all files have.  If `site` is None, a column of sites is added, with the name of
-    a record's file up to the first dot.
+    The table has the columns that all files have.  A column that some files lack is listed as unreadable, with the
+    reason.  If `site` is None, a column of sites is added, with the name of a record's file up to the first dot.
+    It is called "site", or has another name if a file has a column of this name.
 
     Args:
         paths: Files of the table.

@@ -24,6 +24,8 @@ _LABEL_NAMES = frozenset(("label", "labels", "target", "targets", "class", "y"))
 def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[Any], NDArray[Any]]:
     """Read all items of a data set, and return their records and labels.
 
+    A record that is a tuple has several inputs.
+
     Args:
         data: DataLoader, torch Dataset, Hugging Face data set, sequence, or iterable of items.
         source: Name of the argument in messages.
@@ -40,6 +42,7 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
     if not pairs:
         raise InputError(f"{source}: has no records; give one record with its label at least")
     records, labels = zip(*pairs, strict=True)
+    # A DataLoader has batches as items, unless it was made with batch_size=None.
     is_batched = isinstance(data, DataLoader) and data.batch_sampler is not None
     label_array = _join_arrays(labels, "labels", source, is_batched)
     if not isinstance(records[0], tuple):
@@ -54,7 +57,11 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
 
 
 def _iterate_items(data: Any, source: str) -> Iterable[Any]:
-    """Return an iterable of the items, or raise InputError for data that are no items, such as an array."""
+    """Return an iterable of the items.
+
+    Raises:
+        InputError: The data are a dictionary, a DataFrame, one array, text, a tuple of arrays, or not iterable.
+    """
     if isinstance(data, Mapping) and all(hasattr(part, "__len__") for part in data.values()):
         names = sanitize_line(", ".join(map(repr, data)), 200)
         raise InputError(f"{source}: is a dictionary of {names}; give one data set of it, or (records, labels)")

@@ -432,7 +432,7 @@ class Indicators(Deterministic):
             codes: Codes of the records, (n, tables), as from `encode_cells`.
             is_counted: Mask of the records that count, (n,).
             norm: Largest norm of a record's integer vector.
-            factor: Signed scale before it is limited by `norm`.
+            factor: Scale before it is limited by `norm`, with the sign of the sum of the query's coefficients.
 
         Returns:
             (d,), int64.

@@ -189,7 +189,8 @@ class JoiningResult:
 def study_joining(request: JoiningRequest, report_progress: ProgressCallback = lambda _: None) -> JoiningResult:
     """Run the grid of a request for each split, and compare its models with the silos' local models.
 
-    The grid has a run for each trust setting, ε and noise seed.  Splits in the user's cache are read and not run.
+    The grid has a run for each trust setting, ε and noise seed.  Split 0 is the published one.  Splits in the
+    user's cache are read and not run.
 
     Args:
         request: Scenario, grid and numbers of splits and seeds.
@@ -263,7 +264,7 @@ def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: f
     """Load the grid of one trust setting: the scenario at each ε of the request, for each seed.
 
     Other keys that the scenario sweeps stay swept.  Seeds are the scenario's first ones, and as many more as the
-    request needs.  They are the same for all splits.
+    request needs.  They are the same for all splits.  Each run has one evaluation.
 
     Args:
         request: Scenario, its overrides, and the grid.
@@ -514,7 +515,8 @@ def _personal_gains(
 
     A personal model is a local one that is pulled with weight λ towards the released model of a chosen cell.  If
     the partition allows it, the cell is run again without a fifth of the records, and λ is chosen on these
-    ("spared").  Otherwise, and at a silo with few of these records, λ is chosen on folds ("folds").
+    ("spared").  Otherwise, and at a silo with few of these records, λ is chosen on folds ("folds").  The kind is
+    that of the last cell, and "folds" if any of its silos used folds.
 
     Args:
         request: Scenario and grid.
@@ -546,8 +548,8 @@ def _personal_gains(
 def _without_noise(cell: Cell) -> Cell:
     """Return the cell for the same rounds without noise, with the same clip norm and step keys.
 
-    An algorithm that derives its step from the noise derives another step.  Masks need noise, so a masked cell
-    becomes one with a trusted server.
+    Targets of privacy and shares of the budget are left out.  An algorithm that derives its step from the noise
+    derives another step.  Masks need noise, so a masked cell becomes one with a trusted server.
     """
     tree = cell.canonical_data()
     privacy = {key: value for key, value in tree["privacy"].items() if key not in (*PRIVACY_TARGETS, "shares")}

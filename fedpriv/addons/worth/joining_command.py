@@ -75,7 +75,7 @@ def print_joining(result: JoiningResult, *, as_json: bool, plot: Path | None) ->
 
 
 def _format_gains(values: np.ndarray[Any, Any], result: JoiningResult) -> list[str]:
-    """Format the mean, errors and deviation over noise seeds of gains, (splits, seeds)."""
+    """Format mean, standard error, 95 % interval and deviation over noise seeds of gains (splits, seeds)."""
     (scale, digits), estimate = scale_of(result.metric), estimate_gain(values, result.test_train_ratio)
     interval = estimate.interval if estimate.interval and estimate.error else ()
     return [
@@ -89,9 +89,12 @@ def _format_gains(values: np.ndarray[Any, Any], result: JoiningResult) -> list[s
 def _table_lines(result: JoiningResult) -> list[list[str]]:
     """Return the lines of the table: the references, and one line for each trust setting and ε.
 
-    References are the local models, the pooled model without noise, and the rounds without noise.  A line has the
-    scores of the released and of the recalibrated models, the gain over the local models with its errors, and the
-    fraction of silos that gain, beside the fraction that would gain by chance.
+    References are the local models, the pooled model without noise, that model after silos fit its intercepts and
+    scale to their records, and the rounds without noise.  A line has the scores of the released and of the
+    recalibrated models, and the gain over the local models with its standard error, 95 % interval and standard
+    deviation over noise seeds.  Then come the fraction of silos that gain, and the fraction that would gain by
+    chance.  With personal models a line also has their gain, and with drawn splits the gain in the published
+    split.
     """
     local_score, (scale, digits) = result.mean_of("alone"), scale_of(result.metric)
 
@@ -168,7 +171,8 @@ _DISAGREEMENT_RATE = 0.1
 def _describe_break_evens(result: JoiningResult) -> list[str]:
     """Describe the break-even of each trust setting, the ε from which joining pays, in a text each.
 
-    Joining "may pay" if the break-even or the upper end of its interval is above the grid.
+    Joining "may pay" if the break-even or the upper end of its interval is above the grid.  If it never pays
+    (`JoiningResult.verdict`), the text has the gain at the largest ε of the grid.
     """
     sentences = []
     suffix = "" if len(result.splits) > 1 else " (one split: no interval)"
@@ -255,8 +259,8 @@ def describe_budget_shares(shares: Mapping[str, float]) -> str:
 def _joining_data(result: JoiningResult) -> dict[str, Any]:
     """Return the result as plain data for JSON.
 
-    Each trust setting has the gains, the fitted line, the break-even with its interval as texts, and the
-    conclusion.
+    Each trust setting has the gains at each ε, those in the published split, the fitted line, the break-even with
+    its interval as texts, the conclusion, and the gains of personal models if they were requested.
     """
     grid, trusts = np.array(result.request.epsilons), {}
     for trust in result.trusts:

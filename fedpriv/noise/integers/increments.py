@@ -199,6 +199,7 @@ def row_scales(norms: Floats, exponent: NDArray[np.int32], norm: int, factor: fl
         (b,).
     """
     target_norm = norm * (1.0 - NORM_ALLOWANCE)
+    # Rows of 2^1000 and more are limited by K in any case, whatever their exponent.
     full_scale = np.ldexp(factor, np.minimum(exponent, 1000))
     return np.asarray(np.minimum(target_norm / np.where(norms > 0.0, norms, 1.0), full_scale), np.float64)
 
@@ -436,6 +437,7 @@ def sum_integer_increments(
     # Products may round by the alignment of memory, which is the same in all copies that torch makes.
     aligned_query = query._replace(points=[aligned_copy(point) for point in query.points])
     counts_mask = np.ones(len(records.labels), np.bool_) if is_counted is None else is_counted
+    # Counts by cell: only for fedpriv's own classes, and for a finite scale.
     is_whole = type(objective) in SUMMED_BY_CELL and is_shipped(type(objective))
     if is_whole and np.isfinite(scale := sum(query.coefficients) * factor):
         whole_sum: Ints = cast(Any, objective).sum_integer_vectors(
@@ -456,7 +458,7 @@ def sum_integer_increments(
         )
         features, labels = _pad_rows(counted_features, min_calls), _pad_rows(records.labels.numpy(), min_calls)
         return sum_rank_one(outer, points, query.coefficients, features, labels, norm, factor)
-    # Vectors: one record after another, in a batch of one each.
+    # Vectors: one record after another, in a batch of one each.  One on which the objective raises adds zeros.
     total = np.zeros(objective.dimension, np.int64)
     fallback = torch.zeros(1, 1, dtype=torch.float64).expand(1, objective.dimension)  # takes no memory
     indices = (

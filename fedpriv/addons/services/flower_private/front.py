@@ -102,6 +102,7 @@ class Exchange:
             route: Route in place of the request's path, or None.
         """
         path = self._scope["path"] if route is None else route.path
+        # httpx writes the length of the body that is sent, which may be another one.
         request = httpx.Request(
             self._scope["method"],
             httpx.URL(f"http://superlink{path}", query=self._scope["query_string"]),
