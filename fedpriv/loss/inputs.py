@@ -80,7 +80,7 @@ def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[
 
     Returns:
         A module that takes flat rows (B, width), with the values of all inputs of a record side by side.  It gives
-        the inputs their shapes, and makes integers of tokens.
+        the inputs their shapes, and makes integers of tokens and, of several inputs, truth values of masks.
     """
     if len(inputs) > 1:
         return InputSplitter(module, inputs)

@@ -319,10 +319,10 @@ class SeededNoise:
         return FreshNoise(torch.from_numpy(np.multiply(vectors, std, out=buffer, dtype=self._dtype)))
 
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
-        """Return noise of variance 1 for a party and round, and the same array if it may be overwritten.
+        """Return noise of variance 1 for a party and round, and the same array or None.
 
-        The noise is (d,), or (draws, d) in a round for which the plan has several vectors.  The second result is
-        None if the noise is in memory that is read again.
+        The noise is (d,), or (draws, d) in a round for which the plan has several vectors.  The array is returned
+        a second time if the caller may write into it.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:

@@ -60,7 +60,8 @@ def _iterate_items(data: Any, source: str) -> Iterable[Any]:
     """Return an iterable of the items.
 
     Raises:
-        InputError: The data are a dictionary, a DataFrame, one array, text, a tuple of arrays, or not iterable.
+        InputError: The data are a dictionary, a DataFrame, one array, text, a tuple or list with arrays, or not
+            iterable.
     """
     if isinstance(data, Mapping) and all(hasattr(part, "__len__") for part in data.values()):
         names = sanitize_line(", ".join(map(repr, data)), 200)

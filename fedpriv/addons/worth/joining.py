@@ -207,6 +207,7 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
     trusts = _choose_trusts(request)
     first = _load_grid(request, trusts[0], None, None)
     settings = [key for key in first.axes if key not in (_TRUST_KEY, _EPSILON_KEY)]
+    # With several combinations of the other swept keys, one is chosen for each trust setting and ε.
     has_choice = len(list(itertools.product(*(first.axes[key] for key in settings)))) > 1
     cell = first.points[0].cell
     split_count = request.splits if request.splits is not None else cell.data.splits or 5

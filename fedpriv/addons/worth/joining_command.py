@@ -35,7 +35,8 @@ from fedpriv.show.plots import save_chart
 def make_gain_chart(result: JoiningResult) -> Chart:
     """Make the chart of the gain over the local models against ε, with a line for each trust setting.
 
-    Gains are means over splits, seeds and silos, in percentage points for accuracies, and else in the metric.
+    Gains are means over splits, seeds and silos, in percentage points for accuracies, and else in the metric.  A
+    dashed line at 0 stands for the local models.
     """
     grid, (scale, digits) = result.request.epsilons, scale_of(result.metric)
     ends = [Mark(epsilon, 0.0, "gain 0") for epsilon in (grid[0], grid[-1])]
