@@ -117,7 +117,7 @@ class PrivacyLossDistribution:
             InputError: The losses that remain span more than `_MAX_GRID_SIZE` steps.
         """
         first, last = self._grid_bounds
-        if first >= last:
+        if first >= last:  # hardly any mass is finite, so that all of it counts as infinite
             return GridLossDistribution(step, 0, np.zeros(1), 1.0)
         masses_in_range = self.masses[first:last].copy()
         masses_in_range[0] += float(np.sum(self.masses[:first]))
@@ -161,8 +161,8 @@ class GridLossDistribution:
 
         The releases may be adaptive.
 
-        Guarantee: the result has the sums of k independent losses.  Mass that is cut off, and mass that rounding
-        may hide, counts as infinite.
+        Guarantee: the result has the sums of k = `times` independent losses.  Mass that is cut off, and mass that
+        rounding may hide, counts as infinite.
 
         Raises:
             InputError: `times` is below 1.
@@ -202,6 +202,7 @@ class GridLossDistribution:
         """
         if other.step != self.step:
             raise ValueError(f"the grids have different steps, {self.step} and {other.step}")
+        # Masses of an upper bound may add up to more than 1.  The larger number is the safe one.
         finite_mass = max(1.0 - self.infinity_mass, float(np.sum(self.masses)))
         infinity_mass = self.infinity_mass * max(1.0, other.infinity_mass + float(np.sum(other.masses)))
         infinity_mass += finite_mass * other.infinity_mass
@@ -235,8 +236,9 @@ _MIN_SLOPE, _MAX_SLOPE = -1e3, -1.0  # range to which d ln δ / d ln z is clippe
 def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float], float], delta: float) -> float:
     """Return about the smallest noise multiplier z of 0.1 or more with `fine`(z) ≤ `delta`.
 
-    The search has two stages.  The first bisects the coarse bound.  In the second, secants in (ln z, ln δ), and
-    halvings of the interval, lead to the point where the fine bound meets δ.
+    A noise multiplier is the standard deviation of the noise over the clip norm.  The search has two stages.  The
+    first bisects the coarse bound.  In the second, secants in (ln z, ln δ), and halvings of the interval, lead to
+    the point where the fine bound meets δ.
 
     Guarantee: `fine` was computed at the returned z and is at most `delta`, whatever the search did.
 

@@ -188,6 +188,7 @@ def _round_loss(output: float, q: float, z: float, order: str) -> float:
         order: "REMOVE", "ADD" or "REPLACE", for a unit that is removed, added or exchanged.
     """
     with np.errstate(divide="ignore", over="ignore"):
+        # Logarithms of the ratios N(∓1, z²) : N(0, z²) at the output, and below those of the mixtures with rate q.
         unsampled = (0.5 + np.array([output, -output])) / -(z**2)
         large, small = np.logaddexp(np.log(q) + unsampled, np.log1p(-q)), np.log1p(q * np.expm1(unsampled))
         removal, addition = np.where((unsampled < 1.0) & (q < 0.5), small, large).tolist()
@@ -217,6 +218,7 @@ def _round_deltas(epsilons: Floats, q: float, z: float, order: str) -> Floats:
         z: Noise multiplier.
         order: "REMOVE", "ADD" or "REPLACE".
     """
+    # `outputs` are those at which the loss is ε.
     side = -1.0 if order == "ADD" else 1.0
     with np.errstate(all="ignore"):
         if order == "REPLACE":
@@ -227,8 +229,10 @@ def _round_deltas(epsilons: Floats, q: float, z: float, order: str) -> Floats:
                 * z**2
                 * (np.logaddexp(log_sinh, 0.5 * np.logaddexp(0.0, 2.0 * log_sinh)) + half)
             )
+            # The loss is odd in the output, so that ε = 0 is at 0.
             outputs = np.where(epsilons == 0.0, 0.0, outputs)
         else:
+            # Logarithm of the ratio without sampling there, by a form for small and one for large values.
             signed = side * epsilons
             small, large = (
                 np.log1p(np.expm1(signed) / q),

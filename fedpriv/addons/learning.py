@@ -61,17 +61,19 @@ _ALL_CLIPPED = 0.999
 def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] | None) -> dict[str, Any]:
     """Measure what constant predictions, the untrained and the trained model reach on the test records.
 
-    The result is empty if the cell has no test loss, or if its model cannot be rebuilt here.  A key is left out
-    where its figure is not known.  Outputs are those of *sampled* records, which are at most 10,000 of the test
-    records.
+    The result is empty if silos evaluate, if there is no test loss or no test record, or if the model cannot be
+    rebuilt here.  A key is left out where its figure is not known.  Keys from `commonest` on need a test accuracy,
+    and `classes` and `balanced` also a single label for each record.  Outputs are those of *sampled* records,
+    every k-th test record and at most 10,000.
 
     | key | meaning |
     |---|---|
     | `first` | round and test loss of the first evaluation |
-    | `tests`, `train` | numbers of test and of training records |
+    | `tests` | number of test records |
+    | `train` | number of training records, if they are the unit of protection and were loaded here |
     | `start_and_end` | mean loss of sampled records before round 1, and by the trained model |
     | `loss` | mean loss of the test records for the best constant outputs |
-    | `commonest`, `classes` | accuracy of always naming a label's commonest class, number of test classes |
+    | `commonest`, `classes` | accuracy of always naming a label's commonest class, number of classes that occur |
     | `balanced` | balanced accuracy of the trained model on sampled records |
     | `has_unit_outputs` | whether sampled outputs are in 0 … 1 and not all equal, and the loss takes logits |
 
@@ -89,6 +91,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
         model = make_trained_model(task.objective, outcome.model)
     except InputError:  # for example, the records are elsewhere
         return {}
+    # Several labels of a record lie behind its features, and the view takes them from there.
     view = find_labelled_view(task.objective)
     features, labels = task.test if view is None else view.with_labels(task.test)
     facts: dict[str, Any] = {"tests": len(labels)} | ({} if first is None else {"first": list(first)})
@@ -127,6 +130,7 @@ def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
     """
     if isinstance(loss, CrossEntropy) and labels.dim() == 1:  # the best outputs give the shares of the classes
         class_shares = labels[labels != IGNORED_CLASS].long().bincount().double() / len(labels)
+        # The second term is 0 if no label is ignored.
         return float(torch.special.entr(class_shares).sum() - torch.special.entr(class_shares.sum()))
 
     from scipy.optimize import minimize  # a third of a second of processor
@@ -165,6 +169,7 @@ def describe_findings(results: Results) -> list[str]:
         if cells := cells_at_point(results, point):
             for sentence in _find_faults(cells):
                 points_by_sentence.setdefault(sentence, []).append(format_point(results, point))
+    # `_PLACE` stands in a sentence for the names of its sweep points.
     return [
         sentence.replace(_PLACE, _format_points(points)) for sentence, points in points_by_sentence.items()
     ] + _describe_unread(results)
@@ -273,6 +278,7 @@ def _compare_with_guessing(cell: Mapping[str, Any], means: Mapping[str, float]) 
         for key, noun in (("test_accuracy", "accuracy"), ("test_balanced_accuracy", "balanced accuracy"))
         if means.get(key, 1.0) <= 1.0 / classes
     ]
+    # The test loss of this model is the cross-entropy alone.
     if scenario["model"]["name"] == "softmax-regression" and means.get("test_loss", 0.0) >= math.log(classes):
         reasons.append(
             f"test loss is not below ln {classes} = {math.log(classes):.3f}, which calling all classes equally "
@@ -293,7 +299,11 @@ def _class_count(data: Mapping[str, Any]) -> int:
 
 
 def _describe_unread(results: Results) -> list[str]:
-    """Describe in sentences how many training records no round reads."""
+    """Describe in sentences how many training records no round reads, or return [] if all are read.
+
+    There is a sentence for cells with a number of samples (`federation.samples`), and one for each pair of read
+    and present records of the other cells, as far as the number of present ones was stored (`measure_learning`).
+    """
     sentences = []
     if unread_counts := [cell["unread"] for cell in results.cells if cell.get("unread")]:
         sentences.append(

@@ -1,7 +1,8 @@
 """Releases of a run as data, the only input of its accounting.
 
 A `ReleaseStream` describes the releases of one party (a silo, several alike, or the server) or the sums of masked
-messages, over the rounds of a step.  A step is the rounds of a run, or its first step, a release before them.
+messages, over the rounds of a step.  A step is a part of a run: all its rounds, or its first step, a release
+before round 1.
 
 * An increment is a record's clipped contribution to a round, and the running sum adds increments over rounds,
   times a decay.  A clip is the norm bound of an increment.
@@ -97,6 +98,7 @@ class ReleaseStream:
             return None
         if self.integer_release is None:
             return self.schedule.guarantee(self.sums, self.std)
+        # What a record moves through one of its secret rounds is a block, and its blocks must not overlap.
         if self.schedule.secret:
             # Raises InputError if the rounds are no blocks, whoever wrote the data.
             self.schedule.distance(self.sums)
@@ -301,6 +303,7 @@ def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
     unit, sources = plan.unit, plan.noise.sources
     mean_weight = unit.weight_in_mean(plan.weights, plan.batch_sizes)
     if not sources:
+        # The smallest batch gives a record its largest weight.
         return (_make_stream(plan, "everyone", SERVER, unit.weight_in_silo(min(plan.batch_sizes)), 0.0, rounds),)
     if plan.masked:
         return (

@@ -391,8 +391,8 @@ GROUP_SUFFIX = "_together"
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     """Print facts as one JSON object, or as a table with explanations below it.
 
-    The explanations say how well an attacker can guess at μ, and warn of an ε or δ that protects little.  An ε by
-    another formula, or of several units, causes no warning.
+    The explanations say how well an attacker can guess, if μ and the unit of protection are among the facts, and
+    warn of an ε or δ that protects little.  An ε by another formula, or of several units, causes no warning.
 
     Args:
         facts: Values by name, with numbers unrounded.

@@ -113,6 +113,7 @@ def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _
         lines = []
     limits = [_read_limit(groups / "memory" / _V1_LIMIT_FILE), _read_limit(groups / _V2_LIMIT_FILE)]
     for line in lines:
+        # A line is NUMBER:CONTROLLERS:PATH, and version 2 has no controllers there.
         _, _, controllers_path = line.partition(":")
         controllers, _, path = controllers_path.partition(":")
         nested = Path(path.lstrip("/"))
@@ -121,6 +122,7 @@ def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _
         if "memory" in controllers.split(","):
             tops, name = [groups / "memory"], _V1_LIMIT_FILE
         elif not controllers:
+            # Beside version 1, version 2 is mounted as "unified".
             tops, name = [groups, groups / "unified"], _V2_LIMIT_FILE
         else:
             continue

@@ -75,6 +75,7 @@ def configure_service_logging(**always: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LineFormatter(as_json=format_name == "json"))
 
+    # A filter may add fields to a record before the handler formats it.
     def add(log_record: logging.LogRecord) -> bool:
         for key, value in always.items():
             if not hasattr(log_record, key):

@@ -271,6 +271,8 @@ def load(
 def load_held_out(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOutData:
     """Load the test records of a data set, for a server, which needs no training record.
 
+    Data that were added or are computed are loaded whole, and their training records dropped.
+
     Args:
         name: Name of a data set, or path of an .npz file or of a table's file (`load`).
         root: Folder of the data, or None for the default one.

@@ -43,7 +43,8 @@ class Dataset:
     Images are bytes, (n, height, width) or (n, height, width, channels), and labels are 0 … classes - 1, (n,).
     Numeric features are vectors of floats (n, features) instead.  `fedpriv.data.layout` describes tokens, several
     inputs, and several labels of a record.  A regression has 0 classes and floats for labels.  A row of a table
-    that has a place and does not count is zeros, and its label is no class (-1) or not a number (`partition`).
+    that does not count in a part stays there as zeros, and its label is no class (-1) or not a number
+    (`partition`).
     """
 
     name: str
@@ -133,7 +134,7 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
         InputError: There is no record, a shape or type cannot be used, a value is not finite, an integer is larger
             than 2^24 in size, or a label is none of the classes.
     """
-    # Types and shapes.
+    # Types and shapes.  Booleans are masks, which only records of several inputs have.
     inputs, has_inputs = split_inputs(images), images.dtype.names is not None
     for column in inputs.values():
         if column.dtype.kind not in ("fiub" if has_inputs else "fiu"):
@@ -249,8 +250,8 @@ def _read_split(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the checked records and labels of the split "train" or "test".
 
-    Records are the array `SPLIT_features` or `SPLIT_images`, (n, ...), or the arrays `SPLIT_features.NAME` of
-    several inputs as one structured array (n,).  Labels (n, ...) become int64, or float64 for a regression.
+    Records are the arrays `SPLIT_features.NAME` of several inputs, as one structured array (n,), or else the array
+    `SPLIT_features`, or else `SPLIT_images`, (n, ...).  Labels (n, ...) become int64, or float64 for a regression.
 
     Args:
         arrays: All arrays of the file by name.

@@ -48,7 +48,7 @@ def draw_split(data: Dataset, number: int) -> Dataset:
     """
     train_counts, test_counts = counted_mask(data.train_labels), counted_mask(data.test_labels)
     if data.row_indices is not None and np.array_equal(np.sort(data.row_indices[0]), np.sort(data.row_indices[1])):
-        # `test_index` maps a training row to the test row of the same row of the file.
+        # `test_index` maps a training row to the test row of the same row of the file, and `train_index` back.
         test_index = np.argsort(data.row_indices[1])[np.argsort(np.argsort(data.row_indices[0]))]
         images = np.where(
             _broadcast_mask(train_counts, data.train_images), data.train_images, data.test_images[test_index]
@@ -99,7 +99,9 @@ def draw_split(data: Dataset, number: int) -> Dataset:
 
 
 def blank_training_share(data: Dataset, share: float) -> Dataset:
-    """Replace a share of the training records, drawn like a split, by zeros in the same places.
+    """Replace a share of the training records by zeros in the same places, so that no run reads them.
+
+    The records are drawn as those of a split are: in whole units, and stratified by class where that is possible.
 
     Args:
         data: Data set.
@@ -580,7 +582,8 @@ def _deal_records(
 def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, per_silo: int) -> SiloRows:
     """Sort records by label, cut them into `per_silo` shards for each silo, and deal the shards at random.
 
-    The records are a random choice of as many as the silos take.  The silo reads its records in a random order.
+    A shard is here a piece of consecutive records, and the shards of a silo have equal lengths, up to one record.
+    The records are a random choice of as many as the silos take.  A silo reads its records in a random order.
 
     Source: McMahan et al. 2017, section 3, who assign 2 shards to a client.
 

@@ -220,7 +220,8 @@ class LinearObjective(Deterministic, ABC):
 
         Returns:
             Combined output gradients, times weights and clipping factors, (..., outputs, B), the features,
-            (..., B, features), and the number.  Unrepresentable increments are zeros in both factors.
+            (..., B, features), and the number.  Both factors are zeros for an increment that is not finite, or too
+            large for the type.
         """
         records, weights = batch
         output_gradients = self._combined_gradients(query, records).to(weights.dtype)
@@ -247,7 +248,7 @@ class LinearObjective(Deterministic, ABC):
         """Weighted clipped increments, (..., B, d), and the number of clipped records, (...).
 
         The loss has one output and a penalty, so that an increment is (Σ_k c_k δ_k) z + penalty · Σ_k c_k x_k
-        before it is clipped.
+        before it is clipped.  An increment that is not finite, or too large for the type, is zeros.
 
         Args:
             query: Combination of gradients, with points x_k (..., d) and coefficients c_k.
@@ -606,7 +607,8 @@ class SoftmaxRegression(LinearObjective):
             clip: Norm bound, a number or (..., 1).
 
         Returns:
-            The features, (..., B, f), or (B, f) if all replicates share them, and the clipping.
+            The features, (..., B, f), or (B, f) if all replicates share them, and the clipping factors with the
+            number of clipped records.
         """
         dtype = output_gradients.dtype
         clipped = clipping_if_certain(output_gradients, lambda: _max_feature_norm(records, dtype), weights, clip)

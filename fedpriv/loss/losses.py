@@ -508,6 +508,7 @@ def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
         loss = loss.base
     if isinstance(loss, CrossEntropy | LabelSmoothing):
         return outputs.argmax(-1)
+    # Outputs (n, 1) are those of one label with a single output, if the loss is none over several labels.
     is_kept = has_label_axes or outputs.dim() < 2 or outputs.shape[-1] != 1
     values = outputs if is_kept else outputs.squeeze(-1)
     return (values > 0).long() if isinstance(loss, LogisticLoss | SigmoidLoss) else values
@@ -611,6 +612,7 @@ class LossChoice:
         # The outputs of one label are repeated for every label of a record.
         base = LabelSmoothing(self.label_smoothing) if self.label_smoothing else kind.base
         loss = ClassWeighting(base, self.class_weights) if self.class_weights else base
+        # A single output of a label has no axis, but the output of a record with one label has one of length 1.
         outputs = () if kind.has_single_output else (kind.output_count(classes),)
         return (
             (loss, outputs or (1,))

@@ -496,7 +496,7 @@ def add_model(name: str, model: Model) -> None:
 def find_model(name: str) -> Model:
     """Find the row of a model by its name, or make one for an import path.
 
-    The user's extensions are loaded if no row has the name yet.
+    The row of an add-on is loaded from the add-on.  If no row has the name yet, the user's extensions are loaded.
 
     Args:
         name: Name of the model in scenarios, or "package.module:Name".

@@ -144,6 +144,7 @@ class ModuleObjective(BaseModuleObjective):
             *(torch.split(part, chunk_size) for part in (*records, weights)), strict=True
         ):
             combined, chunk = self._clip_increments(query, Batch(Records(features, labels), weight), clip)
+            # A record's factor is its weight times the factor that clips its increment.
             total += torch.cat([chunk.factor @ part for part in combined])
             clipped += chunk.clipped_count
         return Increment(total, clipped)

@@ -538,7 +538,8 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
             f'run.passes = "bfloat16": feature {column} has whole numbers beyond {_MAX_BFLOAT16_INTEGER}, which '
             "would become others in 8 bits; leave it out, or scale the feature"
         )
-    # One record shows whether the operations of the model exist in bfloat16, with label 0 or its several labels.
+    # One record shows whether the operations of the model exist in bfloat16.  Its label is 0, and if there are
+    # several labels, they lie behind its features.
     view, point = Bfloat16View(objective), objective.initial()
     probe = Records(features[:1], torch.zeros_like(records.labels.flatten()[:1]))
     try:

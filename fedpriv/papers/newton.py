@@ -172,6 +172,7 @@ class GradientAndHessian(View):
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
         """Return weighted clipped increments (..., B, d), and the mask of records with any clipping, (..., B).
 
+        The mask has only records of weight above 0, and also those of which a part was set to 0.
         Gradients are clipped to `gradient_clip`, and Hessians to `curvature_clip` and then multiplied by κ.  Both
         together are clipped to `clip` and multiplied by the record's weight.  A record of which a part is not
         finite, or too large for the type, has an increment of 0.
@@ -252,11 +253,12 @@ class GradientAndHessian(View):
         stands for x* in M_1, and its covariance after T rounds is M_{T+1} + H⁻¹ (A₊/n) H⁻¹, the second term from
         the sampling of n records.
 
-        Means over row indices, of which only a share counts, are divided by this share: A, σ and λ.
+        Released means are over all row indices, also those without a record that counts, which add zeros.  A, σ
+        and λ are divided by the share of the others, so that all is as for means over the records that count.
 
         Args:
             point: Published (x, svec A), (d,).
-            published: σ, not yet divided by the share, n, the share of row indices that count, and T.
+            published: σ, not yet divided by the share, n, the share of row indices whose record counts, and T.
 
         Returns:
             Each of the p weights with the ends of its interval.

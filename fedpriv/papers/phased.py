@@ -3,7 +3,7 @@
 Source: Feldman, Koren & Talwar, "Private Stochastic Convex Optimization: Optimal Rates in Linear Time" (STOC
 2020), section 4.  SGD runs in phases, each of about half the length and with a quarter of the step of the phase
 before, from a noisy start.  Phase i = 1, 2, … has n_i = ⌊n/(2^i B)⌋ gradient rounds, each with B fresh examples,
-from w_{i,1} = w_{i-1}.  An empty round then adds the noise.
+from w_{i,1} = w_{i-1}.  An empty round then adds the noise.  A curator is one party that is server and silos.
 
     w_{i,t+1} = Π_K(w_{i,t} - η_i g_t),   η_i = η / 4^i,  g_t the mean gradient of a batch, without noise
     w_i       = Π_K((w_{i,1} + … + w_{i,n_i}) / n_i - η_i ζ_i),   ζ_i the noise of the phase's empty round

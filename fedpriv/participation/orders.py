@@ -94,6 +94,7 @@ def declared_dependence(part: object) -> Dependence:
     # A `base` with increments of its own, `per_record`, is an objective.
     base = getattr(part, "base", None)
     if isinstance(declared, Dependence):
+        # A view declares anew all facts but these two, which it cannot remove.
         inner = declared_dependence(base) if hasattr(base, "per_record") else Dependence(0)
         return declared | inner & (Dependence.POSITION | Dependence.UNKNOWN)
     return UNDECLARED
@@ -610,6 +611,7 @@ class FreshOrder(PublicOrder):
                 f"order_digest: the permutations of seed {self.seed} for {self.rounds} rounds, "
                 f"{self.rounds_per_epoch} an epoch, have the digest {computed_digest}, not {self.digest!r:.100}"
             )
+        # The class is frozen.
         object.__setattr__(self, "digest", computed_digest)
 
     @property

@@ -301,7 +301,7 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     simulation alike.  Sums of a run without noise are not checked.
 
     Args:
-        cell: Cell of a scenario, with its scaling known.
+        cell: Cell of a scenario, in which the scaling of a table's columns is known.
         objective: Objective of the model.
         for_release: Whether the noise protects somebody.  Releases of a private run are then integers.
 

@@ -210,6 +210,7 @@ def build_messages(nodes: Sequence[int], content: RecordDict, kind: str) -> list
 def build_reply(message: Message, content: RecordDict) -> Message:
     """Build the reply `Message(content, reply_to=message)`."""
     query_fields, metadata = message.metadata.__dict__, Metadata.__new__(Metadata)
+    # A reply lives as long as its message: its time to live is what is left of the message's.
     now = time.time()
     metadata.__dict__.update(
         query_fields,

@@ -125,8 +125,8 @@ def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> l
 def drop_superseded_keys(tree: dict[str, Any], overrides: Overrides) -> None:
     """Drop keys from a cell's tree that an override excludes.
 
-    An overridden privacy target, or `privacy.mode=none`, drops other targets.  An overridden partition drops the
-    keys of other partitions.  Keys that are overridden themselves stay.
+    An overridden privacy target drops the other targets, and `privacy.mode=none` without one drops all targets.
+    An overridden partition drops the keys of other partitions.  Keys that are overridden themselves stay.
 
     Args:
         tree: Nested keys of a cell, which the function changes.
@@ -169,7 +169,7 @@ def parse_rules(entries: Any, axes: Mapping[str, list[Any]], source: str) -> lis
         source: Name of the file in messages.
 
     Raises:
-        InputError: A rule is malformed, or does not fit the sweep.
+        InputError: A rule is malformed, needs a value that its axis does not have, or sets a swept key.
     """
     if not isinstance(entries, list):
         raise InputError(f"{source}: where = {entries!r}: expected [[where]] tables with `when` and `set`")
@@ -272,7 +272,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file.
 
     Raises:
-        InputError: The file cannot be read, or is not valid TOML.
+        InputError: The file cannot be read, is a table of records, or is not valid TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -288,9 +288,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> Scenario:
     """Return the scenario of a parsed TOML tree.
 
-    The points are all combinations of the axes' values, each with every seed.  Overrides that change the setting
-    (`find_changed_keys`, `find_changed_axes`) withhold the published values and theoretical exponents that belong
-    to it.
+    The points are all combinations of the axes' values, each with every seed.  Published values and theoretical
+    exponents are withheld if an override changes their setting (`find_changed_keys`, `find_changed_axes`), or if
+    `fedpriv tune` wrote the file.  Published tables are dropped if an override removes one of their axes.
 
     Args:
         tree: Parsed TOML.
@@ -329,6 +329,7 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
         {key: drop_duplicates(values) if isinstance(values, list) else values for key, values in sweep.items()},
     )
     axes = dict(override_parts.axes)
+    # Labels are free names of settings, shown in tables.  They have to be finite there, as swept values do.
     labels = {key: value for key, value in override_parts.fixed_values.items() if key.startswith("label.")}
     for key, values in (labels | axes).items():
         choices = values if isinstance(values, list) else [values]
@@ -365,7 +366,8 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
     """Validate one cell, with the own keys of its algorithm and its model.
 
-    Keys of the sections [algorithm] and [model] depend on the algorithm and the model that are named there.
+    An algorithm or model has a row in its table, which says what keys it takes.  Whether trust, participation and
+    privacy.rho fit the algorithm's row and the rounds is checked, too.
 
     Args:
         tree: Nested keys of the cell.

@@ -121,8 +121,8 @@ def _format_findings(
     """Format all findings on one key in one line.
 
     A key that may have one of several types has a finding for each type.  The line has a suggestion for an unknown
-    key, the description of a missing key, the message of a validator of fedpriv, or otherwise the value and what
-    each type accepts.
+    key, the description of a missing key, the message of a validator of fedpriv, or otherwise the value, what each
+    type accepts, and a note if other libraries have the value.
 
     Args:
         findings: Findings on the key, one at least.
@@ -176,6 +176,8 @@ def _is_union_branch(part: str | int) -> bool:
 
 def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
     """Return the model of the section that holds the last key of a path.
+
+    If a part of the path is no section, the result is the model of the section in which this part stands.
 
     Args:
         path: Keys from `model` to the key, the key last.

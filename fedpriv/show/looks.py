@@ -99,8 +99,9 @@ class Layout:
     def choose_look(self, point: Mapping[str, Any]) -> Look:
         """Choose the look of a sweep point.
 
-        Kinds have hue and dashes, and levels have shade and marker.  If there are too many of either, the
-        combinations have looks without an order (`nth_look`).
+        Kinds have hue and dashes, and levels have shade and marker.  Kinds without levels have markers, too, and
+        levels of a single kind have dashes, too.  With more than five kinds or six levels, the combinations have
+        looks without an order (`nth_look`).
 
         Args:
             point: Value of each swept key.
@@ -123,8 +124,11 @@ class Layout:
 def make_layout(axes: Mapping[str, list[Any]]) -> Layout:
     """Lay out the axes of a sweep in a chart.
 
-    Kinds are trust settings and algorithms, or else at most one axis, preferably one with values that are no
-    numbers.  The other axes are levels.  If there are too many lines, up to two axes of the levels become panels.
+    Kinds are trust settings and algorithms together, or algorithms alone if both have more than five combinations,
+    the number of dashes.  A sweep of neither has one axis as kinds: the first with a value that is no number, or
+    else the one with the fewest values, unless it is the only axis.  The other axes are levels.  While there are
+    more than 12 lines, an axis of the levels becomes panels, twice at most: the number of rounds first, then the
+    one with most values.
 
     Args:
         axes: Values of each key of the sweep, of which only keys with several values matter.

@@ -229,6 +229,7 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # Two and four panels fill two columns, and other numbers up to three, as far as the width allows.
     chart_panels = [(chart, panel) for chart in charts for panel in chart.panels]
     columns = 2 if len(chart_panels) in (2, 4) else min(len(chart_panels), 3)
     columns = columns if width is None else min(columns, max(1, int(width / _MIN_PANEL_WIDTH)))
@@ -245,6 +246,7 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
     )
     FigureCanvasAgg(figure)
     grid = [axes for axes_row in figure.subplots(rows, columns, squeeze=False) for axes in axes_row]
+    # The grid may have more axes than there are panels.
     for axes, (chart, panel) in zip(grid, chart_panels, strict=False):
         _fill_axes(axes, chart, panel)
         if len(charts) > 1 or panel.name:

@@ -140,7 +140,7 @@ class SiloLedger:
     def lock(self) -> Iterator[None]:
         """Lock the ledger against writes of other processes.
 
-        The lock is advisory: it excludes processes that take it, too.
+        The lock is advisory: it keeps out only processes that ask for it.
 
         Raises:
             LedgerError: If another process holds the lock for ten seconds.
@@ -301,6 +301,8 @@ class SiloLedger:
     def find_answer(self, run_id: str, t: int) -> AnswerRow | None:
         """Return the row of a round, or None if no query of the round is stored.
 
+        The row's reply is None before the round is answered, and again after `tidy` has dropped the reply.
+
         Raises:
             InputError: If the stored reply contradicts its digest.
         """
@@ -364,11 +366,13 @@ class SiloLedger:
             self._pending_entries.append(chain.ending_entry(run_id))
 
     def become_ledger(self, name: str, charge: tuple[str, Charge] | None) -> None:
-        """Turn a copy into a ledger of this name, in which all runs are over, in a block of `transaction`.
+        """Turn a backup into a ledger of this name, in which all runs are over, in a block of `transaction`.
+
+        A backup is a copy without keys, states and replies, whose version is that of a ledger plus an offset.
 
         Args:
             name: Name of the ledger.
-            charge: Name and charge of a run that stands for releases which the copy may lack, or None.
+            charge: Name and charge of a run that stands for releases which the backup may lack, or None.
         """
         for row in self.list_runs():
             self.end_run(row.run_id)
@@ -462,6 +466,9 @@ class SiloLedger:
     def _check_version(self) -> None:
         """Check the version of the file (PRAGMA user_version), and store it in `_version`.
 
+        The version of a backup is that of a ledger plus `BACKUP_OFFSET`.  Before the call `_version` says which of
+        the two the file has to be.
+
         Raises:
             InputError: If the file has another version, is a backup that was not opened as one, or is damaged.
         """
@@ -527,7 +534,7 @@ class SiloLedger:
         try:
             yield
         except Exception as error:
-            # The low byte of SQLite's code is the kind of the error; 0 stands for errors of other code.
+            # The low byte of SQLite's code is the kind of its error.  Exceptions of other modules get 0.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if isinstance(error, InputError) or code in _TRANSIENT_CODES:
                 raise

@@ -203,6 +203,7 @@ class Identity:
         cards = [
             signed_keys[start : start + SIGNED_KEY_BYTES] for start in range(0, len(signed_keys), SIGNED_KEY_BYTES)
         ]
+        # Without `peers` the loop is empty.
         for silo, (peer, card) in enumerate(zip(self.peers, cards, strict=bool(self.peers))):
             try:
                 peer.verify(card[KEY_BYTES:], _key_statement(run, scenario, silo, card[:KEY_BYTES]))

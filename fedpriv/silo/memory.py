@@ -147,7 +147,9 @@ class MemoryPool:
         self._reservations: dict[str, tuple[int, Callable[[], object]]] = {}
 
     def reserve(self, name: str, byte_count: int, drop_cached: Callable[[], object]) -> None:
-        """Reserve memory for a run, and drop the cached values of all other runs if they do not fit beside it.
+        """Reserve memory for a run, and drop the cached values of all other runs if there is no room for them.
+
+        There is no room if they do not fit beside the run, or if four other runs or more have reservations.
 
         Args:
             name: Key of the run, which replaces an earlier reservation under this key.

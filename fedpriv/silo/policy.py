@@ -59,6 +59,7 @@ class PriceCurve:
     def price_at(self, slack: float) -> Price:
         """Return the price at a slack, or None for a run without noise, which exceeds every budget.
 
+        `overflow_slack` is the probability that secret rounds draw more records than a silo has memory for.
         A guarantee that is a μ needs no slack and ignores `slack`.  Any other price has slack `slack`, and a μ
         that holds except with the probability `slack` less `overflow_slack`.
 
@@ -421,7 +422,8 @@ class Policy(BaseModel):
     def import_extensions(self) -> None:
         """Import the modules that the policy lists, and the add-ons whose runs it allows.
 
-        Models that are listed by an import path are not imported here.
+        If the policy allows evaluations, the installed add-ons for these are imported, too.  Models that are
+        listed by an import path are not imported here.
 
         Raises:
             InputError: If a module fails, no module adds a listed model or algorithm, or the add-on of an allowed
@@ -457,8 +459,9 @@ class Policy(BaseModel):
     def test_policy(self) -> "Policy | None":
         """Policy for evaluations, with a separate ledger, or None without a section [evaluation].
 
-        Budget and number of runs are those of this section, and the slack is 0, because no record takes part in
-        secret.  Ledger and mark lie beside those of training, with "-tests" in their names.
+        Budget and number of runs are those of this section.  The slack is 0, because no record takes part in
+        secret, and clips have the widest limits.  Ledger and mark lie beside those of training,
+        with "-tests" in their names.
 
         Guarantee: training and evaluation share no budget, no ledger and no rollback mark, and no record unless
         the silo's file has it twice.
@@ -496,7 +499,8 @@ def read_policy(path: Path) -> Policy:
         The policy, in which relative paths are completed by the folder of the file.
 
     Raises:
-        InputError: If the file cannot be used or the policy is refused.
+        InputError: If the file cannot be used, a key or value is not valid, two of the named files are one, or the
+            policy is refused.
     """
     check_writers([path])
     try:
@@ -601,7 +605,8 @@ def format_template() -> str:
 def _format_section(model: type[BaseModel]) -> str:
     """Format the keys of a section as TOML, each after its description in comments.
 
-    A key that a policy needs has an example value, and any other key is a comment with its default.
+    A key that a policy needs has an example value, and any other key is a comment with its default.  The keys
+    `allow` and `evaluation` are left out, as sections of their own.
 
     Args:
         model: Class whose fields are the keys of the section.

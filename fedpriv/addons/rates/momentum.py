@@ -118,8 +118,9 @@ def count_first(records: int, dimension: int, epsilon: float) -> float:
 def count_second(records: int, dimension: int, epsilon: float) -> float:
     """Return the noise of Algorithm 2, with the worst record of each group of nodes.
 
-    Energies are those of increments of norm 1, times the square of an increment's largest change: 2 for a
-    gradient, 2 η N for a difference, and 2 η times the place in the order for a residual.
+    T is rounded to whole epochs, 4 or more.  Energies are those of increments of norm 1, times the square of an
+    increment's largest change: 2 for a gradient, 2 η N for a difference, and 2 η times the place in the order for
+    a residual.
 
     Args:
         records: N.
@@ -328,6 +329,7 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
         ages = np.arange(q)
         first = float((epoch_decay**ages * y ** (q - ages - 1.0)).sum())
         early += first**2 * _window_square(r + 1, r + records, alpha)
+        # Windows of more than 40/γ epochs ago have coefficients of about e^-40, and are left out.
         for age in range(1, min(q - 1, int(40.0 / mixing) + 2) + 1):
             if age > 40 and age % 16 != 8:
                 continue  # beyond 40 epochs every 16th window stands for 16
@@ -406,7 +408,8 @@ def crossing(first: Callable[[float], float], second: Callable[[float], float], 
 def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
     """Return the figure of the noise and the bounds of Algorithms 1 and 2, for 10³ to 10¹² records.
 
-    Lines have values at the powers of ten N for which the theorems have enough rounds.
+    Lines have values at the powers of ten N for which the theorems have enough rounds: N by Theorem 6, and 4 N by
+    Theorem 9.
 
     Args:
         dimension: d.
@@ -468,7 +471,7 @@ def _gradient_bound(records: float, rounds: float, noise: float) -> float:
 
 
 def _exact_marks(dimension: int, epsilon: float) -> list[Line]:
-    """Return marks of counts at 250 and 1,000 records where the theorems have enough rounds."""
+    """Return marks of the counted noise at 250 and 1,000 records, where the theorems have enough rounds."""
     sizes = [n for n in _EXACT_SIZES if second_rounds(n, dimension, epsilon) >= 4.0 * n]
     sizes = [n for n in sizes if first_rounds(n, dimension, epsilon) >= n]
     first = [count_first(int(n), dimension, epsilon) for n in sizes]
@@ -533,8 +536,8 @@ def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_n
     largest sum over these nodes follows by dynamic programming over the record's position in the last epoch.
     Longer nodes are bounded one by one.
 
-    Guarantee: no sequence of permutations has a record of a larger `visited_squared_norms`, so that noise for this
-    bound can be planned before a seed is known.
+    Guarantee: no sequence of permutations has a record of a larger `visited_squared_norms` (`fedpriv.noise.tree`),
+    so that noise for this bound can be planned before a seed is known.
 
     Args:
         rounds: T.
@@ -550,7 +553,7 @@ def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_n
     levels = range(level_count(rounds))
 
     def weigh_rounds(epoch: int, level: int) -> tuple[Floats, NDArray[np.int64]]:
-        """Return the weight of each round of an epoch in its node, or 0 if none counts, and the node."""
+        """Return the weight of each round of an epoch in its node, 0 if the node does not count, and the node."""
         epoch_rounds = epoch * rounds_per_epoch + positions
         nodes = epoch_rounds >> level
         ends = (nodes + 1) << level
@@ -558,6 +561,8 @@ def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_n
         return np.where(is_counted, float(decay) ** (ends - 1 - epoch_rounds), 0.0), nodes
 
     best = np.zeros(rounds_per_epoch)  # best[p]: largest sum of a record at position p of the last epoch
+    # transitions[p, q]: largest sum of a record at position p of the epoch before and position q of this one,
+    # without the squared weights of this epoch.  A node across both epochs has the square of a sum of two weights.
     for epoch in range(-(-rounds // rounds_per_epoch)):
         transitions, squares = np.repeat(best[:, None], rounds_per_epoch, axis=1), np.zeros(rounds_per_epoch)
         for level in (level for level in levels if 1 << level <= rounds_per_epoch):

@@ -60,7 +60,7 @@ def prepare_module(model: Any, labels: NDArray[Any], classes: int | None, loss: 
 
 
 def _describe_value(value: Any) -> str:
-    """Describe a value that is no module, for an error message."""
+    """Describe a value that is no module, as the end of the sentence "expected a torch module, …"."""
     if isinstance(value, type) and issubclass(value, nn.Module):
         return f"and {value.__name__} is the class of one; give an instance, such as {value.__name__}(…)"
     if isinstance(value, Mapping):

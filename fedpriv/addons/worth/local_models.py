@@ -126,7 +126,8 @@ def fit_model(
         records: Training records.
         penalty: Penalty of each parameter, (d,).
         start: First point of the solver, (d,).
-        tolerance: Largest entry of the gradient, relative to that at x = 0, at which the solver stops.
+        tolerance: Largest entry of the gradient, in the solver's coordinates and relative to that at x = 0, at
+            which the solver stops.  After 1,000 steps it stops in any case.
         pull: Weight λ and released model x̂, or None for no pull.  For λ = ∞ the result is x̂ itself.
 
     Returns:
@@ -235,9 +236,10 @@ def fit_local_model(objective: Objective, silo: SiloRecords, seed: int) -> tuple
 def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
     """Return the penalty κ with the smallest mean loss on held-out folds, the largest of equals.
 
-    The candidates are `PENALTIES`.  Models are fitted without the records of a fold and judged on these, for five
-    folds, or one with many records.  A silo whose records are too few or too alike for folds gets the largest
-    candidate.
+    The candidates are `PENALTIES`.  Models are fitted without the records of a fold and judged on these, for each
+    of five folds, or for one of them with more than 5,000 records.  A silo gets the largest candidate without
+    folds if it has fewer than 5 units, fewer than 5 records of a class that occurs, or one class only.  The last
+    two do not matter for hazards.
 
     Args:
         objective: Loss f of linear scores.
@@ -362,12 +364,12 @@ def fit_personal_model(
 ) -> PersonalModel:
     """Fit the personal model with the smallest λ within one standard error of the best.
 
-    For each λ of `PULL_WEIGHTS` a model is fitted without the held-out records and judged by its losses on them.
-    The best λ has the smallest mean loss.  Another λ is within one standard error if the mean difference of its
-    losses and those of the best λ is at most the standard error of this difference.
+    For each λ of `PULL_WEIGHTS`, from 0 to ∞, a model is fitted without the held-out records and judged by its
+    losses on them. The best λ has the smallest mean loss.  Another λ is within one standard error if the mean
+    difference of its losses and those of the best λ is at most the standard error of this difference.
 
-    Held out are training records that the release has not read, or folds of the training records.  A silo with one
-    unit gets its local model.
+    Held out are the training records that the release has not read, if they are 10 or more and it has read others.
+    Otherwise each fold of the training records is held out in turn.  A silo with one unit gets its local model.
 
     Args:
         objective: Loss of linear scores.
@@ -380,7 +382,7 @@ def fit_personal_model(
     Returns:
         The personal model, fitted to all training records with the chosen λ.
     """
-    # Records that the release has not read judge λ without favour, if there are enough of them.
+    # The release fits records that it has read better than others, which would favour a large λ.
     spared = is_seen is not None and int((~is_seen).sum()) >= _MIN_SPARED and bool(is_seen.any())
     if len(np.unique(silo.units)) < 2:  # nothing to hold out
         return PersonalModel(fit_local_model(objective, silo, seed)[0], 0.0, "folds")

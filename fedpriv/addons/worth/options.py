@@ -67,7 +67,7 @@ def worth(
     from fedpriv.addons.worth.command import WorthRequest
     from fedpriv.addons.worth.command import print_worth as compare
 
-    # An option of the grid asks for one, and a study without `--seeds` has two seeds.
+    # Any of these options asks for a grid of ε, which has two seeds without `--seeds`.
     grid = None
     if trust or epsilon or splits is not None or seeds is not None or plot is not None:
         grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds or 2, plot)

@@ -164,6 +164,7 @@ class OrderedBatches:
                 Records(*(column.squeeze(1) for column in records)), len(self._orders)
             ).split_rounds()
             return
+        # Several orders: each replicate gets a copy of the records in its order, unless no two share one.
         is_identity = self._orders == list(range(records.labels.shape[1]))  # each replicate has its own order
         for columns in zip(*records, strict=True):
             yield Records(
@@ -247,6 +248,7 @@ class SampledBatches:
         self._silo_rows = [rows_by_seed[seed] for seed, _ in distinct]
         self._draw_index = torch.tensor([distinct.index(pair) for pair in seeds])
         silos = range(len(batch_sizes))
+        # Groups of silos that share columns: one for each silo, or a single one.
         self._pieces = [[silo] for silo in silos] if by_silo else [list(silos)]
         self._by_silo = by_silo
 
@@ -518,6 +520,7 @@ class DeviceSums:
             key = seed_key(
                 self._noise_sum.seed, "noise of a device", str(self._noise_sum.parties), str(t), str(node)
             )
+            # A seed below 2^63.
             generator = self._generator.manual_seed(int.from_bytes(key[:8], "big") >> 1)
             # Many parties are drawn in groups, to bound the memory of their vectors.
             for weights in torch.split(self._weights, max(1, _MAX_DEVICE_VALUES // self._dimension)):

@@ -209,6 +209,7 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
             "parties and values of a vector"
         )
     clips = [clip for t in range(1, rounds + 1) for clip in run.factorization.part_clips(t)]
+    # With κ the largest clip has 2^κ to 2^(κ+1) units.
     kappa = MAX_KAPPA
     while True:
         lattice = choose_lattice(clips, kappa)
@@ -246,6 +247,7 @@ def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactP
     factorization, strategy = run.factorization, run.factorization.strategy
     rounds = factorization.workload.rounds
     norms = [[lattice.norm(clip) for clip in factorization.part_clips(t)] for t in range(1, rounds + 1)]
+    # A sum of n integer vectors of norm K has no coordinate above n K.
     loads: list[LoadBounds] = [
         tuple(record_count * norm for norm in round_norms)
         for record_count, round_norms in zip(run.record_counts, norms, strict=True)

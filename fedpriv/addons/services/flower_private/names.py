@@ -55,6 +55,7 @@ class PythonName:
             return f"{path}.{missing[0]} is gone"
         if not self.parameters:
             return None
+        # `bind` raises TypeError if the function cannot be called with these parameters alone.
         names, signature = self.parameters.split(), inspect.signature(value)
         with suppress(TypeError):
             signature.bind(**dict.fromkeys(names))
