@@ -508,7 +508,7 @@ def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
         loss = loss.base
     if isinstance(loss, CrossEntropy | LabelSmoothing):
         return outputs.argmax(-1)
-    # Outputs (n, 1) are those of one label with a single output, if the loss is none over several labels.
+    # Outputs (n, 1) of a single label lose their last axis.  Outputs of several labels have no such axis.
     is_kept = has_label_axes or outputs.dim() < 2 or outputs.shape[-1] != 1
     values = outputs if is_kept else outputs.squeeze(-1)
     return (values > 0).long() if isinstance(loss, LogisticLoss | SigmoidLoss) else values

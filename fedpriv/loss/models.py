@@ -597,7 +597,7 @@ def add_module(
         layout = as_layout(flat)
         record = (layout.input_width,) if shape is None else shape
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # so that values of the module that x_1 keeps are the same in every run
+            torch.manual_seed(0)  # so that values that the initial model x_1 keeps are the same in every run
             return make_layout_objective(
                 factory(record, classes), layout, record, choice, classes, settings.initial_seed, dtype, name
             )[0]

@@ -254,7 +254,7 @@ class GradientAndHessian(View):
         the sampling of n records.
 
         Released means are over all row indices, also those without a record that counts, which add zeros.  A, σ
-        and λ are divided by the share of the others, so that all is as for means over the records that count.
+        and λ are divided by the share of the others, as if means were over the records that count.
 
         Args:
             point: Published (x, svec A), (d,).

@@ -206,6 +206,7 @@ class Plan:
             "query_length": self.objective.dimension if self.model_length is None else self.model_length,
             "masked": masked,
             "max_batches": max(map(self.schedule.max_batches, range(1, self.schedule.rounds + 1))),
+            # A class that inherits `for_batch` of `Deterministic` ignores the layout.
             "needs_batch_layout": getattr(type(self.objective), "for_batch", None) is not Deterministic.for_batch,
             "integers_at_server": integers_at_server,
             "sends_round_sums": is_exact and trust.adds_noise(SERVER),

@@ -107,7 +107,8 @@ class SiloLedger:
             InputError: If there is no usable ledger or mark, others have permissions on the ledger, or the ledger
                 is of another version, damaged or an older copy.
         """
-        # The last commit is unknown until the mark is checked.
+        # The version is the expected one until that of the file is read, and the last commit is unknown until the
+        # mark is checked.
         self._path, self._mark = path, RollbackMark(mark or path.with_name(path.name + ".mark"))
         self._version, self._pending_entries, self._last_commit = (
             LEDGER_VERSION + BACKUP_OFFSET * is_backup,
@@ -187,6 +188,7 @@ class SiloLedger:
                 self._pending_entries = []
             if changed:
                 self._mark.write(MarkContent(self._ledger_name, after, after))
+            # The journal may have keys and states that the block erased.
             if not self._journal_is_wiped:
                 self._wipe()
         except (OSError, sqlite3.Error) as error:
@@ -495,6 +497,7 @@ class SiloLedger:
         for _ in range(20):
             content = self._mark.read()
             try:
+                # In a transaction, so that rows do not change between the checks.
                 self._database.execute("BEGIN")
                 try:
                     self.check_all_rows()
