@@ -176,7 +176,8 @@ class GridLossDistribution:
         infinity_mass = 1.0 if self.infinity_mass >= 1.0 else -math.expm1(times * math.log1p(-self.infinity_mass))
         # Exponents are cut at 100, so that nothing overflows.
         composed_finite_mass = math.exp(min(100.0, times * math.log(finite_mass))) if finite_mass > 0.0 else 0.0
-        # (finite + infinite)^k - finite^k is no smaller than 1 - (1 - infinite)^k if masses add up to 1 or more.
+        # The larger of two masses is safe.  (finite + infinite)^k - finite^k is no smaller than the first one,
+        # 1 - (1 - infinite)^k, if masses add up to 1 or more.
         if finite_mass > 0.0:
             infinity_mass = max(
                 infinity_mass,
@@ -202,7 +203,8 @@ class GridLossDistribution:
         """
         if other.step != self.step:
             raise ValueError(f"the grids have different steps, {self.step} and {other.step}")
-        # Masses of an upper bound may add up to more than 1.  The larger number is the safe one.
+        # A sum is infinite if the first loss is, or if the second alone is.  Masses of an upper bound may add up
+        # to more than 1, so that the larger of two numbers is taken.
         finite_mass = max(1.0 - self.infinity_mass, float(np.sum(self.masses)))
         infinity_mass = self.infinity_mass * max(1.0, other.infinity_mass + float(np.sum(other.masses)))
         infinity_mass += finite_mass * other.infinity_mass
@@ -236,9 +238,9 @@ _MIN_SLOPE, _MAX_SLOPE = -1e3, -1.0  # range to which d ln δ / d ln z is clippe
 def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float], float], delta: float) -> float:
     """Return about the smallest noise multiplier z of 0.1 or more with `fine`(z) ≤ `delta`.
 
-    A noise multiplier is the standard deviation of the noise over the clip norm.  The search has two stages.  The
-    first bisects the coarse bound.  In the second, secants in (ln z, ln δ), and halvings of the interval, lead to
-    the point where the fine bound meets δ.
+    A noise multiplier is the standard deviation of the noise over the clip norm, or over the largest displacement
+    by one increment for correlated noise.  The search has two stages.  The first bisects the coarse bound.  In the
+    second, secants in (ln z, ln δ), and halvings of the interval, lead to the point where the fine bound meets δ.
 
     Guarantee: `fine` was computed at the returned z and is at most `delta`, whatever the search did.
 
@@ -333,5 +335,6 @@ def _self_convolve(masses: Floats, times: int) -> tuple[int, Floats]:
             high = min(high, math.ceil(bound))
         elif math.isfinite(bound):
             low = max(low, math.floor(bound))
+    # The transform gives points modulo `size`, and the roll brings point `low` to the front.
     size = fft.next_fast_len(max(high - low + 1, len(masses)))
     return low, np.roll(np.real(fft.ifft(fft.fft(masses, size) ** times)), -low)[: high - low + 1]

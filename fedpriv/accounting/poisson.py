@@ -98,7 +98,11 @@ class PoissonGaussian(Sampled):
     title: ClassVar[str] = "Poisson sampling"
 
     def __post_init__(self) -> None:
-        """Check the fields."""
+        """Check that the noise multiplier, the relation, the sampling rate and the rounds are in their ranges.
+
+        Raises:
+            InputError: One of them is not.
+        """
         check_positive("noise_multiplier", self.noise_multiplier)
         relation_named(self.relation)
         if not 0.0 < self.sampling_rate <= 1.0:

@@ -197,6 +197,7 @@ def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         for key in ("test_r2", "test_loss", "test_accuracy", "test_balanced_accuracy")
         if any(key in cell for cell in cells)
     }
+    # Facts that are not averaged over the seeds are those of the first cell.
     facts: Mapping[str, Any] = cells[0].get("learning") or {}
     reasons = ["R² is below 0"] if means.get("test_r2", 1.0) < 0.0 else []
     reasons += _compare_with_constant(cells, means, facts) if facts else _compare_with_guessing(cells[0], means)
@@ -299,10 +300,10 @@ def _class_count(data: Mapping[str, Any]) -> int:
 
 
 def _describe_unread(results: Results) -> list[str]:
-    """Describe in sentences how many training records no round reads, or return [] if all are read.
+    """Describe in sentences how many training records no round reads, if the number is known.
 
-    There is a sentence for cells with a number of samples (`federation.samples`), and one for each pair of read
-    and present records of the other cells, as far as the number of present ones was stored (`measure_learning`).
+    There is a sentence for cells with a number of samples (`federation.samples`).  For the other cells there is
+    one for each pair of numbers, of read and of present records, if `measure_learning` stored the second number.
     """
     sentences = []
     if unread_counts := [cell["unread"] for cell in results.cells if cell.get("unread")]:

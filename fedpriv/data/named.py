@@ -171,6 +171,8 @@ __all__ = ["Dataset", "HeldOutData", "fetch", "load", "load_held_out"]
 def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
     """Return the public schema of a table, or None for a data set that is not a table.
 
+    Tables that fedpriv knows by name have their schema in its code, and other tables in the scenario.
+
     Args:
         name: Name of the data set, or path of its file.
         table: Schema in the scenario, for the path of a table's file, or None for another data set.

@@ -122,8 +122,8 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
 def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute the integrated Brier score, the mean squared error of S(k) over bins, the lower the better.
 
-    S(k) is the predicted probability to survive bin k, and G(k) that of no censoring before bin k.  The error of
-    bin k for n records is
+    S(k) is the predicted probability to survive bin k, and G(k) the probability of no censoring before bin k,
+    which is estimated from the labels (`_censoring_survival`).  The error of bin k for n records is
 
         1/n (Σ_{event in bin m ≤ k} S(k)²/G(m) + Σ_{m > k} (1 - S(k))²/G(k+1))
 

@@ -172,7 +172,7 @@ class GradientAndHessian(View):
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
         """Return weighted clipped increments (..., B, d), and the mask of records with any clipping, (..., B).
 
-        The mask has only records of weight above 0, and also those of which a part was set to 0.
+        The mask has the records of weight above 0 of which any part was clipped or set to 0.
         Gradients are clipped to `gradient_clip`, and Hessians to `curvature_clip` and then multiplied by κ.  Both
         together are clipped to `clip` and multiplied by the record's weight.  A record of which a part is not
         finite, or too large for the type, has an increment of 0.

@@ -265,7 +265,7 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
     noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under replace-one.
 
     Returns:
-        The numbers, or a reason why there are none.
+        The numbers, or a reason why there are none: the text of an InputError (`catch_refusal`).
     """
     if problem.epsilon is None or settings.radius > problem.convex_within:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex in the ball")

@@ -585,6 +585,7 @@ class SiloLedger:
                 if not self._journal_is_wiped:
                     self._wipe()
                 return
+            # The file is built anew, without the pages that dropped rows left free.
             self._database.execute("VACUUM")
             self._wipe()
             commit = self._check_mark()

@@ -106,6 +106,7 @@ class Masker:
         for peer, key in enumerate(self.agree_keys(public_keys, silos)):
             if key is not None:
                 mask_key = derive_key(key, "mask of a round", str(t), query_chain.hex())
+                # The key is for this round alone, so that the counter may start at 0.
                 stream = Cipher(algorithms.AES(mask_key), modes.CTR(bytes(16))).encryptor().update(zeros)
                 combine = np.add if peer > self._number else np.subtract
                 combine(total, np.frombuffer(stream, "<u8"), out=total)

@@ -460,8 +460,8 @@ class Policy(BaseModel):
         """Policy for evaluations, with a separate ledger, or None without a section [evaluation].
 
         Budget and number of runs are those of this section.  The slack is 0, because no record takes part in
-        secret, and clips have the widest limits.  Ledger and mark lie beside those of training,
-        with "-tests" in their names.
+        secret, and clips have the widest limits.  Ledger and mark lie beside those of training, with "-tests" in
+        their names.
 
         Guarantee: training and evaluation share no budget, no ledger and no rollback mark, and no record unless
         the silo's file has it twice.

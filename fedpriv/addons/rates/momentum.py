@@ -326,6 +326,7 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
         q, r = divmod(t, records)
         if r:
             early += (1.0 - alpha) ** (2 * (t - r)) * _window_square(1, r, alpha)
+        # The oldest window, whose rounds are r + 1 … r + N.
         ages = np.arange(q)
         first = float((epoch_decay**ages * y ** (q - ages - 1.0)).sum())
         early += first**2 * _window_square(r + 1, r + records, alpha)

@@ -365,7 +365,7 @@ def fit_personal_model(
     """Fit the personal model with the smallest λ within one standard error of the best.
 
     For each λ of `PULL_WEIGHTS`, from 0 to ∞, a model is fitted without the held-out records and judged by its
-    losses on them. The best λ has the smallest mean loss.  Another λ is within one standard error if the mean
+    losses on them.  The best λ has the smallest mean loss.  Another λ is within one standard error if the mean
     difference of its losses and those of the best λ is at most the standard error of this difference.
 
     Held out are the training records that the release has not read, if they are 10 or more and it has read others.

@@ -486,7 +486,7 @@ def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumS
 
     def sums(rounds: Sequence[int], node: int) -> Tensor:
         """Draw the weighted sum of the parties' vectors of one node for each round, (rounds, size)."""
-        # A single party has the weight 1, so that all rounds are drawn in one call.
+        # A single party has the weight 1, so that all rounds are drawn in one call, with its number for each.
         if len(noise_sum.parties) == 1:
             return torch.from_numpy(source.vectors(size, noise_sum.parties * len(rounds), rounds, node))
         out = np.empty((len(rounds), size), kind)
