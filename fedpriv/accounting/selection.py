@@ -149,8 +149,9 @@ class NegativeBinomialRunCount:
             OverflowError: γ^-η is no float, as for a mean of a million and η = 100.
         """
         gamma, remainder, k = self.gamma, float(generator.random()), 1
-        if self.mean == 1.0:
+        if self.mean == 1.0:  # γ is 1 but for rounding
             return 1
+        # P[K = 1], and in the loop P[K = k].  Rounding may leave a remainder when the probability has become 0.
         first_factor = -1.0 / math.log(gamma) if self.eta == 0.0 else self.eta / (gamma**-self.eta - 1.0)
         probability = first_factor * (1.0 - gamma)
         while remainder > probability and probability > 0.0:

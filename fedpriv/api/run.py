@@ -62,7 +62,9 @@ def insert_own_data(
     """Return a scenario whose [data] and [model] name these records and this module.
 
     Records and module are registered in this process under names made of their digests, so that a resumed run
-    recognises them.  [federation] may be adapted to the number of records and sites.  `tree` is not changed.
+    recognises them.  `federation.samples` becomes the number of training records, unless another scenario than
+    own-data sets samples, batch, batches or clients.  Then add-ons may adapt the scenario, such as to silos that
+    are the sites.  `tree` is not changed.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -85,12 +87,12 @@ def insert_own_data(
         return _insert_frame(completed, train, test, model)
     if (train is None) != (test is None):
         raise InputError("train and test: give both; a model is evaluated on records that it was not trained on")
-    make_loss_choice(loss, real=False)
+    make_loss_choice(loss, real=False)  # refuses an unknown loss before records are read
     if train is None or test is None:
         if model is not None:
             raise InputError("model: a module is given with train and test; a scenario's data has models by name")
         return completed
-    # Records, under the digest of their values.
+    # Records, under the digest of their values.  Data sets in a list, one for each silo, are joined.
     if isinstance(train, list) or sites is not None:
         *splits, split_sites = load_add_on_part("own records", "parts")(train, test, sites, fields)
     else:
@@ -161,6 +163,7 @@ def _describe_loss(loss: LossArgument) -> str:
     """Describe a loss as text for the digest that names a module.
 
     A function is described by its code, its defaults and the values that it closes over, any other loss by `str`.
+    Without a loss the text is "squared", also for classes, whose default is the cross-entropy.
     """
     if loss is None:
         return "squared"
@@ -204,6 +207,7 @@ def run(
     """Run every cell of a scenario, as `fedpriv run` does, and return the results.
 
     A cell is one run: a value of each swept key and a seed.  Results are written into a folder as cells finish.
+    `RunResults.findings`, such as a model no better than a constant, are also issued as warnings.
 
     Args:
         scenario: Name of a shipped scenario, a file, or a scenario as nested dictionaries.

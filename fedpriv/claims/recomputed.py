@@ -105,6 +105,7 @@ def recompute_plans(
     Raises:
         InputError: If the run cannot be planned, or `releases` have a first step and the scenario has none.
     """
+    # A first step that was taken elsewhere has no plan: `RunPlans.releases` adds it.
     plans = {ROUNDS_PART: make_plan(cell, objective, for_release=True)}
     if any(release.get("step") == FIRST_STEP and release["owner"] != EXTERNAL_PARTY for release in releases):
         plans[FIRST_STEP] = plan_first_step(first_step_before(cell))
@@ -206,7 +207,7 @@ def shapes_to_data(layout: FeatureLayout, classes: int) -> dict[str, Any]:
 
 
 def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
-    """Make the objective of a cell's model for records of these shapes.
+    """Make the objective of a cell's model for silos' data of these shapes.
 
     For a table the shapes follow from its schema, and `shapes` are only checked.
 
@@ -215,12 +216,13 @@ def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
     Args:
         cell: Cell with the model and the data section.
         shapes: Shapes as `shapes_to_data` returns them: `width`, the number of features; `inputs`, pairs of a
-            shape and a kind of values; `labels`, the shape of one record's labels; `classes`, or 0 for labels that
-            are numbers.  At most 64 sizes of at most 2^31 are accepted, since the shapes may come from anybody.
+            shape and a kind of values; `labels`, the shape of the labels of one row; `classes`, or 0 for labels
+            that are numbers.  At most 64 sizes of at most 2^31 are accepted, since the shapes may come from
+            anybody.
 
     Raises:
-        InputError: If the model runs code outside fedpriv or does not take these records, or sizes of `shapes` are
-            not those of records.
+        InputError: If the model runs code outside fedpriv or does not take such data, or sizes of `shapes` are out
+            of their range.
         KeyError, TypeError or ValueError: If `shapes` have another form.
     """
     if cell.model.import_paths:

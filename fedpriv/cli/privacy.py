@@ -174,7 +174,8 @@ def _print_amplified(
 ) -> None:
     """Print the noise that mechanisms need for one guarantee if participation is secret.
 
-    The guarantee is the (ε, δ) that μ-Gaussian DP gives at δ.
+    The guarantee is the (ε, δ) that μ-Gaussian DP gives at δ.  Errors of the noise in running sums, the memory and
+    the sensitivity are printed, too.
 
     Args:
         setting: Setting with secret participation.
@@ -210,10 +211,10 @@ def _print_amplified(
 def _find_response(
     algorithm: str | None, settings: list[str], setting: "AccountingSetting"
 ) -> tuple["NoiseResponse", "Workload"]:
-    """Return the weights of running sums in the points where noise is compared, and the running sums.
+    """Return the weights of running sums in the vectors whose noise is compared, and the running sums.
 
-    Without an algorithm the points are the running sums themselves.  With one they are points such as its output
-    and its queries, which are weighted sums of its noisy running sums.
+    Without an algorithm these vectors are the running sums themselves.  With one they are vectors such as its
+    output and its queries, which are weighted sums of its noisy running sums.
 
     Args:
         algorithm: Name of a row of the table of algorithms, or None.
@@ -221,7 +222,7 @@ def _find_response(
         setting: Rounds, participation and clip norm.
 
     Returns:
-        Weights of the running sums in the points (response), and participation, decay and clip norms of the
+        Weights of the running sums in these vectors (response), and participation, decay and clip norms of the
         running sums (workload).
 
     Raises:
@@ -240,6 +241,7 @@ def _find_response(
     response, algorithm_workload = response_and_workload(
         algorithm_row, _parse_algorithm_settings(algorithm_row, settings), schedule
     )
+    # Clips for a clip norm of 1 become those of the setting, and the plain fixed order its participation.
     return response, dataclasses.replace(
         algorithm_workload, clips=setting.clip * algorithm_workload.clips, schedule=setting.workload.schedule
     )
@@ -368,8 +370,9 @@ def _entry_data(entry: "LedgerEntry") -> dict[str, Any]:
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     """Format one line of texts for each release stream of a cell, with its μ and the claim of the cell.
 
-    A stream without a μ has its ε at the cell's δ, and one without noise "∞".  Streams of evaluations come last,
-    with the claim on test records, which are other records.
+    A stream without a μ has its ε at the cell's δ, and one without noise "∞".  The name of a party is followed by
+    the part of the run if this is not the rounds.  Streams of evaluations come last, with the claim on test
+    records, which are other records.
     """
     from fedpriv.claims.claim import format_price
     from fedpriv.claims.ledger import ROUNDS

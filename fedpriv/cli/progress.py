@@ -85,9 +85,11 @@ def format_privacy(cell: Cell) -> str:
 def draw_sparkline(values: Sequence[float], width: int) -> str:
     """Draw the last `width` values as bars of eight heights, from the least to the largest of them.
 
+    Equal values are the lowest bars.
+
     Args:
         values: Finite numbers.
-        width: Most bars.  The result is "" for 0 or less.
+        width: Largest number of bars.  The result is "" for 0 or less.
     """
     recent_values = values[-width:] if width > 0 else []
     if not recent_values:
@@ -177,7 +179,7 @@ class Progress(RunObserver):
             place: Number of the cell.
             finished: Outcome of the cell, with the rounds that each silo missed.
         """
-        # Absences of a simulation are in its scenario.
+        # A deployment's noise is "release".  Absences of a simulation follow from its scenario.
         missed_rounds = finished.missed if finished.noise == "release" else {}
         for silo, rounds in missed_rounds.items():  # reported even with --quiet
             sys.stderr.write(

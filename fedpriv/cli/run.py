@@ -164,8 +164,9 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
 def run_scenario(path: Path, options: RunOptions, display_options: DisplayOptions) -> None:
     """Run a scenario's missing cells, write the table of results, and show the results.
 
-    With --quiet stdout has the folder of the results alone, and with --json the run's events as lines of JSON.  An
-    interrupt or SIGTERM during the run ends the process with exit code 130, and finished cells stay stored.
+    With --quiet stdout has the folder of the results alone, and with --json the run's events as lines of JSON.
+    With --watch the report page is also written into the folder.  An interrupt or SIGTERM during the run ends the
+    process with exit code 130, and finished cells stay stored.
 
     Args:
         path: Scenario file, or name of a shipped scenario.
@@ -196,6 +197,7 @@ def run_scenario(path: Path, options: RunOptions, display_options: DisplayOption
         with _serve_live_page(observers) if display_options.watch else nullcontext():
             folder = run_sweep(scenario, options, observers, rerun)
     except RunError:
+        # A failed cell of such an engine continues from its last round, so that the display says how to resume.
         if find_engine_row(options.engine).can_resume_cells:
             display.stopped(rerun)
         raise

@@ -84,7 +84,7 @@ class Workspace:
         """
         radius, angle, rotated = self._radius, self._angle, self._rotated
         width = self._radius_bits.dtype.itemsize * 8
-        # A radius loses its sign and gains half a unit, so that log(0) is impossible and the tail is precise.
+        # A radius's integer loses its sign bit and gains 1/2, so that log(0) cannot occur and the tail is precise.
         np.bitwise_and(self._radius_bits, 2 ** (width - 1) - 1, out=self._radius_bits)
         np.copyto(radius, self._radius_bits, casting="unsafe")
         radius += 0.5
@@ -323,6 +323,9 @@ class KeyedNormal:
     def _chunks(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
         """Divide the pairs of normals of a vector into pieces that are drawn one after another.
 
+        If all vectors have no more than `MAX_VALUES_PER_DRAW` values together, there is one piece.  Other pieces
+        have whole blocks, and about this number of values in all vectors.
+
         Args:
             count: Number of vectors that are drawn together, 1 or more.
             size: Number of values of a vector.
@@ -364,6 +367,7 @@ class KeyedNormal:
             raise ValueError(f"node {max_node} or vector length {2 * half} is outside what one stream can number")
         workspace = self._find_workspace(len(streams), cosines.shape[1], (half + start) % per_block)
         workspace.counters[:, :, 0] = streams[:, None]
+        # The lower half of a counter is 2^32 · node + block.  If each stream has its node, it is added below.
         base = max_node * _UINT32_RANGE if nodes is None else 0
         workspace.set_counters(base + start // per_block, base + (half + start) // per_block)
         if nodes is not None:

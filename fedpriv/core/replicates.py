@@ -84,8 +84,9 @@ def stack_signature(component: Any) -> Any:
     """Return the data of a component that must be equal in all components that are stacked.
 
     A component is an estimator, a mechanism or an optimizer, or a value in one.  The signature of a dataclass is
-    its type and those of its fields, without `PER_REPLICATE` fields, and with the value of a `SHARED` field.
-    Floats may differ, so that the signature of a float is its type.  Any other value is its own signature.
+    its type and the signatures of its fields.  A `SHARED` field counts with its value, and a `PER_REPLICATE` field
+    does not count.  Floats may differ, so that the signature of a float is its type.  Any other value is its own
+    signature.
     """
     if isinstance(component, float):
         return float
@@ -103,8 +104,9 @@ def stack_signature(component: Any) -> Any:
 def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
     """Return one component for R components that differ only in floats and in entries for each replicate.
 
-    A float that is equal in all of them stays a float, and other floats become a column (R, 1).  Tuples in
-    `PER_REPLICATE` fields are concatenated.  All else is taken from the first component.
+    Dataclasses are stacked field by field.  A float that is equal in all of them stays a float, and other floats
+    become a column (R, 1).  Tuples in `PER_REPLICATE` fields are concatenated.  All else is taken from the first
+    component.
 
     Args:
         components: One component for each replicate, R of them, with equal `stack_signature`.

@@ -146,6 +146,7 @@ def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519
         raise InputError(f"signed for {signer} by another key than the one that you trust as {signer}'s")
     try:
         raw = bytes.fromhex(str(signature_data["signature"]))
+        # Capitals or spaces would be another spelling of the same signature.
         if raw.hex() != signature_data["signature"]:
             raise ValueError
         trusted.verify(raw, _signed_bytes(says, value))

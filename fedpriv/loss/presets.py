@@ -112,7 +112,7 @@ def lora(
         layer.lora_a = nn.Parameter(initial.to(layer.weight))
         layer.lora_b = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
         layer.scale = 1.0 if alpha is None else alpha / rank
-    for parent in copied.modules():  # torch's fast paths use a layer's weight without its forward
+    for parent in copied.modules():  # off: torch's fast paths use a layer's weight without its forward
         if isinstance(parent, nn.TransformerEncoderLayer):
             parent.activation_relu_or_gelu = 0
         elif isinstance(parent, nn.TransformerEncoder):

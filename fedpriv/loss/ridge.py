@@ -122,6 +122,7 @@ class RidgeStatistics(Deterministic):
             vectors, clipping = self._clip_increments(
                 query, Batch(chunk, weights[..., start : start + chunk_size]), clip
             )
+            # Increments that cannot be represented, such as infinite ones, count as zero.
             total = total + (clipping.factor.unsqueeze(-2) @ clipping.zero_unrepresentable(vectors)).squeeze(-2)
             clipped = clipped + clipping.clipped_count
         return Increment(total, clipped)

@@ -273,6 +273,7 @@ class ScoreView(EvaluationView):
             for name in self.scores
             if not self.silos or SCORES[name].why_undefined(records.labels) is None
         }
+        # Labels may be scaled.  The mean absolute error alone is in their unit, and is put into the target's own.
         if "test_mae" in score_metrics:
             score_metrics["test_mae"] = score_metrics["test_mae"] * self.label_unit
         return evaluation._replace(metrics={**evaluation.metrics, **score_metrics})

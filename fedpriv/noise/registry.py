@@ -54,7 +54,8 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
     These are checked:
 
     * B, measured from `noise`, is lower-triangular, with a diagonal above 0 and of at least `fresh_std`.
-    * A state holds at most `memory_vectors` vectors.
+    * A round takes one fresh vector, and a state holds at most `memory_vectors` vectors.
+    * `movement` and `assumption` are None, so that the privacy is stated for any queries and any loss.
     * `certified` and `attained_sensitivity` are at least the sensitivity of C = B^-1 A, or a bound of it where the
       sensitivity is not known exactly.
 
@@ -68,7 +69,8 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
         workload: Running sums, with public participation and at most 2,000 rounds.
 
     Raises:
-        InputError: A claim is wrong, or cannot be measured.
+        InputError: A claim is wrong or cannot be measured, or the workload has secret participation or too many
+            rounds.
     """
     name = f"mechanism {mechanism.name!r}"
     if getattr(workload.schedule, "secret", False):

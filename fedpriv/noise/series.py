@@ -424,6 +424,7 @@ def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
             gain *= zero_gap / pole_gap
         if gain != 0.0:
             modes.append(Mode(pole, gain))
+    # All gains add up to B's coefficient of x, which is Σ φ - Σ θ for decay 0.
     if poles.count(0.0) == 2:
         modes.append(Mode(0.0, sum(phi) - sum(theta) - sum(mode.gain for mode in modes)))
     return tuple(modes)

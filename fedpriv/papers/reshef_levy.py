@@ -212,7 +212,7 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
     """Return the scenario's η, or by default the paper's min{D / (σ_mean √(T d)), 1/(4 L T)}.
 
     σ_mean is the standard deviation of the released noise in the mean over silos, as a root mean square over the
-    rounds.  Without noise η = 1/(4 L T).
+    rounds.  Without noise η = 1/(4 L T).  L = 0 sets no limit: 1/(4 L T) then counts as infinite.
 
     Args:
         settings: Keys of the row, with D and the step, which is η itself if it is a number.

@@ -128,7 +128,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
         """
         self.check_round(t)
         count = self.batches_per_silo * batch
-        # Sorted by row, each round stands beside the row's next one, after the zeros.
+        # After the sort, a row has its zeros first, and then each round beside the next one.
         rounds = np.sort(self.rounds_of(count, silo, randomness()), axis=1)
         earlier, later = rounds[:, :-1], rounds[:, 1:]
         if (
@@ -288,8 +288,8 @@ def add_participation(kind: type[DrawnOrder]) -> None:
             letters, digits and dashes.
 
     Raises:
-        InputError: The class is not of this form, has the name of a participation of fedpriv, or overrides a
-            member that the charge rests on.
+        InputError: The class is no subclass of `DrawnOrder`, has no such name or no title, has the name of a
+            participation of fedpriv, or overrides a member that the charge rests on.
     """
     if DrawnOrder not in getattr(kind, "__mro__", ()) or kind is DrawnOrder:
         raise InputError(
@@ -345,7 +345,8 @@ def find_sampling_class(name: str) -> type[Participation]:
 def make_participation(name: str, order: Participation, keys: ParticipationKeys) -> Participation:
     """Build the participation called `name` from the declared order.
 
-    A user's participation also has to survive being written as data and read back, as a ledger does with it.
+    A user's class has to build an object of itself, with as many rounds and rounds per epoch as the order.  The
+    object has to survive being written as data and read back, as a ledger does with it.
 
     Args:
         name: Name of `federation.sampling`.

@@ -365,11 +365,12 @@ def parse_tuning(section: Any, source: str) -> Tuning | None:
         The section, or None without it.
 
     Raises:
-        InputError: The section is malformed.
+        InputError: The section is malformed, or has a mean or an η that is out of its range.
     """
     if section is None:
         return None
     tuning = validate_section(Tuning, section, source, "tuned")
+    # The property raises an error for a mean or an η that its distribution cannot have.
     try:
         _ = tuning.run_count_distribution
     except InputError as error:

@@ -53,7 +53,8 @@ def check_absences(federation: FederationSection, key: str | None, trust: Trust)
         trust: Trust setting.
 
     Raises:
-        ValueError: The trust setting needs all silos, or `away` names a silo or a round that does not exist.
+        ValueError: The trust setting needs all silos, or `away` names a silo that does not exist, or a round above
+            `rounds`, if this is given.
     """
     if key is None:
         return
@@ -317,7 +318,10 @@ class Cell(Section):
 
     @property
     def absence_key(self) -> str | None:
-        """Key by which a run continues without silos that do not reply, or None if the run ends there."""
+        """Key by which a run continues without silos that do not reply, or None if the run ends there.
+
+        The text is for messages, and may have the value of the key.  Of several such keys the first counts.
+        """
         if self.deployment.missing == "continue":
             return 'deployment.missing = "continue"'
         if self.federation.drop_out:

@@ -199,6 +199,7 @@ def bind_rows(
         entry = chain.opening_entry(run_id, cell, mu, slack, new_seal).digest
         update = "UPDATE runs SET mu = ?, seal = ?, entry = ? WHERE run_id = ?"
         database.execute(update, (mu, new_seal, entry, run_id))
+    # Keys and states were checked before.
     entries, heads = _collect_entries(database, keyless=True)
     header = read_header(database)
     head = chain.first_head(header.original_name, fingerprint)

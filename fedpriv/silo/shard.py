@@ -375,6 +375,7 @@ class ShardViews:
             InputError: If the model does not take records of this shape, or these records do not name the units.
         """
         shard, persons = self._shard, self._shard.persons
+        # Refuses a unit that the records do not name.
         shard.unit_count(cell.privacy.protected_unit)
         image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
         cells = None if shard.cells is None else np.zeros_like(shard.cells[:1])

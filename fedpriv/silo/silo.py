@@ -353,6 +353,7 @@ _ALIGNMENT = 8
 def pack_state(state: RoundState) -> bytes:
     """Pack a state as the ledger stores it.
 
+    The header has the last answered round, the number of vectors of each kind, and the length of the query chain.
     The layout is the header, the query chain and a byte for the type of every vector, together padded to 8 bytes,
     then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.
     """

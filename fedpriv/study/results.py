@@ -119,7 +119,8 @@ class RunFolder(RunObserver):
         """Open a results folder, and load its finished cells if the run is resumed.
 
         Seeds that a resumed run did not have form a batch of their own.  If some cells of a group are missing, the
-        whole group is computed again, because a smaller group may round otherwise.
+        whole group is computed again, because a smaller group may round otherwise.  Evaluations of unfinished
+        cells are removed from history.jsonl, and results.json is written.
 
         Guarantee: statements on all cells of the folder together count the cells of every invocation, since a
         resumed run keeps its seeds and its [tuned]: a scenario without one of the seeds, or with another [tuned]
@@ -184,6 +185,9 @@ class RunFolder(RunObserver):
 
     def finished(self, place: int, finished: CellOutcome) -> None:
         """Store the outcome of a cell, so that a run which is killed afterwards keeps it.
+
+        The record goes to cells.jsonl at once.  results.json is written after the last cell, and otherwise if the
+        last time was more than a second ago.
 
         Args:
             place: Number of the cell in the folder.

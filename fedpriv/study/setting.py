@@ -256,6 +256,7 @@ class AccountingSetting:
         if isinstance(order, MinSeparation):
             return GaussianDP(1.0 / multiplier)
         sums = self._running_sums(mechanism)
+        # `guarantee` is for the noise of a single stream, which is the multiplier times the displacement.
         return order.guarantee(sums, multiplier * sums.displacement(order.distance(sums)))
 
     def compare_mechanisms(self, mu: float, delta: float = DEFAULT_DELTA) -> dict[str, MechanismCost]:
@@ -272,8 +273,8 @@ class AccountingSetting:
         """Yield mechanisms that every secret participation amplifies, as (name, setting, mechanism).
 
         For decay 0 this is independent noise.  Otherwise it is banded noise with k bands, for k public groups of
-        records, between which rounds alternate.  k is `groups`, or several divisors of an epoch's rounds if
-        `groups` is 1.
+        records, between which rounds alternate.  k is `groups`, or each of the eight smallest divisors of an
+        epoch's rounds if `groups` is 1.
         """
         if self.decay == 0.0:
             yield IndependentGaussian.name, self, IndependentGaussian()
@@ -401,7 +402,9 @@ def tabulate_mechanisms(
 def _mechanisms_by_name(workload: Workload, candidates: list[MechanismCandidate]) -> dict[str, Mechanism]:
     """Return the mechanisms of a table by name, the fitted `candidates` last.
 
-    Above 4,096 rounds T, mechanisms without a fit that keep T vectors or more are left out.
+    Above 4,096 rounds T, mechanisms without a fit that keep T vectors or more are left out.  So is a fitted
+    mechanism that equals an earlier one.  If the name of a fitted one is taken, its number of vectors is added to
+    it.
     """
     mechanism_by_name = {
         name: mechanism

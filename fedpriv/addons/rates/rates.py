@@ -59,7 +59,8 @@ def gradient_figure() -> RateFigure:
     """Return gradients against |S| for DP-μ²-FL and for Appendix F, at ε = 1, 8 and that of ρ = 4.
 
     M is 10, and the paper's ρ is the μ of Gaussian DP.  Lines of Appendix F are fitted from 10^5 records on, since
-    the exponent 3/2 holds for many records only.  A table has multiples of DP-μ²-FL's gradients at |S| = 60,000.
+    the exponent 3/2 holds for many records only.  A table has the gradients of Appendix F as multiples of those of
+    DP-μ²-FL, for |S| = 60,000 and M = 1, 10 and 100.
     """
     sizes = log_space(1e3, 1e7)
     epsilons = {"1": 1.0, "8": 8.0, "24.4 (ρ = 4)": epsilon_of(4.0, _DELTA)}
@@ -170,8 +171,8 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
     t + 1 has binary ones, each with the noise σ = √(levels of the tree) / (B μ).
 
     With η_t = t + 1 for t = 0 … T-1 and η_{0:t} = η_0 + … + η_t, both bounds are Σ_t η_{0:t} (term of round t),
-    plus a multiple of β R², over η_{0:T-1}.  The terms have ‖b_t‖ = √(d · nodes) σ/β of the noise, and
-    q_t = 2 √(3 η_t ln(6 T/γ)/B) of the sampling.  docs/errata.md has the differences between the printed versions
+    plus a multiple of β R², over η_{0:T-1}.  In the terms ‖b_t‖ = √(d · nodes) σ/β stands for the noise, and
+    q_t = 2 √(3 η_t ln(6 T/γ)/B) for the sampling.  docs/errata.md has the differences between the printed versions
     and the proofs.
 
     Args:
@@ -188,6 +189,7 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
     nodes = np.array([number.bit_count() for number in range(1, setting.rounds + 1)])
     noise = np.sqrt(setting.dimension * nodes) * _CLIP * math.sqrt(levels) / (batch * setting.mu) / _BETA
     sampling = 2.0 * _CLIP * np.sqrt(3.0 * eta * math.log(6.0 * setting.rounds / _FAILURE)) / math.sqrt(batch)
+    # Factors of the terms in which the printed versions and the proofs differ.
     first = {"as printed": sampling / (eta * _BETA), "by its proof": sampling / eta}
     lost = {"as printed": 1.0, "by its proof": noise}
     divided = {"as printed": 1.0, "by its proof": weights}

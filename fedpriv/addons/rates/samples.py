@@ -45,8 +45,8 @@ def print_samples(request: SamplesRequest, as_json: bool) -> None:
             reach is null there.
 
     Raises:
-        InputError: A number is out of its range, which is 1 to 10^12 for a dimension, and 10^-6 to 10^6 for others
-            but δ.
+        InputError: A number is out of its range: 1 to 10^12 for a dimension, 0 to 1 without its ends for δ, and
+            10^-6 to 10^6 for the others.
     """
     public = {
         "target": [request.target],

@@ -154,7 +154,8 @@ def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
 def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Size:
     """Collect the sweep points that have finished cells and these values of the `fixed` keys.
 
-    The target is NaN without a factor or without points.
+    The target follows from the dimension and ε of a point's first cell.  The last point counts if points differ in
+    them.  The target is NaN without a factor or without points.
 
     Args:
         results: Results of the run.
@@ -201,7 +202,8 @@ def _interpolate(size: Size, seeds: Sequence[int]) -> Value:
     """Return the interpolated number of rounds at which the mean metric reaches the target.
 
     A number of rounds counts with its best point, which has the smallest mean.  The interpolation is that of this
-    module's formula, with T_k and T_{k-1} as `after` and `before`.
+    module's formula, with T_k and T_{k-1} as `after` and `before`.  The result is T_k itself if T_k is the sweep's
+    least number of rounds, or if a logarithm of the formula does not exist.
 
     Args:
         size: Points at one n, and their target.
@@ -249,7 +251,7 @@ def scaling_table(results: Results) -> TextTable:
     """Return the table of a run's [scaling]: a row for each value of `by`, and a column for each n.
 
     The last columns have the fitted exponent, its interval over draws of the seeds, and the exponent of the
-    theory.
+    theory.  With `smallest` there is also the exponent of the gradient evaluations.
 
     Raises:
         InputError: A key of the section is not swept.
@@ -344,6 +346,7 @@ def _fitted_line(line: ScalingLine, look: Look) -> list[Series]:
     fitted = [Mark(x, float(centre_y * (x / centre_x) ** line.fit.exponent)) for x in ends]
     series = [Series(f"{line.name}: exponent {line.fit.text(3)}", look, fitted, dots=False)]
     if line.theory is not None:
+        # The triangle begins a fifth below the fitted line, and its right angle lies below its sloping side.
         low_x, high_x, low = ends[1] / 3.0, ends[1], 0.8 * fitted[1].y * 3.0**-line.fit.exponent
         end = low * 3.0**line.theory
         corners = [(low_x, low), (high_x, low) if end > low else (low_x, end), (high_x, end), (low_x, low)]

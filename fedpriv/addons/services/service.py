@@ -181,7 +181,10 @@ def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
 
 
 def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
-    """Answer requests to the socket with the health of the service, one after another."""
+    """Answer requests to the socket with the health of the service, one after another.
+
+    A request may have any content.  The loop ends when the socket is closed.
+    """
     while listener.fileno() >= 0:
         with suppress(OSError, ValueError, RecursionError):  # a stranger may send anything
             connection, _ = listener.accept()

@@ -1,9 +1,9 @@
 """AUC, sensitivity, specificity and calibration of a noisy table of class by score bin.
 
-The input is y = C c + noise for each class, where c (bins,) are the class's counts by bin, C is the square root of
-prefix sums, and the noise has the same standard deviation in all coordinates.  The estimated counts C^-1 y of
-classes 1 and 0 are p and n, and their sums are P and N.  W_ij is 1 where bin i lies above bin j, 1/2 for i = j,
-and else 0.
+The input is y = C c + noise for each class, where c (bins,) are the class's counts by bin, C is the matrix whose
+square takes prefix sums, and the noise has the same standard deviation in all coordinates.  The estimated counts
+C^-1 y of classes 1 and 0 are p and n, and their sums are P and N.  W_ij is 1 where bin i lies above bin j, 1/2 for
+i = j, and else 0.
 
 | figure | estimate |
 |---|---|
@@ -116,6 +116,7 @@ class TwoClassTable:
         noise = self.std**2 * float(((gradient @ self.zeros) ** 2).sum() + ((self.ones @ gradient) ** 2).sum())
         delong = float(p @ (above @ n / zero_count - value) ** 2) / one_count**2
         delong += float(n @ (p @ above / one_count - value) ** 2) / zero_count**2
+        # At 0 and 1 Hanley & McNeil's variance would be 0.
         bounded_value = min(max(value, 0.5 / one_count), 1.0 - 0.5 / one_count)
         sampling_variance = max(delong, _hanley_mcneil_variance(bounded_value, one_count, zero_count))
         tied_fraction = max(0.0, 0.5 * float(p @ n) / pairs)
@@ -124,7 +125,8 @@ class TwoClassTable:
     def _share_on_side(self, released: Floats, *, above: bool) -> tuple[float, float]:
         """Return the share of a class on one side of the threshold, and the variance of that share.
 
-        The variance is that of the noise to first order, plus the binomial one of sampling.
+        The variance is that of the noise to first order, plus the binomial one of sampling, for the share after
+        the adjustment of Agresti & Coull (two more records on each side).
 
         Args:
             released: y of the class, (bins,).
@@ -160,7 +162,8 @@ class TwoClassTable:
         """Return the mean score and the observed share of class 1 in each merged bin.
 
         The mean score is the observed share minus D_b/m_b, and both are cut to 0 … 1.  The variance for the
-        interval of the share is that of the noise in D_b/m_b plus the binomial one of sampling.
+        interval of the share is that of the noise in D_b/m_b plus the binomial one of sampling, for the share
+        after the adjustment of Agresti & Coull.
         """
         reliability_bins = []
         for rows in self._merge_bins():

@@ -101,11 +101,13 @@ def cache_key(cell: Cell) -> str | None:
     """Return the key of a cell's references, or None if the records have no source that identifies them.
 
     The key digests the source of the records, and the settings by which silos have them and fit local models, such
-    as partition, seed and model.  Settings of the training, such as clip norm and step, are not in it.
+    as partition, seed and model.  Settings of the federation's training, such as clip norm and step, are not in
+    it.
     """
     if (source := _data_source(cell.data.name)) is None:
         return None
     tree = cell.canonical_data()
+    # A local model reads spared records, too, and belongs to one `split`, whatever the number of `splits` is.
     data = {key: value for key, value in tree["data"].items() if key not in ("splits", "spared")}
     privacy = {key: tree["privacy"].get(key) for key in ("unit", "records", "shared")}
     sizes = [cell.schedule.batches_per_silo * batch for batch in cell.batch_sizes]
@@ -280,7 +282,7 @@ def find_references(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, Referen
             unit = [dict(scenario.get("privacy", {})).get(key) for key in ("unit", "records", "shared")]
             other_keys = [scenario.get(key) for key in ("seed", "data", "model", "federation")]
             identity = json.dumps([algorithm, unit, other_keys])
-        except (TypeError, ValueError):  # written by hand
+        except (TypeError, ValueError):  # a scenario of another form, which fedpriv did not write
             continue
         if identity not in cached_references:
             cached_references[identity] = _references_of_scenario(scenario)
@@ -304,10 +306,10 @@ LOCAL_MODELS_TITLE = "each silo alone, nothing released"
 def _local_models_text(
     results: Results, references_by_index: Mapping[int, References], metric: Metric, fixed: Mapping[str, Any]
 ) -> str:
-    """Return the metric of the local models at the points with the keys `fixed`, or "" if none is cached.
+    """Return the local models' metric at the points with the values `fixed`, or "" if none is cached.
 
-    A point has the mean over its seeds.  The text is a range if points have different values.  It is "" for a
-    metric other than that of the references.
+    A point has the mean over its seeds, and a seed the mean over its silos.  The text is a range if points have
+    different values.  It is "" for a metric other than that of the references.
 
     Args:
         results: Results of the run.

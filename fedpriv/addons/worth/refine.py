@@ -83,7 +83,8 @@ class RefinedScores:
 def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeData:
     """Load the silo's records, with persons as units if the shard and the held-out file name persons.
 
-    A shard is the file of the silo's records.  Records of a unit are in one fold when models are judged on folds.
+    Otherwise records are the units.  A shard is the file of the silo's records.  Records of a unit are in one fold
+    when models are judged on folds.
 
     Args:
         policy: The silo's policy, which names its shard.
@@ -202,6 +203,8 @@ def compare_models(home: HomeData, released: Floats) -> RefinedScores:
 def measure_learning_curve(home: HomeData) -> list[tuple[int, float, float]]:
     """Fit local models to about a quarter, a half and all of the units, in a public random order.
 
+    A unit is a record, or all records of a person if the files name persons.
+
     Returns:
         For each model the number of training records, the score on the test records, and the balanced score, which
         for classes is the mean of the accuracies at each class.
@@ -262,7 +265,8 @@ def print_refined(
 ) -> None:
     """Print a silo's scores of its local, released, recalibrated and personal models, and of a constant.
 
-    With `only_curve` scores of local models that are fitted to parts of the records are printed instead.
+    With `only_curve` scores of local models that are fitted to parts of the records are printed instead.  The
+    model and the data of the scenario are those of its first sweep point.
 
     Args:
         policy: Policy of the silo, which names the records.

@@ -122,7 +122,8 @@ class Presence:
     def _note_silo(self, headers: Headers, arrival_time: float, *, is_admitted: bool) -> None:
         """Record a silo's admitted request, or the refusal of a signed request with a wrong clock.
 
-        Flower has verified the signature of an admitted request, and a refused one is verified here.
+        Flower has verified the signature of an admitted request, and a refused one is verified here.  A request
+        that was refused with a tolerated clock changes nothing.
 
         Args:
             headers: Headers with the key, the time of the signature, and the signature.
@@ -155,6 +156,7 @@ class Presence:
             signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
             public_key.verify(signature, timestamp.encode(), ec.ECDSA(hashes.SHA256()))
             silo.update(refused=arrival_time, ahead=ahead)
+        # The file has the refused silos, so that it changes if this silo becomes one of them or ceases to be one.
         if was_refused != ("refused" in silo):
             self._write_refusals()
 
@@ -192,7 +194,10 @@ class RunReport(NamedTuple):
 
 
 def read_report(folder: str) -> RunReport:
-    """Read the reports in the folder of a run.  A missing or damaged report counts as none."""
+    """Read the reports in the folder of a run.
+
+    A missing or damaged report counts as none.  If `folder` is "", all are missing.
+    """
 
     def read(name: str, convert: Callable[[str], Any], fallback: object) -> Any:
         try:
@@ -265,12 +270,14 @@ class RunHistory:
     def update(self, runs: Iterable[Any]) -> None:
         """Record these runs, as Flower lists them, log their changes, and write the file if any changed.
 
+        The file is also written if it is gone.  Runs that were recorded as over are not logged again.
         Flower's details of runs are not written.  A failure to write, such as by a full disk, is ignored.
         """
         last_runs, current_runs, now = self.runs(), [_run_data(run) for run in runs], time.monotonic()
         for data in current_runs:
             if not RunStatus(self._runs.get(data["run"], data | {"state": ""})["state"]).is_over:
                 self._log_changes(data, now)
+        # Times since which runs wait for their server (`why_stuck`).
         self._start_times = {
             data["run"]: self._start_times.get(data["run"], now)
             for data in current_runs
@@ -306,6 +313,7 @@ class RunHistory:
             if is_due:
                 level = logging.WARNING if is_warning else logging.INFO
                 _log.log(level, "%s", message, extra=log_fields(run, report.rounds, event))
+        # Until rounds are logged again, the last logged number of rounds and its time stay.
         self._reports[run] = (
             (report, now) if is_round_due else (last_report._replace(silos=report.silos), last_time)
         )

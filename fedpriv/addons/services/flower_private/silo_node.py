@@ -145,6 +145,7 @@ class FleetClient:
                     reason = describe_clock_error(response.headers.get("date"), time.time()) or _UNKNOWN_NODE
                     write_heartbeat(SUPERNODE, reason)
                     raise LostError(reason) from None
+                # From 502 on, as a proxy answers for it, the SuperLink counts as away.
                 if response.status_code < 502 or time.monotonic() > deadline:
                     raise
             except httpx.HTTPError as error:
@@ -261,6 +262,7 @@ class SiloNode:
         query = inflate_object_from_contents(tree.object_id, contents)
         if not isinstance(query, Message):
             raise TypeError(f"it is a {type(query).__name__}")
+        # A message has the id of its object, to which the reply refers.
         query.metadata.__dict__["_message_id"] = tree.object_id
         self._send_reply(run, self._call_app(run, query), start_time)
         self._fleet.ask(CONFIRM_MESSAGE, node=self._node_field, run_id=run, message_object_id=tree.object_id)
@@ -330,7 +332,7 @@ class SiloNode:
         if reply.has_error():
             message.error.code, message.error.reason = reply.error.code, reply.error.reason
         else:
-            message.content.SetInParent()
+            message.content.SetInParent()  # an empty content, whose objects are sent below
         answer = self._fleet.ask(
             PUSH_MESSAGES,
             node=self._node_field,
@@ -363,8 +365,8 @@ def _add_objects(tree: Any, value: InflatableObject, contents: dict[str, bytes])
 def read_configuration(bundle: bytes) -> dict[str, Any] | None:
     """Return the run configuration in a bundle by dotted keys, or None for another app or a broken bundle.
 
-    A bundle has the configuration in its pyproject.toml.  If this file has more than 1 MiB, the bundle counts as
-    broken.
+    A bundle has the configuration in its pyproject.toml.  If this file has more than 1 MiB, or is compressed by
+    another method than deflate, the bundle counts as broken.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
