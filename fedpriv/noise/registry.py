@@ -265,8 +265,8 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
         options: Options of the scenario.
 
     Raises:
-        InputError: No mechanism has this name, it cannot be chosen, its numbers are missing or do not fit, or
-            options of another mechanism are given.
+        InputError: No mechanism has this name, it cannot be chosen, its numbers are missing or do not fit, or keys
+            of buffered or scheduled noise are given for another mechanism.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder

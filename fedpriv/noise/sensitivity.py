@@ -56,7 +56,7 @@ def record_squared_norms(
     if workload.public_order.single_pass:  # in phases too, whose empty rounds only add positions without records
         return single_squares
     rounds_per_epoch = min(workload.public_order.rounds_per_epoch, workload.rounds)
-    # No period holds a record twice.
+    # In this case no period has a record twice, so that no columns of a record overlap.
     if rounds_per_epoch >= workload.rounds_per_period:
         sums = np.bincount(np.arange(workload.rounds) % rounds_per_epoch, single_squares, rounds_per_epoch)
         return np.asarray(sums, np.float64)

@@ -1,8 +1,9 @@
 """Tables of participations, and rounds that are drawn for every record without secrecy.
 
 The tables map names to classes.  `DrawnOrder` is the base class of distributions of rounds that users add, and of
-clients that come by themselves (`ClientAvailability`).  It accounts for both as for any rounds that keep a
-distance.  A batch is a fixed number of rows, and sampling randomness is random bits that follow from a key.
+clients that come by themselves (`ClientAvailability`).  It accounts for both as for any rounds of a record that
+lie a smallest distance or more apart.  A batch is a fixed number of rows, and sampling randomness is random bits
+that follow from a key.
 """
 
 import dataclasses

@@ -188,6 +188,7 @@ def compare_models(home: HomeData, released: Floats) -> RefinedScores:
         released: Released model, (d,).
     """
     objective, silo = home.objective, home.silo_records
+    # κ, the penalty of the local fit, is also that of the personal fit.
     local_point, kappa = fit_local_model(objective, silo, home.seed)
     model = fit_personal_model(objective, silo, released, home.seed, kappa, home.read_by_guard)
     local_score, released_score, recalibrated_score, personal_score = (
