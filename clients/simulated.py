@@ -105,7 +105,7 @@ class ContextStore:
     def load(self, silo: Silo) -> RoundState:
         """Load the state of a silo, or its initial state if none is stored.
 
-        A stored state is an object, or bytes after the Context was pickled.
+        A stored state is an object, or bytes after the Context was pickled or copied.
         """
         record = record_values(self._records).get(self._name)
         if record is None:
@@ -167,8 +167,9 @@ def evaluate(message: Message, context: Context) -> Message:
 def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
     """Answer one query with this silo, and store its next state.
 
-    If the silo refuses the query, the stored state stays as it was.  In an evaluation the query is a model, and t
-    the number of the evaluation.
+    The reply has the silo's release, masked if the run masks messages, and the numbers of records and of clipped
+    records.  If the silo refuses the query, the stored state stays as it was.  In an evaluation the query is a
+    model, and t the number of the evaluation.
     """
     t, query = read_int_field(message.content, "config", "t"), read_shared_tensor(message.content, "query")
     release, state = silo.answer(store.load(silo), t, query)
@@ -239,7 +240,9 @@ class SiloEndpoint(Protocol):
 def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[SiloEndpoint] = ()) -> ClientApp:
     """Make a ClientApp that passes queries of one run to `silos`, and its evaluations to `tests`.
 
-    The number of a node's silo is its "partition-id".
+    The number of a node's silo is its "partition-id".  The app also answers a server that asks for this number,
+    for the silo's agreement to the run, and for its public key.  Like those of guards, its releases come without
+    numbers of records.
 
     Args:
         silos: Silos for queries, in the order of their numbers.
@@ -257,7 +260,7 @@ def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[Sil
 
     @app.query("agreement")
     def agreement(message: Message, context: Context) -> Message:
-        return Message(RecordDict(), reply_to=message)  # An empty reply agrees.
+        return Message(RecordDict(), reply_to=message)  # An empty reply agrees to the run.
 
     @app.query("key")
     def key(message: Message, context: Context) -> Message:

@@ -199,7 +199,7 @@ class ServerAggregator:
         noisy, state = self._steps.add_noise(self._load_state(), t, total, SERVER, query)
         noisy = noisy.to(self._plan.stored_dtype)
         vector, self._state = self._steps.release(state, t, noisy, SERVER)
-        if self._plan.sends_round_sums:
+        if self._plan.sends_round_sums:  # then the server, not the silos, keeps the sums over rounds
             self._secret_state = pack_state(tuple(vector.numpy() for vector in state.accumulator))
         return ServerRelease(
             vector.to(self._dtype), JournalEntry(noisy.reshape(-1), state.query_chain), self._secret_state or b""
@@ -421,6 +421,7 @@ class ReleaseStrategy:
         )
         self._substitutes_messages = min_replies is not None or bool(absences)
         self._min_replies = min_replies
+        # A substitute message may need a silo's last message, and a run without them stores none.
         silos = len(plan.weights) if self._substitutes_messages else 0
         self._last_releases = (
             torch.zeros(silos, len(initial), dtype=initial.dtype) if stored_releases is None else stored_releases

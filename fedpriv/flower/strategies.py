@@ -260,7 +260,8 @@ class PrivateStrategy(FedAvg):
                 with 0 and `initial_arrays`, or None.
 
         Returns:
-            Flower's result, with the model and the metrics.
+            Flower's result, with the model and the metrics.  Its training metrics are the ε so far, after at most
+            20 rounds that are spread evenly.
 
         Raises:
             InputError: The strategy was started before, or the arrays, the number of rounds, the terms or
@@ -288,7 +289,7 @@ class PrivateStrategy(FedAvg):
         self._releases = NamedReleases(with_dtype(self.cell, layout.dtype), layout, initial, seeded=self._seeded)
         rounds = self._count_affordable_rounds(planned_rounds)
         self._accounted_rounds = evaluation_rounds(rounds, min(rounds, _MAX_REPORTS))
-        self._releases.nodes(grid, timeout)
+        self._releases.nodes(grid, timeout)  # round 0, which waits until the node of each silo has agreed
         result = super().start(grid, initial_arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
         _log.info("fedpriv: after %d of %d rounds: %s", rounds, planned_rounds, self.claim)
         return result

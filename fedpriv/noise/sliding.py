@@ -4,8 +4,9 @@ Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  N i
 their differences between epochs, and the residual r (the change of the gradient since the start of the epoch) have
 a binary tree each.  A window is the last N rounds up to t, or rounds 1 … t before round N.  G_t and Δ_t are the
 noise of the gradient tree and of the difference tree in this window, each the decayed sum of the noise of the
-nodes that make up the window.  A node is a pair (level, end): the 2^level rounds up to `end`.  w_t is the noise of
-the window's estimate, and p_t that of the prefix, rounds 1 … t:
+nodes that make up the window.  A node is a pair (level, end): the 2^level rounds up to `end`.  `decay` is that of
+the sums per round, and `mixing` the weight of a window's gradients against its estimate of one epoch before, which
+the differences carry on.  w_t is the noise of the window's estimate, and p_t that of the prefix, rounds 1 … t:
 
     w_t = G_t                                             before round 2N
     w_t = (1 - mixing) (w_{t-N} + Δ_t) + mixing G_t       from round 2N on
@@ -62,11 +63,11 @@ class SlidingDifferences(DifferenceTrees):
     words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, over sliding windows"
 
     def squared_norms(self, workload: Workload) -> NodeGroups:
-        """Add up each position's squared displacements over all used nodes, (N,) a group.
+        """Add up each position's squared displacements over all used nodes, (N,) for each group of nodes.
 
         A position is that of a record in every epoch of a fixed order, and its displacement of a node the distance
-        by which it can move the node.  Used nodes are those that make up the windows.  Nodes of gradients that end
-        up to round 2N are early, others late.
+        by which it can move the node.  Used nodes are those that make up the windows.  The groups are gradient
+        nodes that end up to round 2N (early), other gradient nodes (late), difference nodes and residual nodes.
 
         Args:
             workload: Workload with the clips and the fixed order.
@@ -121,6 +122,7 @@ class SlidingDifferences(DifferenceTrees):
             window[index] = (
                 retention**2 * (window[index_before] + difference[index]) + self.mixing**2 * gradient[index]
             )
+            # Covariance of decay^N p_{t-N} with w_t, by the part (1 - mixing) w_{t-N} of w_t.
             past_covariance = epoch_decay * retention * covariance[index_before]
             covariance[index] = past_covariance + window[index]
             prefix[index] = epoch_decay**2 * prefix[index_before] + window[index] + 2.0 * past_covariance
@@ -150,7 +152,8 @@ class SlidingDifferences(DifferenceTrees):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
 
-        The noise is p_t of the module's recursions plus that of the residual tree.  `_SlidingState` has the parts
+        The noise is p_t of the module's recursions plus that of the residual tree, if N > 1.  Gradient nodes that
+        end up to round 2N have noise of `std_early`, and later ones of `std_late`.  `_SlidingState` has the parts
         of the state.
 
         Args:

@@ -188,8 +188,10 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
     streams, unit = list(itertools.chain(*streams_by_cell)), streams_by_cell[0][0].unit
     claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
     stated_claims = [claim for claim in claims if claim is not None]
+    # Its ε for several records of one person is among the assumptions.
     weakest_claim = max(stated_claims, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
-    # Sentences on smaller bounds on μ, by exact counting, each with its claim's μ for sorting.
+    # A paper's constants may charge a larger μ than exact counting of what a record moves.  Sentences on the
+    # smaller μ, each with the charged one for sorting.
     counting_sentences = {
         (claim.guarantee.mu, claim.format_sentence("counted", delta))
         for claim in stated_claims
@@ -301,9 +303,10 @@ def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
 
 
 def _describe_noise(stream: ReleaseStream, clip_unit: str = "") -> str:
-    """Describe a stream: its party, noise, releases, participation, and clip, followed by `clip_unit`.
+    """Describe a stream: its party, noise, number of releases, participation, and clip, then `clip_unit`.
 
-    A first step that was taken elsewhere is described by its party and the charged μ.
+    A first step that was taken elsewhere is described by its party and the charged μ, and a stream without noise
+    by its party and its number of releases.
 
     Args:
         stream: Stream to describe.
@@ -362,7 +365,8 @@ class StoredAudit:
 def describe_power(sees: Mapping[str, float], trials: int) -> str:
     """Describe the loss of noise that an audit with this number of trials detects.
 
-    A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.
+    A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.  Shares are
+    rounded down to percents, and a family whose share is then 0 detects no loss and is left out.
 
     Args:
         sees: Largest share of the noise that is refuted with probability 95 %, by family of tests, or empty if no

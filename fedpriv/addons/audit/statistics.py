@@ -265,8 +265,9 @@ def _midpoint(plan: Plan, canary_round: int) -> float:
 def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:
     """Return the scores (n,) of each test by name, and the number of runs that the test reads.
 
-    A score is large if the canary is present.  The matched filter is the best test for correct code.  Single
-    releases, and simple sums and differences of them, show noise that is repeated, missing or badly stored.
+    A score is large if the canary is present.  The matched filter on the whole transcript is the best test for
+    correct code.  Single releases, their sum from the canary's round on, and differences (of two rounds, of silos
+    0 and 1, of two runs) show noise that is repeated, missing or badly stored.
 
     Args:
         plan: Plan of the run.
@@ -303,7 +304,7 @@ def noise_factor(plan: Plan) -> Scores:
     Raises:
         InputError: If the mechanism draws several vectors a round.
     """
-    if plan.mechanism.draws(1) is not None:  # None stands for one fresh vector
+    if plan.mechanism.draws(1) is not None:  # None stands for one fresh vector a round
         raise InputError("the audit knows mechanisms with one fresh vector a round; this one draws several")
     state, rows = plan.mechanism.start(), []
     for t, impulse in enumerate(torch.eye(plan.schedule.rounds, dtype=torch.float64), start=1):

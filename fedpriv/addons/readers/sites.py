@@ -31,7 +31,8 @@ def read_parts(
 
     Returns:
         The training part and the test part, each records (n, ...) and labels (n, ...), and the sites of the
-        records, or None if the training records are not split.
+        records, or None if the training records are not split.  The sites of the test records are empty unless
+        `test` is a list.
 
     Raises:
         InputError: The records cannot be read, or `sites` or the list `test` does not fit the training records.
@@ -43,7 +44,7 @@ def read_parts(
         if train_sites.size:
             raise InputError("sites: train is a list with a data set for each silo; leave sites out, or join them")
         values = to_array(sites, "sites")
-        if any(value is None or value != value for value in values.ravel().tolist()):
+        if any(value is None or value != value for value in values.ravel().tolist()):  # NaN is not equal to itself
             raise InputError("sites: a record has no site (nan); give each record one, or leave the record out")
         names, train_sites = np.unique(values, return_inverse=True)
         if train_sites.shape != train_pair[1].shape[:1]:
@@ -65,7 +66,7 @@ def read_parts(
 def _read_part(part: Any, source: str, fields: Fields | None) -> tuple[_Pair, NDArray[np.int64]]:
     """Return the records and labels of a part, and the number of each record's silo, (n,).
 
-    The numbers are empty, (0,), if the part is not split by silo.
+    A list of data sets is split by silo.  The numbers are empty, (0,), for any other part.
 
     Raises:
         InputError: The records cannot be read, or those of two silos differ in shape.
@@ -83,7 +84,8 @@ def _is_data_set(value: Any) -> bool:
     """Whether a value is a data set, and not an array or a single item (record, label).
 
     A pair is a data set if its records, or their first input, have at least two axes, and as many rows as its
-    labels.
+    labels.  Any other value is one if it can be indexed or iterated over, and is no array, tensor, list, text,
+    bytes or mapping.
     """
     if isinstance(value, tuple):
         if len(value) != 2 or not hasattr(value[1], "__len__") or not np.ndim(value[1]):

@@ -126,7 +126,7 @@ class AveragedSilos:
         """Return the noisy mean of the silos' running sums after round t, and the state of the next round.
 
         A record's weight contains its silo's weight, so that one weighted sum over all records is the mean over
-        silos.
+        silos.  Records of silos that are absent have weight 0.
 
         Args:
             t: Round, from 1.
@@ -144,7 +144,8 @@ class AveragedSilos:
         increment_sum = self._step.sum_increments(state, round_plan, query, batch)
         # The step's noise is that of the mean, whichever party is named, as if no silo were absent.
         noisy, state = self._step.add_noise(state, t, increment_sum.values, SERVER, query)
-        # An absent silo counts with its last release, decayed, so that its noise of this round is replaced.
+        # An absent silo counts with its last release, decayed.  Its increments have weight 0 in the batch, and its
+        # noise of this round is replaced here.
         if self._absence_corrections is not None:
             noisy = noisy + next(self._absence_corrections)
         assert increment_sum.clipped_count is not None
@@ -180,7 +181,8 @@ class LocalSilos:
     ) -> MeanRelease:
         """Compute each silo's release at its own point, and return the weighted mean of the releases.
 
-        A silo's point is the query, moved along the silo's past vector.
+        A silo's point is the query minus a step along the silo's past vector, or the query itself in a round in
+        which silos start from their average.
 
         Args:
             t: Round, from 1.
@@ -188,8 +190,8 @@ class LocalSilos:
             query: Query of each replicate, (replicates, d).
             batch: Records of the round with their weights, sorted by silo.
             running_sum: Past vectors of all silos, one tensor (silos, replicates, d), or none before round 1.  Its
-                total is passed on.
-            mechanism_state: State of the noise mechanism, which is passed on.
+                total is returned unchanged.
+            mechanism_state: State of the noise mechanism, which is returned unchanged.
         """
         mean, start = torch.zeros_like(query), 0
         clipped_count = query.new_zeros(query.shape[:-1], dtype=torch.int64)
@@ -204,7 +206,7 @@ class LocalSilos:
                 gradient_point(round_plan.step, query, past_vectors),
                 self._select_silo(batch, silo, start, row_count),
             )
-            # A silo releases the increments of this round, so that its sum starts from 0.
+            # A silo releases the increments of this round alone, so that its sum starts from 0 in every round.
             increment_sum = self._step.sum_increments(
                 RoundState(accumulator=(torch.zeros_like(query),)), round_plan, point, silo_batch
             )
@@ -242,8 +244,8 @@ def _check_cell(cell: Cell, plan: Plan) -> None:
 
     - an estimator that needs queries of earlier rounds, because silos that missed different rounds would remember
       different queries,
-    - if silos add noise, a single noise for their mean, and any device but the CPU, because the correction for an
-      absent silo needs its own noise.
+    - under a trust setting in which silos add the noise, a single noise for their mean, and in a run with noise
+      any device but the CPU, because the correction for an absent silo needs that silo's own noise.
 
     Raises:
         InputError: The cell is refused.
@@ -307,7 +309,7 @@ def absence_corrections(group: Replicates, absences: ReplicateAbsences) -> Itera
 
     The mean is computed as if no silo were absent.  An absent silo counts with its last release, decayed, and so
     with the noise of that release.  With n_{i,t} the noise of silo i in round t, weighted as in the mean, and
-    c_{i,t} the noise that counts in its place,
+    c_{i,t} the noise that should count in its place,
 
         correction_t = Σ_i (c_{i,t} - n_{i,t}),  c_{i,t} = n_{i,t} if silo i is present, else decay_t · c_{i,t-1}
 
