@@ -76,8 +76,8 @@ class SymmetricPairEpoch:
     def curve(self, knots: int, loose_curve: Curve) -> Curve:
         """Return the curve of an upper bound of H_ε(P‖Q) for ε ≥ 0.
 
-        For one or two values of ε the bound is computed at each of them.  For more values, where this would take
-        long, it is that of a loss distribution which is fitted once.
+        For one or two values of ε the bound is computed at each of them, on grids of twice the size.  For more
+        values, where this would take long, it is that of a loss distribution which is fitted once.
 
         Args:
             knots: Number of intervals between the values of ε at which the loss distribution is fitted.
@@ -144,9 +144,11 @@ class SymmetricPairEpoch:
             tail: Mass of D_1 under P beyond the grid, approximately.
         """
         z, bins = self.multiplier, self.bins
+        # D_i is below Y_i, and Y_i above this end with probability `tail` if the unit takes part in round i.
         positive_end = math.exp(min(_MAX_LOG, (0.5 / z - float(ndtri(tail))) / z))
         near = _NEAR_LENGTHS * (positive_end + bins)
         variance, negative_covariance = math.expm1(z**-2), -math.expm1(-(z**-2))
+        # Ten standard deviations of D_1 + … + D_T, whose mean is (1 - γ) T.
         spread = 10.0 * math.sqrt(bins * ((1.0 + gamma**2) * variance + 2.0 * gamma * negative_covariance))
         low = min(4.0 * gamma * bins + 2.0 * gamma, (gamma - 1.0) * bins + spread + 2.0 * gamma, 2.0 * near)
         high = positive_end + min(2.0 * gamma * bins, spread, near)
@@ -201,6 +203,7 @@ class SymmetricPairEpoch:
             return above, above
         sum_masses = _self_convolve(np.stack([masses, masses]), self.bins - 1, zero_index)
         tail_sums = np.append(np.cumsum(sum_masses[:, ::-1], axis=1)[:, ::-1], np.zeros((2, 1)), axis=1)
+        # The point -x has index 2 zero_index - index, and R has to be above it.
         indices = np.clip(2 * zero_index + 1 - np.arange(self.size), 0, self.size)
         missing_mass = max(0.0, 1.0 - float(tail_sums[0, 0]))
         upper_bounds = np.minimum(1.0, tail_sums[0, indices] + missing_mass + self._rounding_error)

@@ -1,7 +1,9 @@
 """Load tables as data sets: a file of all records for a simulation, or the file of one silo.
 
 A silo is a party that holds records, and a site is the value in a table that names a record's silo.  A row of a
-table has a place in the training or the test part of the data, or in both, and counts in one of them or in none.
+table has a place in the training or the test part of the data, and counts there.  If a column marks the test rows,
+or all rows of a person are in one part, every row has a place in both parts and counts in one, so that no cell
+decides on places.  An incomplete row, with a missing value that the schema does not replace, counts in none.
 A program may pass a DataFrame of pandas, polars or Arrow in place of a file (`add_frame`).
 """
 
@@ -221,7 +223,7 @@ def _read_cached(path: Path, cell_format: CellFormat, size: int, changed: int) -
 def read_raw_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable:  # noqa: B008
     """Return the cells of a file or of a registered DataFrame.
 
-    Some files are cached.  A file is read again if its size or its time of modification has changed.
+    The last four files are cached.  A file is read again if its size or its time of modification has changed.
 
     Args:
         path: Path of the file, or of a registered DataFrame.
@@ -241,6 +243,8 @@ def read_raw_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTab
 
 def check_persons(encoded: TableRows, schema: TableSchema, path: Path) -> None:
     """Refuse a person with records at two sites, since no site's budget would bound that person's loss.
+
+    A table without sites or without persons passes.
 
     Args:
         encoded: Rows of the table, those that do not count included.

@@ -103,8 +103,9 @@ class RunningSums:
         """Compute κ and the largest overlap of two rounds of one record, 0 for disjoint blocks.
 
         κ = max_t clip_t ‖C_t‖ bounds what an increment of norm clip_t adds to C s.  The overlap of rounds s and t
-        is ⟨C_s, C_t⟩ clip_s clip_t / κ².  Overlaps are computed in floating point, for noise whose columns fade
-        without an end.  Otherwise records move blocks, which have to be disjoint (`block_displacement`).
+        is ⟨C_s, C_t⟩ clip_s clip_t / κ².  Overlaps are computed for sums that are released in floating point, with
+        noise whose columns fade without an end and whose sensitivity rests on clipping alone.  Otherwise records
+        move blocks, which have to be disjoint (`block_displacement`).
 
         Guarantee: κ² and the overlap times κ² are v and a of `accounting.fading` at σ = 1, rounded up, for noise
         that fades, C ≥ 0, in real numbers.  These are the largest clip_t² ‖C_t‖², and the largest

@@ -89,6 +89,7 @@ def find_metric(key: str) -> Metric | None:
         suffix = key.removeprefix(f"{metric.key}_")
         if suffix == key or f"{metric.key}_" not in key:
             continue
+        # An unknown suffix may be part of a longer key, as in test_calibration_error_squared.
         scope_label = _SILO_LABELS.get(suffix) or (
             f"at {suffix.removeprefix('at_')}" if suffix.startswith("at_") else None
         )
@@ -294,7 +295,10 @@ def published_metrics(results: Results) -> list[Metric]:
 
 
 def list_warnings(results: Results) -> list[str]:
-    """Return warnings in Markdown of claims that disagree with the releases, and of missing cells."""
+    """Return warnings in Markdown of claims that disagree with the releases, and of missing cells.
+
+    At most 10 sweep points with missing cells are named, by their swept values and missing seeds.
+    """
     warnings = []
     if warning := describe_differing(results):
         warnings.append(f"**{warning}.** Figures of privacy are those of the ledger here.")
@@ -303,6 +307,7 @@ def list_warnings(results: Results) -> list[str]:
             (format_point(results, point), f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
             for point, seeds in missing_seeds(results)
         ]
+        # The point of a run without a sweep has no text.
         texts = [", ".join(filter(None, point_and_seeds)) for point_and_seeds in points_and_seeds]
         more = f"; and {format_count(len(texts) - _MAX_LISTED, 'more point')}" if len(texts) > _MAX_LISTED else ""
         warnings.append(f"**{warning}.** Missing: {'; '.join(texts[:_MAX_LISTED])}{more}.")
@@ -310,7 +315,11 @@ def list_warnings(results: Results) -> list[str]:
 
 
 def describe_measurement(results: Results) -> str:
-    """Describe in one line the seeds and engines of a run, differences to published values, and findings."""
+    """Describe in one line the seeds and engines of a run, and how far it is from published values.
+
+    The line also says why published values are hidden, whether rows share random numbers, and the findings of
+    add-ons, as far as there is something to say.
+    """
     largest_differences = []
     for metric in published_metrics(results):
         differences = [
@@ -394,7 +403,8 @@ def privacy_lines(results: Results) -> list[str]:
 def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return caveats on the figures of cells that share δ and unit, a sentence each.
 
-    A caveat is a fact that weakens the pair (ε, δ), such as a δ of 1/n or more for n records.
+    A caveat is a fact that weakens the pair (ε, δ), such as a δ of 1/n or more, with n the number of records of a
+    cell's smallest silo, or of its clients.  The largest ε and the largest n of the cells decide.
     """
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:
@@ -420,7 +430,8 @@ def describe_tuning(results: Results) -> list[str]:
 
     A row is a part of the sweep with a choice of its own.  A private choice takes the best of a random number of
     runs of μ-GDP.  Its cost is ε, without and with the run of the row's cell.  The list is empty if `fedpriv tune`
-    chose nothing, and if no cell has noise.
+    chose nothing, and if no cell has noise.  The text has no ε if the choice was not private, or if a cell with
+    noise has no row or no μ.
 
     Guarantee: every ε is computed here, that of a row's run for the μ of its cell.  The distribution of the number
     of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing compares them

@@ -113,6 +113,7 @@ def _silo_tables(results: Results) -> list[TextTable]:
     """
     tables = []
     for metrics in silo_metrics(results).values():
+        # Titles are such as "test loss, at Basel" and "test loss, mean of silos".
         titles = [metric.title.rpartition(", ")[2].removeprefix("at ") for metric in metrics]
         body = [
             [*map(format_value, point.values()), *(_format_figure(results, metric, point) for metric in metrics)]
@@ -142,7 +143,7 @@ def _grid_table(
         paper: Swept keys of rows and columns, and any published values.
         metric: Metric whose measured and published figures fill the table.
         fixed: Values of all other swept keys, which the caption names.
-        added_rows: Rows of add-ons.
+        added_rows: Rows of add-ons, of which one without any text for this metric is left out.
     """
     names, columns = short_names(results.axes), results.axes[paper.columns]
     column_points = [{**fixed, paper.columns: column} for column in columns]
@@ -170,7 +171,8 @@ def _grid_table(
 def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
     """Format "mean ± std [published, measured - published]" of a metric at a sweep point.
 
-    Figures that do not exist are left out.  The text begins with "missing" if no finished cell has the metric.
+    Figures that do not exist are left out.  The text begins with "missing" if no finished cell has the metric, and
+    says how many seeds have it if not all of them have.
     """
     comparison = compare_with_published(results, metric, point)
     measured, text, comparisons = comparison.measured, "missing", []
@@ -188,11 +190,11 @@ def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -
 def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
     """Make the table with a row for each sweep point.
 
-    Columns are the swept keys, then figures such as rounds, μ and metrics.
+    Columns are the swept keys, then figures such as rounds, μ and metrics, without those that are swept keys.
 
     Args:
         results: Results of the run.
-        added_rows: Rows of add-ons, which have texts in the columns of metrics.
+        added_rows: Rows of add-ons, which have texts in the columns of metrics.  One without texts is left out.
     """
     names = list(short_names(results.axes).values())
     columns = [*_LEADING_COLUMNS, *(metric.title for metric in shared_metrics(results)), *_TRAILING_COLUMNS]
@@ -215,7 +217,7 @@ def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, 
     """Format the figures of a sweep point by column.
 
     Metrics and clipped fractions are means over seeds, and seconds are added over seeds.  Other figures are those
-    of the first cell.
+    of the first cell.  A point without finished cells has metrics alone, as "missing" with any published value.
     """
     row = {metric.title: _format_figure(results, metric, point) for metric in run_metrics(results)}
     if not (cells := cells_at_point(results, point)):
@@ -261,7 +263,8 @@ def _render_csv(results: Results) -> str:
     """Render a CSV text with one row for each sweep point and metric, at full precision.
 
     Metrics are in the printed unit, such as percent.  The facts on privacy are those of the point's first cell.
-    The column "ledger" has "DIFFERS" if the claim of a cell of the point is not that of its releases.
+    The column "ledger" has "DIFFERS" if the claim of a cell of the point is not that of its releases, and else
+    "ok", or nothing for a point without finished cells.
     """
     facts = ["mu", "epsilon", "delta", "relation", "trust"]
     buffer = io.StringIO()
@@ -282,7 +285,8 @@ def _render_csv(results: Results) -> str:
 def _render_latex(results: Results, table: TextTable, number: int = 0) -> str:
     """Render a table as a LaTeX float, with its caption, its label, and a spanner of the column axis.
 
-    A spanner is a heading above all columns of figures.
+    A spanner is a heading above all columns of figures.  If algorithms or trust settings are swept, the table has
+    their titles in place of their names.
 
     Args:
         results: Results of the run.

@@ -197,6 +197,7 @@ def run_sweep(
         InputError: The scenario cannot be run, or another run uses the folder or has results there.
         RunError: A cell could not be finished.
     """
+    # With a running SuperLink, its silos have the records, and this process has none.
     engine_row, has_records = find_engine_row(options.engine), options.connection.superlink is None
     path, resume = options.out or find_free_folder(scenario.name, resume=options.resume), options.resume
     checkpoints = CheckpointFolder(path, ObserverGroup((), observers))

@@ -92,7 +92,8 @@ class PathFilter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request by its path, or forward it to the inner app.
 
-        /health gets 200, or 503 with the fault.  Other kinds of connections, such as a WebSocket, get no answer.
+        /health gets 200, or 503 with the fault.  The events by which a server starts and ends an app (lifespan),
+        which have no path, go to the inner app.  Other kinds of connections, such as a WebSocket, get no answer.
         """
         if scope["type"] not in ("http", "lifespan"):
             return
@@ -136,7 +137,7 @@ def serve_superlink(
     Raises:
         InputError: Keys, certificates, an address, the file of runs or the installed Flower cannot be used, or the
             machine allows too few open files.
-        RunError: A part ends without a signal, or Flower refuses to register or to revoke a key.
+        RunError: A part ends without a signal, or Flower refuses to register a key at the start or to revoke one.
         httpx.HTTPStatusError: Flower refuses to list its runs.
     """
     # Read keys and certificates, and refuse bad ones, before sockets are made.
@@ -168,6 +169,7 @@ def serve_superlink(
         # Make the app of the SuperLink, and a filter of its paths for each API.
         superlink_app = make_superlink_app(options)
         logging.getLogger("flwr").setLevel(os.environ.get("FLWR_LOG_LEVEL", "WARNING"))
+        # The same app, which also records when each silo was last heard of.
         app = Presence(superlink_app.app, nodes, folder / "refused.json")
         # Let threads take turns more often than by default: Flower answers in threads, and the event loop waits.
         sys.setswitchinterval(0.0005)
@@ -194,7 +196,7 @@ def serve_superlink(
         certificate_reloader = _CertificateReloader(servers[2].config, keys or folder)
 
         async def poll() -> None:
-            """Update the list of runs and the registered keys, and check certificates."""
+            """Update the list of runs and the registered keys, check certificates, and report that it works."""
             if runs.is_due():
                 runs.update(await superlink_app.list_runs())
             revoked_names, new_keys = key_monitor.poll()
@@ -249,6 +251,8 @@ def serve_superlink(
 
 def _why_unhealthy(folder: Path, certificates: Sequence[Path], checks: Sequence[HealthCheck]) -> str | None:
     """Return a fault of the service, or None.
+
+    All certificates have to be valid, and the service's own key and secret readable.
 
     Args:
         folder: Folder of the certificate, key and secret that the service made for itself.
@@ -333,6 +337,7 @@ class _CertificateReloader:
     def poll(self) -> None:
         """Load the certificate into the server's TLS settings if its files have changed and are valid."""
         last_stamps, self._stamps = self._stamps, file_stamps(*self._files)
+        # A server that has not started yet loads the files by itself, and one without TLS has none.
         if self._stamps == last_stamps or not self._config.loaded or self._config.ssl is None:
             return
         try:

@@ -116,7 +116,8 @@ def run_supernode(
             )
         }
     )
-    # Serve health and metrics while the parts run.
+    # Serve health and metrics while the parts run.  With `apps` the executor has the heartbeats, since Flower's
+    # own SuperNode has none.
     folder = service_folder(f"supernode-{silo}", health_path)
     monitor = SupernodeMonitor(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (
@@ -150,7 +151,8 @@ def run_supernode(
 def _lock_key(keys: Path | None) -> Iterator[None]:
     """Check certificate and key of a SuperNode, and lock the key for the block.
 
-    Where files can be locked, a second SuperNode with this file of a key is refused.
+    Where files can be locked, a second SuperNode with this file of a key is refused.  Without `keys` there is
+    nothing to check or to lock.
 
     Raises:
         InputError: A file cannot be used, or another SuperNode has the key.
@@ -214,6 +216,8 @@ class SupernodeMonitor:
 
     def poll(self, *, is_lost: bool = False) -> None:
         """Log an outage of the SuperLink, its end, and certificates that expire soon.
+
+        With --apps nothing tells whether the SuperLink answers, and only the end of the SuperNode is logged.
 
         Args:
             is_lost: Whether the node has ended because it lost the SuperLink, or the SuperLink refuses it.
