@@ -92,6 +92,7 @@ def run_worker(
         except BaseException as error:
             events.put(error)
 
+    # In a thread, because the engine calls `sender` while it computes, and only this generator can yield to Ray.
     threading.Thread(target=run, daemon=True).start()
     while (event := events.get()) is not None:
         if isinstance(event, BaseException):
@@ -261,8 +262,9 @@ def _forward_event(
 ) -> Iterator[IndexedOutcome]:
     """Pass a worker's event to the observer or the checkpoints, or yield it if it is an outcome.
 
-    Indices in the group become indices in the list of all cells.  Rounds, evaluations and outcomes that an earlier
-    attempt of the group reported are not repeated.
+    A worker's first event, "began", gives the worker its name in messages.  Indices in the group become indices in
+    the list of all cells.  Rounds, evaluations and outcomes that an earlier attempt of the group reported are not
+    repeated.
 
     Raises:
         RunError: The worker has other versions than this process.

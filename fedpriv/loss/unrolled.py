@@ -328,7 +328,7 @@ class _GatherEmbeddingBag(nn.EmbeddingBag):
         """Reduce the table's rows of each record's tokens to their sum, mean or maximum, (B, width).
 
         The layer's `mode` says which.  Tokens of the padding row, if there is one, are left out, also in the
-        number by which a mean is divided.
+        number by which a mean is divided.  A record of such tokens alone gets zeros.
 
         Args:
             tokens: Row of the table for each token, (B, tokens) with one token or more.

@@ -305,7 +305,8 @@ class LocalSteps(View):
         present = (weights > 0.0).to(start.dtype)
         has_own_step = type(self).local_gradient is not LocalSteps.local_gradient
         scores = None if has_own_step else fast_paths(self.base).linear
-        # A linear model moves in the span of its records, where a step needs no gradient of d numbers.
+        # A linear model moves in the span of its records, where a step needs no gradient of d numbers.  A subclass
+        # with a direction of its own may leave the span.
         if scores is None:
             displacement = start - self._train_clients(start, records, present)
         else:

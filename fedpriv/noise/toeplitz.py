@@ -118,7 +118,7 @@ def _noise_step(
         weights: Weights of earlier vectors, latest first, (bands - 1,).
         keep_rows: Whether the past vectors are rows of C^-1 z.
     """
-    if not state:
+    if not state:  # in round 1 the noise and the row of C^-1 z are the fresh vector
         return fresh, (fresh, fresh)[: 1 + len(weights)]
     past_vectors = state[1:]
     row = fresh.clone()

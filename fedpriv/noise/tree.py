@@ -218,6 +218,7 @@ def separated_squared_norm(
         length = 1 << level
         visit_count = min(max_participations, -(-length // min_separation))
         weight = float(geometric_sums(decay**min_separation, np.array([float(visit_count)]))[0])
+        # Every other node of a level is a left half, the first one included.
         node_count = full_blocks * ((block // length + 1) // 2) + (last_block // length + 1) // 2
         total += weight * min(max_participations, weight * node_count)
     return total
@@ -266,6 +267,7 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
         return np.empty(0, np.int64)
     ends = np.arange(length, rounds + 1, length)
     starts = ends - length + 1
+    # The parent of a left child ends 2^level rounds after it, and that of a right child begins as much before it.
     is_left_child = (ends >> level) % 2 == 1
     last_windows = np.minimum(
         np.where(is_left_child, ends + length - 1, rounds), np.minimum(starts + rounds_per_epoch - 1, rounds)
@@ -410,6 +412,7 @@ class BinaryTree(Mechanism):
         if position == 1:
             return fresh, (fresh,)
         length = position & -position
+        # Later rounds do not need the prefixes that end inside this node.
         left_nodes = state[: len(state) - (length.bit_length() - 1)]
         if not left_nodes:
             return fresh, (fresh,)

@@ -426,7 +426,8 @@ def _prescribe_theorem_6(settings: MomentumTreeSettings, problem: Problem) -> tu
     """Prescribe the numbers of Theorem 6 for this run, with its bound on E‖∇F(w_U)‖ if that is known.
 
     The bound needs a finite clip G, smoothness L and bound on the fall of the loss (`gap`), and a clip that is at
-    least the Lipschitz constant of the loss.
+    least the Lipschitz constant of the loss.  A run with a fixed order of records gets the bound, too, with the
+    theorem's fresh orders as an assumption.
 
     Returns:
         One prescription, with a reason in place of numbers if the theorem has none for this run.

@@ -2,7 +2,8 @@
 
 A cell is one run of a scenario with all its settings, and a silo a party that holds records.  Records may be
 grouped into units, persons or clients with several records each.  A record that a unit lacks is a row of zeros
-with the label of an absent record.
+with the label of an absent record, -1 or NaN.  So is a row of the data that has a place among the training (or
+test) records and does not count there, because it is incomplete, spared, or one of the other part.
 """
 
 import dataclasses
@@ -62,7 +63,7 @@ def group_records(records: Records, units: UnitTable) -> Records:
         Records (units, max_records, ...), or (units, ...) if a unit is one record.
     """
     count, max_records = units.shape
-    if np.array_equal(units.ravel(), np.arange(units.size)):  # a view, without a copy
+    if np.array_equal(units.ravel(), np.arange(units.size)):  # consecutive rows, of which a view needs no copy
         shape = (count, max_records) if max_records > 1 else (count,)
         return Records(*(column[: units.size].view(*shape, *column.shape[1:]) for column in records))
     indices = torch.from_numpy(units if max_records > 1 else units[:, 0])
@@ -323,7 +324,8 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
     Raises:
         InputError: The data cannot be loaded, data and model do not fit, or there are too few records.
     """
-    # The data set, split and blanked as asked for.  Features that are still to be scaled are not rounded before.
+    # The data set, with a new split (`data.split`) and with spared records (`data.spared`) as rows that do not
+    # count.  Features that are still to be scaled are not rounded before.
     data, model = inputs.data_name, inputs.model
     dataset = load(
         data,
@@ -350,7 +352,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
                 f"model.name = {model.name!r} takes the cells of a table, and {display_name(data)} is none; take "
                 "another model, or a table"
             )
-        # Only training records have raw cells.
+        # Only training records have raw cells, and test records get zeros in place of theirs.
         train_images, test_images = dataset.raw_cells, np.zeros((len(test_images), dataset.raw_cells.shape[1]))
     # Features, and training records held out in place of test records.
     layout = inputs.make_layout(train_images, dataset.train_labels, dataset.class_count)
@@ -395,7 +397,8 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
 def load_task(cell: Cell) -> Task:
     """Return the cell's task, with units as rows and with the metrics of the scenario.
 
-    Rows are single records if these are the unit of protection.
+    Rows are single records if these are the unit of protection.  With `run.passes` gradients are computed in
+    bfloat16.
 
     Raises:
         InputError: The data cannot be loaded, data, model and metrics do not fit together, or there are too few

@@ -87,7 +87,10 @@ def describe_run(results: Results) -> str:
 
 
 def _describe_training(results: Results) -> str:
-    """Name algorithms, models, data sets, participants and rounds of all finished cells in a sentence."""
+    """Name algorithms, models, data sets, participants and rounds of all finished cells in a sentence.
+
+    Of three or more algorithms it gives the number.  Participants are silos, or clients.
+    """
     rows = dict.fromkeys(cell["scenario"]["algorithm"]["name"] for cell in results.cells)
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
@@ -138,6 +141,7 @@ def _describe_scores(results: Results) -> str:
         for candidate in strengths
         if not any(stronger.is_stronger_than(candidate) for stronger in strengths)
     )
+    # Sorted by trust first, then by unit, relation and ε, so that the first one needs least trust.
     for rank, strength in enumerate(strictest):
         optimum = _best_point(results, [p for p in finished if _find_strength(results, p) == strength], metric)
         place = (
@@ -190,6 +194,7 @@ def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | Non
         find_trust(cell["trust"]).trust_level,
         _UNIT_NAMES.index(stream_from_data(cell["releases"][0]).unit.name),
         ("replace-one", "zero-out").index(cell["relation"]),
+        # Rounded up to six digits, so that a rounding error makes no guarantee stricter than another.
         float(format_upper(cell["mu"] if compares_mu else cell["epsilon"], 6)),
         0.0 if compares_mu else cell["delta"],
     )
@@ -198,7 +203,8 @@ def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | Non
 def _describe_privacy(results: Results) -> str:
     """Describe μ by the best guess of an attacker, or the largest ε and δ if a cell with noise has no μ.
 
-    The best guess is the largest probability of guessing right which of two equally likely neighbours was used.
+    The best guess is the largest probability of guessing right which of two equally likely neighbours was used.  A
+    warning follows if some cells have no noise, and stands alone if none has any.
     """
     noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
     warning = "" if len(noisy_cells) == len(results.cells) else "A cell without noise protects nothing."

@@ -276,7 +276,7 @@ def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
         for path, content in backup.items():
             path.write_bytes(content)
             path.chmod(0o600)  # The journal refuses files that others can read.
-        for silo in restores:
+        for silo in restores:  # functions, each of which restores a silo
             silo()
         replayed = _project_on_canaries(collect_transcript(plan, folder, silos, after))
     return Trials(
@@ -437,7 +437,7 @@ def collect_broadcasts(
     """Collect the releases of a deployed server that adds the noise, in the rounds that have `queries`.
 
     The server runs with the silos as its clients, and writes a journal.  It ends after half of the rounds, and a
-    second server continues from the journal.
+    second server continues from the journal.  Silo 0 is restarted after each server.
 
     Args:
         plan: Plan of the run.

@@ -65,8 +65,9 @@ class Statistics:
     def from_plan(plan: StatisticsPlan) -> "Statistics":
         """Make the scenario of a plan, a run of one round of DP-SGD with step 1 and clip 1.
 
-        The round starts from the model 0, so that its release is the noisy mean of (a_j C_j e_k)_j.  Sizes of
-        silos that the plan does not give are counted in the data.
+        The round starts from the model 0, so that its release is the noisy mean of (a_j C_j e_k)_j.  Records are
+        split over silos by site if the schema names a column for it.  Sizes of silos that the plan does not give
+        are counted in the data.
 
         Raises:
             InputError: The data are no table or cannot be read, or no run can have the settings of the plan.
@@ -288,8 +289,8 @@ def read_table(
     """Compute the estimates and curves of one table from its released coordinates.
 
     A table of counts has an estimate for each cell, with the interval ± 1.96 standard deviations of the noise, cut
-    at 0.  A table of means has those of `_estimate_moments`.  For quantiles and survival each group has estimates
-    and a curve.
+    at 0.  A table of means has those of `_estimate_moments`.  For quantiles and survival each group has estimates,
+    and a curve if it has values at two edges or more.
 
     Args:
         request: The table in the plan.
@@ -399,6 +400,7 @@ def _estimate_quantiles(
     edges = np.array(table.axes[-1].edges)
     ordered = len(edges) + 1
     root = prefix_root_matrix(ordered)
+    # The coordinates are `root` times the counts of cells, and `root` times `root` adds up cells, which gives N_k.
     sums = root @ released[:ordered]
     total, upper = float(sums[-1]), np.append(edges, np.inf)
     monotone_sums = isotonic_regression(sums).x.clip(0.0, max(total, 0.0))

@@ -113,7 +113,7 @@ def tune_openly(
     choices = []
     for row, settings in rows:
         scores = [statistics.fmean(_read_score(next(cells), metric) for _ in seeds) for _ in settings]
-        sign = 1.0 if is_better(metric, 0.0, 1.0) else -1.0
+        sign = 1.0 if is_better(metric, 0.0, 1.0) else -1.0  # 1 if smaller scores are better
         best, *runners_up = sorted(range(len(settings)), key=lambda number: (sign * scores[number], number))
         choices.append(
             TuningChoice(row, settings[best], scores[best], scores[runners_up[0]] if runners_up else None)
@@ -315,6 +315,7 @@ def _check_metric(cells: Sequence[Cell], metric: str) -> None:
     Raises:
         InputError: An evaluation lacks the metric, or a cell's records or model cannot be loaded.
     """
+    # Cells that differ in other sections only, such as [algorithm], are measured once.
     measured = {repr((cell.data, cell.model, cell.run)): cell for cell in cells}
     for cell in measured.values():
         task = load_task(cell)
@@ -348,7 +349,8 @@ def format_tuned_scenario(
 ) -> tuple[str, Scenario]:
     """Add a rule for each choice with a setting, and [tuned], to the scenario file `text`.
 
-    A rule [[where]] has the keys and values of a row under `when`, and the chosen setting under `set`.
+    A rule [[where]] has the keys and values of a row under `when`, and the chosen setting under `set`.  Overrides
+    are not written, but apply to the scenario that is returned.
 
     Args:
         text: Content of the scenario file.

@@ -141,6 +141,7 @@ def load_silo_records(cell: Cell, max_silos: int = MAX_REFERENCE_SILOS) -> tuple
         sample = public_generator(cell.seed, "silos alone").permutation(len(usable))[:max_silos]
         usable = sorted(usable[index] for index in sample)
     names = _silo_names(cell, len(shares))
+    # With "iid" all silos have the same test records, which share one copy.
     common = _test_records(task, tests[0]) if cell.data.partition == "iid" else None
     silo_records = [
         SiloRecords(
@@ -168,9 +169,10 @@ def budget_shares(cell: Cell) -> Mapping[str, float]:
 def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """Return the row indices of each silo's test records among the task's test records.
 
-    Rows that do not count are left out.  With partition "site" a silo has the rows of its site, or all rows if
-    test records are of no site.  With "iid" a silo has all rows.  With a partition by labels silos have equally
-    many rows, in which labels are about as frequent as in the silo's training records.
+    Rows that do not count, which have the label of an absent record, are left out.  With partition "site" a silo
+    has the rows of its site, or all rows if test records are of no site.  With "iid" a silo has all rows.  With a
+    partition by labels silos have equally many rows, in which labels are about as frequent as in the silo's
+    training records.
 
     Args:
         cell: A cell of a scenario.
@@ -245,6 +247,9 @@ def compute_references(
 ) -> References:
     """Fit and judge the local models of up to 16 silos, or read the scores from the user's cache.
 
+    A silo's row has the score of its local model and of a constant prediction, the penalty κ of the fit, and the
+    share of the largest class.  Where this share is above 90 %, it also has the mean accuracy over classes.
+
     Spared records are training records here, too.
 
     Args:
@@ -263,7 +268,7 @@ def compute_references(
     objective = find_linear_objective(cell)
     silo_count, silos = load_silo_records(cell)
     records = digest_silos(silos)
-    key = cache_key(cell) or records
+    key = cache_key(cell) or records  # the digest, if nothing but the records identifies them
     cached = _verify_references(key, records, silos)
     if cached is not None and (not with_any_learner or cached.silos[0].any_learner is not None):
         return cached
@@ -314,7 +319,7 @@ def _verify_references(key: str, records: str, silos: Sequence[SiloRecords]) -> 
 def digest_silos(silos: Sequence[SiloRecords]) -> str:
     """Return SHA-256 of the silos' records as the model sees them, their names, and the candidates for κ.
 
-    The result is a hexadecimal text.
+    κ is the penalty of a local model's fit.  The result is a hexadecimal text.
     """
     digest = hashlib.sha256(json.dumps(PENALTIES).encode())
     for silo in silos:
@@ -342,6 +347,8 @@ class GainEvaluator:
         """Compute the gain of a published model over each local model, and its scores.
 
         Scores are of the model as it was published, and of the model with intercepts and scale fitted by the silo.
+        `balanced` has the mean accuracy over classes for silos with more than 90 % training records of one class,
+        and for others the score.
 
         Args:
             released: Parameters of the model, (d,).
