@@ -197,7 +197,7 @@ class ServerAggregator:
             bad_silos = ", ".join(str(silo) for silo, message in enumerate(messages) if not is_finite(message))
             raise RunError(f"silo {bad_silos}, round {t}: the release has values that are not finite")
         noisy, state = self._steps.add_noise(self._load_state(), t, total, SERVER, query)
-        noisy = noisy.to(self._plan.stored_dtype)
+        noisy = noisy.to(self._plan.stored_dtype)  # as the journal stores it, for `repeat_release`
         vector, self._state = self._steps.release(state, t, noisy, SERVER)
         if self._plan.sends_round_sums:  # then the server, not the silos, keeps the sums over rounds
             self._secret_state = pack_state(tuple(vector.numpy() for vector in state.accumulator))

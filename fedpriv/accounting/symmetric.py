@@ -70,6 +70,7 @@ class SymmetricPairEpoch:
         grid_points = points[:-1]
         upper_tails, lower_tails = self._tail_probabilities(masses, zero_index)
         weighted = grid_points * masses
+        # D_1 above the grid counts in full, by the mean that is missing on the grid.
         bound = float(weighted @ np.where(grid_points > 0.0, upper_tails, lower_tails)) + missing_mean
         return min(1.0, bound * (1.0 + _RELATIVE_MARGIN) + self._rounding_error)
 
@@ -178,7 +179,8 @@ class SymmetricPairEpoch:
         puts = points * ndtr(thresholds) - ndtr(thresholds - 1.0 / z) + gamma * ndtr(thresholds + 1.0 / z)
         spacing = points[1] - points[0]
         masses = np.empty(len(points) - 1)
-        # E D = E (D - x)+ - E (x - D)+ + x at every x.  Calls are small where D is seldom above the lowest point.
+        # E D = E (D - x)+ - E (x - D)+ + x at every x, so that calls and puts give the same masses.  Puts are used
+        # where D is seldom below x, and calls elsewhere, since small numbers lose less by rounding.
         masses[0] = puts[1] - puts[0] if thresholds[0] <= 0.0 else spacing + calls[1] - calls[0]
         masses[1:] = np.where(
             thresholds[1:-1] <= 0.0,

@@ -105,7 +105,7 @@ def load_table(
 ) -> Dataset:
     """Load a table as a data set, with the training records in a public random order.
 
-    Rows that have a place in a part and do not count there are zeros, with the label of no class or no number.
+    Rows that have a place in a part and do not count there are zeros, with the label -1, or NaN for numbers.
 
     Args:
         name: Name of the data set.

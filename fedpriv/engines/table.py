@@ -185,9 +185,10 @@ def describe_available_memory() -> str:
 def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
     """Estimate the bytes of the vectorized engine for one group of replicates, by purpose.
 
-    A replicate is a cell of the group.  Its state is the optimizer's vectors and those of the running sum, the
-    latter for each silo by itself if silos take local steps.  States count twice, before and after a round, and
-    twice again in a checkpoint.
+    A replicate is a cell of the group.  Its state is the optimizer's vectors, and those of the running sum, of
+    past rounds and of the mechanism.  If silos take local steps, each silo has these other vectors by itself.
+    States count twice, before and after a round, and twice again in a checkpoint.  Directions and copies are
+    values that a loss makes besides increments, such as random directions or augmented copies of records.
 
     Args:
         plan: Plan of the group's first cell.

@@ -211,7 +211,8 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
         """Run groups of cells as tasks, and submit a group again if its worker died.
 
         Each task has a stream of events.  An outcome is yielded with its index in `cells`, and other events go to
-        the observer or the checkpoints.  A stream that ends without an error belongs to a finished group.
+        the observer or the checkpoints.  A stream that ends without an error belongs to a finished group.  If an
+        error ends the run, the other tasks are cancelled.
 
         Raises:
             InputError: The engine cannot compute a cell, or Ray cannot be started here.
@@ -232,14 +233,14 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
                         group = group_by_stream[stream]
                         try:
                             event = ray.get(next(stream))
-                        except StopIteration:
+                        except StopIteration:  # the group is finished
                             del group_by_stream[stream]
-                        except ray.exceptions.RayTaskError as error:
+                        except ray.exceptions.RayTaskError as error:  # the task raised an error
                             if isinstance(error.cause, FedprivError):
                                 raise error.cause from None
                             reason = f"{type(error.cause).__name__}: {sanitize_line(str(error.cause))}"
                             raise RunError(f"{group.worker}: {reason}") from None
-                        except ray.exceptions.RayError as error:
+                        except ray.exceptions.RayError as error:  # the worker died
                             del group_by_stream[stream]
                             observer.lost(group.worker, group.indices)
                             if group.attempts >= _MAX_ATTEMPTS:

@@ -4,9 +4,10 @@ Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  N i
 their differences between epochs, and the residual r (the change of the gradient since the start of the epoch) have
 a binary tree each.  A window is the last N rounds up to t, or rounds 1 … t before round N.  G_t and Δ_t are the
 noise of the gradient tree and of the difference tree in this window, each the decayed sum of the noise of the
-nodes that make up the window.  A node is a pair (level, end): the 2^level rounds up to `end`.  `decay` is that of
-the sums per round, and `mixing` the weight of a window's gradients against its estimate of one epoch before, which
-the differences carry on.  w_t is the noise of the window's estimate, and p_t that of the prefix, rounds 1 … t:
+nodes that make up the window.  A node is a pair (level, end): the 2^level rounds up to `end`.  A sum is multiplied
+by `decay` in every round.  The estimate of a window's sum is, with weight `mixing`, the sum of its gradients, and
+otherwise the estimate of one epoch before plus the differences.  w_t is the noise of this estimate, and p_t that
+of the estimate of the prefix, rounds 1 … t:
 
     w_t = G_t                                             before round 2N
     w_t = (1 - mixing) (w_{t-N} + Δ_t) + mixing G_t       from round 2N on
@@ -259,7 +260,7 @@ def check_movement(bound: Scalar, query_before: "Tensor", query: "Tensor", messa
         message_start: Beginning of the error message.
 
     Raises:
-        RunError: A distance is above its bound, or one of the two is NaN.
+        RunError: A distance is above its bound, or the distance or the bound is NaN.
     """
     import torch
 

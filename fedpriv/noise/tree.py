@@ -373,7 +373,7 @@ class BinaryTree(Mechanism):
             columns = self.columns(workload)
             bound = self._certify_separated(workload, order, columns.squared_norms)
             return tighten_sensitivity(bound, columns.inner, workload)
-        else:  # in phases a record is read once, too, and an empty round counts like others
+        else:  # a fixed order, or phases, in which a record is read once and a round without records may occur
             rounds_per_visit = workload.rounds if order.single_pass else order.rounds_per_epoch
             visits = np.arange(workload.rounds, dtype=np.int32) % rounds_per_visit
         squared_norms = visited_squared_norms(workload.clips, visits, workload.rounds_per_period, self.decay)

@@ -110,7 +110,7 @@ def find_algorithm(name: str) -> Algorithm:
     if name not in ALGORITHMS:
         load_extensions()
     if name not in ALGORITHMS:
-        # Algorithms of the literature that a user may look for here, and not only misspell.
+        # A user may look for an algorithm of the literature that fedpriv does not have under this name.
         if (answer := _ABSENT_ALGORITHMS.get(name.lower())) is not None:
             raise InputError(f"algorithm.name = {name!r}: is not of fedpriv: {answer}")
         names = ", ".join(map(repr, ALGORITHMS))

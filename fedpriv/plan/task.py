@@ -375,7 +375,8 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
         Records(*(column[torch.from_numpy(counts_mask)] for column in test)) if not counts_mask.all() else test,
         None if sites is None or not sites.test.size else Sites(sites.names, sites.train, sites.test[counts_mask]),
     )
-    # Rows in both parts stand in the order of the file in the test part, so that row indices are places in it.
+    # If all rows of a file are in both parts, the test part has the order of the file.  The row index of a
+    # training record in the file is then its index in the test part.
     rows_in_both = (
         (schema := find_schema(data, inputs.table)) is not None and schema.splits_by_content and validation is None
     )

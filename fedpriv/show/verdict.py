@@ -336,7 +336,8 @@ def compare_folders(first: Path, second: Path) -> RunComparison:
 
     Differences are taken seed by seed.  A row has a sweep point of the first run, a metric, the number of common
     seeds, the mean in each run, and the mean difference with its standard error.  The point's counterpart is the
-    one sweep point of the second run that agrees in all keys which both runs sweep.
+    one sweep point of the second run that agrees in all keys which both runs sweep.  The result also has the
+    settings that no run sweeps and that differ between the runs.
 
     Args:
         first: Folder of the first run.

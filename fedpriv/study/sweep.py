@@ -66,7 +66,7 @@ class FirstSteps:
 def scale_scenario(
     scenario: Scenario, first_steps: Sequence[Cell | None], run_first_step: Callable[[Cell], CellOutcome]
 ) -> tuple[Scenario, FirstSteps]:
-    """Run the first steps of a scenario, and write the scaling of the columns into their cells.
+    """Run the first steps of a scenario, and write the scaling of the columns into its cells.
 
     A first step is a run whose model is the noisy moments of the columns, as means over all rows that are read.
     Divided by the public share of rows that count, they give the scaling.

@@ -196,7 +196,10 @@ def serve_superlink(
         certificate_reloader = _CertificateReloader(servers[2].config, keys or folder)
 
         async def poll() -> None:
-            """Update the list of runs and the registered keys, check certificates, and report that it works."""
+            """Update the list of runs and the registered keys, and check certificates.
+
+            The service manager, if there is one, is told that the service works.
+            """
             if runs.is_due():
                 runs.update(await superlink_app.list_runs())
             revoked_names, new_keys = key_monitor.poll()

@@ -87,7 +87,7 @@ class Statistics:
             "model": {
                 "name": STATISTICS,
                 "tables": [table.model_dump(mode="json", exclude_none=True) for table in tables],
-                **({"real": True} if schema.class_count == 0 else {}),
+                **({"real": True} if schema.class_count == 0 else {}),  # the target of the table is a number
             },
             "federation": {"silos": len(sizes), "rounds": 1, "batches": list(sizes)},
             "algorithm": {"name": "dp-sgd", "trust": plan.trust, "clip": 1.0, "step": 1.0},
@@ -442,8 +442,8 @@ def _estimate_survival(
     Args:
         table: Table of a time and an event.
         group: Labels of the group.
-        released: Released coordinates of the group: those of events by bin, those of censored records by bin and
-            of all beyond the bins, and the number of records that are in none of these.
+        released: Released coordinates of the group: those of events by bin, then those of censored records by bin
+            and of all records beyond the bins, and last, not used here, that of records in none of these.
         std: Standard deviation of the noise in each coordinate, in records.
 
     Returns:

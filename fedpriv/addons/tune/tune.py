@@ -87,8 +87,8 @@ def tune_openly(
         fixed: "KEY=VALUE" of keys that all trials have.
         seeds: Seeds of the trials.
         metric: Metric that is compared.
-        options: Options of the run.
-        observers: Observers of the run.
+        options: Options of the run of all trials.
+        observers: Observers of this run.
 
     Returns:
         The choice for each row, in the order of `rows`.
@@ -105,6 +105,7 @@ def tune_openly(
     ]
     _check_metric([point.cell for point in points], metric)
     axes = {**scenario.axes, SETTING_AXIS: list(range(max(len(settings) for _, settings in rows)))}
+    # Published values, a fit of growth and an earlier tuning of the scenario do not belong to the trials.
     trials = replace(
         scenario, axes=axes, seeds=list(seeds), points=points, published=None, growth=None, tuning=None
     )

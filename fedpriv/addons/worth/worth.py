@@ -460,8 +460,8 @@ def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.
 def fit_pooled_model(cell: Cell) -> Floats:
     """Fit the model to the training records of all silos that also have test records, without noise.
 
-    The result has shape (d,).  The penalty κ is chosen as for a silo's own model, or, to save time, is the
-    smallest candidate for more than 20,000 records.
+    The result has shape (d,).  The penalty κ is chosen as for a silo's own model.  To save time, for more than
+    20,000 records κ is the smallest candidate, and the fit is less precise.
 
     Raises:
         InputError: The model is not one of linear scores, or `load_silo_records` refuses the cell.
@@ -470,6 +470,7 @@ def fit_pooled_model(cell: Cell) -> Floats:
     objective = find_linear_objective(cell)
     _, silos = load_silo_records(cell, cell.federation.silos)
     columns = (torch.cat([getattr(silo.train, name) for silo in silos]) for name in Records._fields)
+    # The units of each silo are numbered from 0, and those of different silos must differ.
     starts = np.cumsum([0, *(int(silo.units.max(initial=-1)) + 1 for silo in silos)])[:-1]
     units = np.concatenate([silo.units + start for silo, start in zip(silos, starts, strict=True)])
     # The test records are a placeholder, since a fit does not read them.

@@ -319,10 +319,10 @@ def absence_corrections(group: Replicates, absences: ReplicateAbsences) -> Itera
         group: Replicates, with their plans and seeds of noise.
         absences: Silos that are absent, by round and replicate.
     """
-    # By silo: the state of its mechanism, and its noise c_{i,t-1}, (replicates, d).
     plan, dtype = group.plan, str(group.dtype).removeprefix("torch.")
     zeros = torch.zeros(len(group.plans), plan.objective.dimension, dtype=group.dtype, device=group.device)
     sources = [simulation_noise(seed, dtype) for seed in group.noise_seeds]
+    # By silo: the state of its mechanism, and its noise c_{i,t-1}, (replicates, d).
     states = {silo: plan.mechanism.start() for silo in absences.ever_absent}
     counted_noise = dict.fromkeys(states, zeros)
     for t in range(1, plan.schedule.rounds + 1):
