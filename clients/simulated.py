@@ -167,9 +167,9 @@ def evaluate(message: Message, context: Context) -> Message:
 def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
     """Answer one query with this silo, and store its next state.
 
-    The reply has the silo's release, masked if the run masks messages, and the numbers of records and of clipped
-    records.  If the silo refuses the query, the stored state stays as it was.  In an evaluation the query is a
-    model, and t the number of the evaluation.
+    The reply has the silo's release, masked if the run masks messages, with the number of records and, if it is
+    counted, that of clipped records.  If the silo refuses the query, the stored state stays as it was.  In an
+    evaluation the query is a model, and t the number of the evaluation.
     """
     t, query = read_int_field(message.content, "config", "t"), read_shared_tensor(message.content, "query")
     release, state = silo.answer(store.load(silo), t, query)

@@ -1,9 +1,9 @@
 """Load tables as data sets: a file of all records for a simulation, or the file of one silo.
 
 A silo is a party that holds records, and a site is the value in a table that names a record's silo.  A row of a
-table has a place in the training or the test part of the data, and counts there.  If a column marks the test rows,
-or all rows of a person are in one part, every row has a place in both parts and counts in one, so that no cell
-decides on places.  An incomplete row, with a missing value that the schema does not replace, counts in none.
+table has a place in the training or the test part of the data, and counts there.  If a column or a row's person
+decides whether it is a test row, every row has a place in both parts and counts in one, so that no cell decides on
+places.  An incomplete row, with a missing value that the schema does not replace, counts in none.
 A program may pass a DataFrame of pandas, polars or Arrow in place of a file (`add_frame`).
 """
 

@@ -2,8 +2,8 @@
 
 A cell is one run of a scenario with all its settings, and a silo a party that holds records.  Records may be
 grouped into units, persons or clients with several records each.  A record that a unit lacks is a row of zeros
-with the label of an absent record, -1 or NaN.  So is a row of the data that has a place among the training (or
-test) records and does not count there, because it is incomplete, spared, or one of the other part.
+with the label of an absent record, -1 or NaN.  This label is also that of a row that has a place among the
+training (or test) records and does not count there, because it is incomplete, spared, or one of the other part.
 """
 
 import dataclasses
