@@ -29,7 +29,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
@@ -94,6 +94,7 @@ _LINEAR_STDS = 0.3  # standard deviations of w up to which points of a grid of s
 _GRID_STDS = 7.5  # standard deviations of an exponent below a grid's top; bounds hold for every top
 _MAX_TRIALS, _TOP_FACTOR, _MAX_MISSING_MASS = 6, 4.0, 1e-12  # a grid that misses more mass gets a higher top
 _MAX_KNOTS = 96
+_REPLACEMENT_COARSENING = 2.0  # S - γS' is smooth: half the time, and ε larger by 0.03 % at most where tried
 # Grid on which the losses of epochs are composed.
 _MAX_STEP, _STEPS_PER_STD, _MAX_GRID_SIZE, _MIN_STEP = 2e-3, 30.0, 2**16, 1e-12
 
@@ -228,24 +229,30 @@ class ChainEpoch:
         """Largest standard deviation of a w_t, with exponent variances above 1 counted as 1."""
         return math.sqrt(math.expm1(min(1.0, self.max_variance)))
 
+    @cached_property
+    def largest_sum(self) -> float:
+        """Sum of increments w/T that few walks reach, for the top of a grid of sums.
+
+        Bounds hold for every top.
+        """
+        overlap_share = float(np.max(np.sum(self.chain.covariances, axis=1))) / (self.max_variance * self.bins)
+        largest_ratio = math.expm1(0.5 * self.max_variance + _GRID_STDS * math.sqrt(self.max_variance))
+        return largest_ratio * min(1.0, overlap_share) + 5.0 * self.ratio_std
+
     def sum_grid(
-        self, bottom: float, top_factor: float, top_offset: float = 0.0, *, fine_at_bottom: bool = False
+        self, bottom: float, top_factor: float = 1.0, *, coarsening: float = 1.0, fine_at_bottom: bool = False
     ) -> SumGrid:
         """Return a grid of sums.
 
         Args:
             bottom: Smallest point.
-            top_factor: Factor of the top that suits sums of w.
-            top_offset: Amount added to this top.
+            top_factor: Top over `largest_sum`.
+            coarsening: Factor on the resolution's distances of points.
             fine_at_bottom: Whether no sum is below `bottom`, so that points may be dense there.
         """
-        overlap_share = float(np.max(np.sum(self.chain.covariances, axis=1))) / (self.max_variance * self.bins)
-        top = math.expm1(0.5 * self.max_variance + _GRID_STDS * math.sqrt(self.max_variance)) * min(
-            1.0, overlap_share
-        )
-        spacing = self.resolution.sum_spacing * min(1.0, 5.0 / math.sqrt(self.bins))
-        top = top_factor * (top + 5.0 * self.ratio_std) + top_offset
-        return SumGrid(bottom, top, _LINEAR_STDS * self.ratio_std, spacing, fine_at_bottom=fine_at_bottom)
+        top, scale = top_factor * self.largest_sum, _LINEAR_STDS * self.ratio_std
+        spacing = coarsening * self.resolution.sum_spacing * min(1.0, 5.0 / math.sqrt(self.bins))
+        return SumGrid(bottom, top, scale, spacing, fine_at_bottom=fine_at_bottom)
 
 
 def _likelihood_ratios(
@@ -307,7 +314,7 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
     # A round adds w_t/T - 1/T, so that k rounds add -k/T at least.  A bottom has to be below 0, hence max(1, k).
-    grids = [epoch.sum_grid(-max(1, k) / epoch.bins, 1.0, fine_at_bottom=True) for k in range(epoch.bins + 1)]
+    grids = [epoch.sum_grid(-max(1, k) / epoch.bins, fine_at_bottom=True) for k in range(epoch.bins + 1)]
     values, masses, _ = _likelihood_ratios(epoch, exponent_grid, grids)
     is_positive = values > 0.0
     infinite_mass = (
@@ -376,7 +383,7 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
     """Return the function γ -> upper bound of E (S - γS')+, for γ = e^ε ≥ 1.
 
     S - γS' is a sum over the rounds, whose terms e^(G_t - a_t/2)/T - γ e^(-G_t - a_t/2)/T depend on one exponent
-    each.  The mean is taken out of the terms, so that sums on the grid are near 0, and is added at the end.
+    each.  The grid of sums is fine near 0, which is the threshold at the end.
 
     Args:
         epoch: Rounds of the epoch.
@@ -387,7 +394,6 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
         1.0 / (1.0 - exponent_grid.relative_error),
         1.0 / (1.0 + exponent_grid.relative_error),
     )
-    # Size of the sums that the grid resolves.  Every grid gives an upper bound, as lower sums are moved up.
     reach = min(1.0, 10.0 * epoch.ratio_std)
 
     def expected_excess(gamma: float) -> float:
@@ -399,14 +405,14 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
             signed_ratio = upper_factor * np.exp(exponents - half_variances[t]) - gamma_factor * np.exp(
                 -exponents - half_variances[t]
             )
-            return as_floats((signed_ratio / scales[t] - (upper_factor - gamma_factor)) / epoch.bins)
+            return as_floats(signed_ratio / (scales[t] * epoch.bins))
 
-        sum_grid = epoch.sum_grid(-4.0 * (1.0 + gamma) * reach, 1.0, gamma * reach)
+        # Sums below the grid are moved up to its bottom, which raises the bound.
+        bottom = -min(epoch.largest_sum, 4.0 * (1.0 + gamma) * reach)
+        sum_grid = epoch.sum_grid(bottom, coarsening=_REPLACEMENT_COARSENING)
         masses, mean_above = sum_distribution(exponent_grid, [sum_grid] * (epoch.bins + 1), increments)
         # 1e-9 and `_MAX_MISSING_MASS` are margins for rounding.  `LOST_MEAN` is for walks that leave the grid.
-        expectation = (
-            float(masses @ np.maximum(0.0, sum_grid.points + (upper_factor - gamma_factor))) + mean_above
-        ) * (1.0 + 1e-9)
+        expectation = (float(masses @ np.maximum(0.0, sum_grid.points)) + mean_above) * (1.0 + 1e-9)
         return expectation + _MAX_MISSING_MASS + LOST_MEAN * upper_factor
 
     return expected_excess
