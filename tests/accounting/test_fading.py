@@ -2,6 +2,7 @@
 
 import functools
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -62,6 +63,24 @@ def test_few_rounds_are_the_quadrature_on_the_safe_side(rounds: int, decay: floa
         bound, least = found(epsilons), truth(epsilons)
         assert np.all(bound >= least - (1e-3 if rounds == 3 else 2e-5) * math.sqrt(first))
         assert first > 1.0 or np.all(bound <= 1.15 * least + 4e-3 * math.sqrt(first))
+
+
+@pytest.mark.parametrize("decay", [0.8, 0.95])
+def test_the_bound_of_an_exchange_falls_far_from_zero(decay: float) -> None:
+    """A grid of sums that is fine at their mean, and not at the threshold, stops falling near 1e-7."""
+    chain = chain_of(decay, 20, 1.2)
+    found = require(fading.epoch_replacement_curve(fading.ChainEpoch(chain, fading.FINE)))
+    near, far, farther = found(np.array([6.0, 8.0, 12.0]))
+    assert far <= 0.05 * near
+    assert farther <= 1e-3 * far
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.8])
+def test_an_exchange_takes_few_distributions_of_sums(decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    grids = Mock(wraps=fading.sum_distribution)
+    monkeypatch.setattr(fading, "sum_distribution", grids)
+    require(fading.epoch_replacement_losses(fading.ChainEpoch(chain_of(decay, 20, 1.2), fading.FINE)))
+    assert 20 <= grids.call_count <= 60
 
 
 def test_chains_lie_above_what_they_are_asked_to_and_are_exact_where_it_is_one() -> None:
