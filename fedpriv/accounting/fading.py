@@ -29,7 +29,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -144,10 +144,6 @@ def replacement_curve(overlaps: FadingOverlaps, multiplier: float, resolution: C
 
     Arguments, and the reason for None, are those of `removal_and_addition_curves`.
     """
-    if len(overlaps.epoch_chains) == 1 and not overlaps.shared_variance:
-        return epoch_replacement_curve(
-            ChainEpoch(overlaps.epoch_chains[0].with_noise_multiplier(multiplier), resolution)
-        )
     return _compose_epochs(epoch_replacement_losses, 2.0, overlaps, multiplier, resolution)
 
 
@@ -236,8 +232,11 @@ class ChainEpoch:
         Bounds hold for every top.
         """
         overlap_share = float(np.max(np.sum(self.chain.covariances, axis=1))) / (self.max_variance * self.bins)
-        largest_ratio = math.expm1(0.5 * self.max_variance + _GRID_STDS * math.sqrt(self.max_variance))
-        return largest_ratio * min(1.0, overlap_share) + 5.0 * self.ratio_std
+        return (
+            math.expm1(0.5 * self.max_variance + _GRID_STDS * math.sqrt(self.max_variance))
+            * min(1.0, overlap_share)
+            + 5.0 * self.ratio_std
+        )
 
     def sum_grid(
         self, bottom: float, top_factor: float = 1.0, *, coarsening: float = 1.0, fine_at_bottom: bool = False
@@ -250,9 +249,13 @@ class ChainEpoch:
             coarsening: Factor on the resolution's distances of points.
             fine_at_bottom: Whether no sum is below `bottom`, so that points may be dense there.
         """
-        top, scale = top_factor * self.largest_sum, _LINEAR_STDS * self.ratio_std
-        spacing = coarsening * self.resolution.sum_spacing * min(1.0, 5.0 / math.sqrt(self.bins))
-        return SumGrid(bottom, top, scale, spacing, fine_at_bottom=fine_at_bottom)
+        return SumGrid(
+            bottom,
+            top_factor * self.largest_sum,
+            _LINEAR_STDS * self.ratio_std,
+            coarsening * self.resolution.sum_spacing * min(1.0, 5.0 / math.sqrt(self.bins)),
+            fine_at_bottom=fine_at_bottom,
+        )
 
 
 def _likelihood_ratios(
@@ -326,40 +329,6 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     )
 
 
-def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
-    """Return the curve of one epoch under replace-one, or None without a grid of exponents.
-
-    The curve is an upper bound of H_ε = E (S - e^ε S')+ for ε ≥ 0.  It is computed at knots, values of ε a step
-    apart, with chords in e^ε between them.  Beyond the last knot it stays at the bound there.
-    """
-    if (exponent_grid := epoch.exponent_grid) is None:
-        return None
-    step, hockey_stick = (
-        epoch.resolution.knot_spacing * epoch.ratio_std,
-        _replacement_hockey_stick(epoch, exponent_grid),
-    )
-
-    @cache
-    def bound_at_knot(knot: int) -> float:
-        return min(1.0, hockey_stick(math.exp(knot * step)))
-
-    def curve(epsilons: Floats) -> Floats:
-        """Interpolate between the bounds at the knots around each ε, in the shape of `epsilons`."""
-        positions = np.minimum(np.asarray(epsilons, np.float64) / step, _MAX_KNOTS)
-        lower_knots = np.minimum(np.floor(positions), _MAX_KNOTS - 1)
-        bound_by_knot = {
-            knot: bound_at_knot(int(knot))
-            for knot in np.unique(np.concatenate([lower_knots.ravel(), lower_knots.ravel() + 1]))
-        }
-        lower_bounds = np.vectorize(bound_by_knot.__getitem__, otypes=[np.float64])(lower_knots)
-        upper_bounds = np.vectorize(bound_by_knot.__getitem__, otypes=[np.float64])(lower_knots + 1)
-        # H_ε is convex in e^ε, so that a chord between upper bounds is one as well.
-        weight = np.expm1((positions - lower_knots) * step) / math.expm1(step)
-        return as_floats(lower_bounds + (upper_bounds - lower_bounds) * np.clip(weight, 0.0, 1.0))
-
-    return curve
-
-
 def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the loss distribution under replace-one, or None without a grid of exponents.
 
@@ -394,7 +363,6 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
         1.0 / (1.0 - exponent_grid.relative_error),
         1.0 / (1.0 + exponent_grid.relative_error),
     )
-    reach = min(1.0, 10.0 * epoch.ratio_std)
 
     def expected_excess(gamma: float) -> float:
         """Compute the upper bound of E (S - γS')+ at one γ, on a grid of sums."""
@@ -408,8 +376,7 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
             return as_floats(signed_ratio / (scales[t] * epoch.bins))
 
         # Sums below the grid are moved up to its bottom, which raises the bound.
-        bottom = -min(epoch.largest_sum, 4.0 * (1.0 + gamma) * reach)
-        sum_grid = epoch.sum_grid(bottom, coarsening=_REPLACEMENT_COARSENING)
+        sum_grid = epoch.sum_grid(-min(epoch.largest_sum, 4.0 * (1.0 + gamma)), coarsening=_REPLACEMENT_COARSENING)
         masses, mean_above = sum_distribution(exponent_grid, [sum_grid] * (epoch.bins + 1), increments)
         # 1e-9 and `_MAX_MISSING_MASS` are margins for rounding.  `LOST_MEAN` is for walks that leave the grid.
         expectation = (float(masses @ np.maximum(0.0, sum_grid.points)) + mean_above) * (1.0 + 1e-9)

@@ -58,7 +58,7 @@ def test_few_rounds_are_the_quadrature_on_the_safe_side(rounds: int, decay: floa
         require(losses(epoch)).deltas for losses in (fading.epoch_removal_losses, fading.epoch_addition_losses)
     ]
     for found, truth in zip(
-        [*laws, require(fading.epoch_replacement_curve(epoch))], quadrature(chain), strict=True
+        [*laws, require(fading.epoch_replacement_losses(epoch)).deltas], quadrature(chain), strict=True
     ):
         bound, least = found(epsilons), truth(epsilons)
         assert np.all(bound >= least - (1e-3 if rounds == 3 else 2e-5) * math.sqrt(first))
@@ -69,7 +69,7 @@ def test_few_rounds_are_the_quadrature_on_the_safe_side(rounds: int, decay: floa
 def test_the_bound_of_an_exchange_falls_far_from_zero(decay: float) -> None:
     """A grid of sums that is fine at their mean, and not at the threshold, stops falling near 1e-7."""
     chain = chain_of(decay, 20, 1.2)
-    found = require(fading.epoch_replacement_curve(fading.ChainEpoch(chain, fading.FINE)))
+    found = require(fading.epoch_replacement_losses(fading.ChainEpoch(chain, fading.FINE))).deltas
     near, far, farther = found(np.array([6.0, 8.0, 12.0]))
     assert far <= 0.05 * near
     assert farther <= 1e-3 * far
@@ -260,7 +260,7 @@ def test_what_all_rounds_share_is_known_and_chains_lie_above_the_rest() -> None:
         assert np.sum(epoch.covariances + overlaps.shared_variance) <= 1.02 * np.sum(moved)
     assert chains.find_overlaps(0.9 ** lags(4), np.ones(4), 4).shared_variance == 0.0
     curve = require(fading.replacement_curve(overlaps, 1.0, fading.FINE))
-    whole = require(fading.epoch_replacement_curve(fading.ChainEpoch(epoch, fading.FINE)))
+    whole = require(fading.epoch_replacement_losses(fading.ChainEpoch(epoch, fading.FINE))).deltas
     assert np.all(curve(EPSILONS) > 1.05 * whole(EPSILONS))
 
 

@@ -33,9 +33,9 @@ def test_one_round_is_never_below_a_gaussian_release(variance: float, grain: fad
     truth = lower_gaussian_curve(mu)(epsilons)
     for losses in (fading.epoch_removal_losses, fading.epoch_addition_losses):
         assert np.all(require(losses(epoch)).deltas(epsilons) >= truth)
-    if (curve := fading.epoch_replacement_curve(epoch)) is not None:
+    if (exchanged := fading.epoch_replacement_losses(epoch)) is not None:
         mu, positive = 2.0 * mu, np.linspace(0.0, 0.5 * (2.0 * mu) ** 2 + 10.0 * mu, 30)
-        assert np.all(curve(positive) >= lower_gaussian_curve(mu)(positive))
+        assert np.all(exchanged.deltas(positive) >= lower_gaussian_curve(mu)(positive))
 
 
 @pytest.mark.parametrize("grain", [fading.FINE, fading.COARSE])
@@ -94,7 +94,10 @@ def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.Monkey
     monkeypatch.setattr(fading, "_GRID_STDS", 0.5)
     monkeypatch.setattr(fading, "_MAX_TRIALS", 1)
     epoch, epsilons = one(1.0, fading.COARSE), np.array([0.0, 0.5, 1.0, 1.5])
-    law, curve = require(fading.epoch_removal_losses(epoch)), require(fading.epoch_replacement_curve(epoch))
+    law, curve = (
+        require(fading.epoch_removal_losses(epoch)),
+        require(fading.epoch_replacement_losses(epoch)).deltas,
+    )
     assert law.infinity_mass > 0.01
     assert np.all(law.deltas(epsilons) >= lower_gaussian_curve(1.0)(epsilons))
     assert np.all(curve(epsilons) >= lower_gaussian_curve(2.0)(epsilons))
@@ -106,7 +109,8 @@ def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.Monkey
 def test_between_two_knots_a_curve_is_the_chord_in_gamma() -> None:
     """A hockey stick is convex in e^ε, and may lie above the chord in ε."""
     epoch = one(1.0, fading.COARSE)
-    curve, step = require(fading.epoch_replacement_curve(epoch)), fading.COARSE.knot_spacing * epoch.ratio_std
+    curve = require(fading.epoch_replacement_losses(epoch)).deltas
+    step = fading.COARSE.knot_spacing * epoch.ratio_std
     low, high = curve(np.array([2.0 * step, 3.0 * step]))
     share = math.expm1(0.5 * step) / math.expm1(step)
     assert curve(np.array([2.5 * step]))[0] == pytest.approx(low + share * (high - low), rel=1e-9)
