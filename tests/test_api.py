@@ -1,6 +1,7 @@
 """fedpriv from Python: the same results as the command, frozen, and cheap to import."""
 
 import dataclasses
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 import fedpriv
 from fedpriv.api.run import _describe_loss
@@ -94,8 +96,23 @@ def test_losses_that_close_over_other_values_have_other_names() -> None:
 
         return loss
 
-    for make in (scaled, powered):
+    def weighted(last: float) -> Callable[[Tensor, Tensor], Tensor]:
+        weights = torch.arange(5000.0)
+        weights[2500] = last  # `str` leaves out the middle
+        return lambda outputs, label: weights.mean() * (outputs - label) ** 2
+
+    def partial(factor: float) -> Callable[..., Tensor]:
+        return functools.partial(scaled(factor), label=torch.zeros(1))
+
+    def nested(factor: float) -> Callable[..., Tensor]:
+        return lambda outputs, label: (lambda difference: factor * difference**2)(outputs - label)
+
+    def by_class(weight: float) -> nn.Module:
+        return nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight]))
+
+    for make in (scaled, powered, weighted, partial, nested, by_class):
         assert _describe_loss(make(1.0)) == _describe_loss(make(1.0)) != _describe_loss(make(5.0))
+        assert " at 0x" not in _describe_loss(make(1.0)), "a name of another process, too"
 
 
 def test_an_observer_hears_everything_and_the_end_of_a_failure(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Run a scenario from Python, also with the program's own records and module, and load results."""
 
 import copy
+import functools
 import json
 import sys
 import warnings
@@ -8,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fedpriv.api.results import RunResults, load_results
 from fedpriv.claims.outcome import RunObserver
@@ -159,19 +161,31 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
     return tree
 
 
-def _describe_loss(loss: LossArgument) -> str:
-    """Describe a loss as text for the digest that names a module.
+def _describe_loss(loss: Any) -> str:
+    """Describe a loss, or a part of one, as text for the digest that names a module.
 
-    A function is described by its code, its defaults and the values that it closes over, any other loss by `str`.
-    Without a loss the text is "squared", also for classes, whose default is the cross-entropy.
+    A function is described by its code, its defaults and the values that it closes over, an array by its bytes,
+    and a module by its text and its arrays.  Other parts are described by `str`.
     """
-    if loss is None:
-        return "squared"
-    code = getattr(loss, "__code__", None)
-    closed_over = [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
-    by_name = sorted((getattr(loss, "__kwdefaults__", None) or {}).items())
-    values = [*(getattr(loss, "__defaults__", None) or ()), *by_name, *closed_over]
-    return str(loss) if code is None else f"{code.co_code.hex()} {code.co_consts} {code.co_names}{values or ''}"
+    match loss:
+        case np.ndarray() | Tensor():
+            return _digest_arrays(np.asarray(loss.detach().cpu() if isinstance(loss, Tensor) else loss)).hex()
+        case nn.Module():
+            return f"{loss} {_describe_loss(loss.state_dict())}"
+        case CodeType():
+            parts: Sequence[Any] = [loss.co_code.hex(), loss.co_names, loss.co_consts]
+        case FunctionType():
+            closed_over = [cell.cell_contents for cell in loss.__closure__ or () if cell.cell_contents is not loss]
+            parts = [loss.__code__, loss.__defaults__ or (), loss.__kwdefaults__ or {}, closed_over]
+        case functools.partial():
+            parts = [loss.func, loss.args, loss.keywords]
+        case Mapping():
+            parts = list(loss.items())
+        case list() | tuple():
+            parts = loss
+        case _:
+            return str(loss)
+    return f"({' '.join(map(_describe_loss, parts))})"
 
 
 def _digest_arrays(*arrays: NDArray[Any], text: str = "") -> bytes:

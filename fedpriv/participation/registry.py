@@ -209,7 +209,7 @@ class ClientAvailability(DrawnOrder):
                 than one group.
         """
         keys.refuse_groups(cls.name)
-        if keys.min_separation is None:
+        if not keys.min_separation:
             raise InputError(
                 'federation.min_separation: sampling = "available" needs it, the least number of rounds from one '
                 "answer of a client to its next"

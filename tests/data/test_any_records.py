@@ -325,6 +325,8 @@ def test_metrics_of_each_silo_need_test_records_of_each(tmp_path: Path) -> None:
         ({"set": {"federation.epochs": "two"}}, "federation.epochs = 'two': "),
         ({"train": by_silo((60, 60)), "sites": [0] * COUNT}, "leave sites out"),
         ({"train": by_silo((60, 60)), "test": by_silo((40, 40, 40))}, "as many as train has data sets"),
+        ({"train": [((), [1])]}, "give as many records of each"),
+        ({"set": {"federation.batches": [[6, 12], [3, 6]]}}, "different sums need different numbers of rounds"),
         ({"train": [PLAIN, (FEATURES[:, :2], LABELS)]}, r"train\[0\] and train\[1\]: .* must be alike"),
         ({"train": None, "test": None, "fields": (0, 1)}, "sites, fields: are of train and test"),
         (

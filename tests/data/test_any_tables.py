@@ -12,6 +12,7 @@ import pytest
 
 import fedpriv
 from fedpriv.addons.readers.files import make_converter
+from fedpriv.addons.readers.formats import find_format
 from fedpriv.addons.readers.frames import register_frame
 from fedpriv.addons.services.service import flower_environment
 from fedpriv.core.errors import InputError
@@ -311,3 +312,11 @@ def test_a_server_that_starts_elsewhere_finds_the_records(tmp_path: Path, monkey
     monkeypatch.setenv(RECORDS_FOLDER_VARIABLE, environment[RECORDS_FOLDER_VARIABLE])
     assert len(load_held_out("t.csv", table=schema).labels) == 20
     assert len(load_held_out("r.npz").labels) == 4
+
+
+@pytest.mark.parametrize("count", [9_000, 11_000])
+def test_marks_are_found_in_columns_of_many_different_numbers(tmp_path: Path, count: int) -> None:
+    """Before: with more than 10,000 of them no column was looked at, and the numbers stayed texts."""
+    path = tmp_path / "many.csv"
+    path.write_text("pressure;ward\n" + "".join(f"{number},5;a\n" for number in range(count)))
+    assert find_format(path, CellFormat()) == CellFormat(";", ",")

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,6 +52,21 @@ def test_runs_are_kept_and_those_that_were_under_way_have_ended(
     assert [listed["run"] for listed in unwritten.runs()] == ["7"]
     assert [unwritten.is_due(), unwritten.is_due()] == [True, False]
     assert [after.is_due(), after.is_due()] == [True, False]
+
+
+def test_what_a_full_disk_did_not_take_is_written_at_the_next_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: at the next change of a run, and a run that had ended came back as failed by the restart."""
+    path = tmp_path / "runs.json"
+    history = RunHistory(path)
+    history.update([run(7, "running")])
+    ended = [run(7, "finished", "completed", "then")]
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(presence, "write_bytes", Mock(side_effect=OSError(28, "No space left on device")))
+        history.update(ended)
+    history.update(ended)
+    assert [listed["state"] for listed in json.loads(path.read_text())] == ["finished:completed"]
 
 
 @pytest.mark.parametrize("broken", ["{", "[1]", '[{"state": "running"}]', "7"])

@@ -80,6 +80,7 @@ REFUSED: list[tuple[Any, ...]] = [
     ),
     *(("both are 1", kind, 12, 0) for kind in (RandomAllocation, PoissonSampling)),
     ("min_separation: sampling = .* needs it", available, ParticipationKeys()),
+    ("min_separation: sampling = .* needs it", available, ParticipationKeys(min_separation=0)),
     ("groups = 2", available, ParticipationKeys(groups=2, min_separation=5)),
     ("cohorts of at most 1/31 of them", available, ParticipationKeys(min_separation=31)),
 ]

@@ -81,8 +81,15 @@ def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, An
         excluded = {"silos", "samples", "epochs"}
     elif "batches" in program_values:
         excluded = {"samples", "epochs"}
-        batch_sum = int(np.sum(program_values["batches"])) if np.ndim(program_values["batches"]) == 2 else 0
-        federation = {**federation, "rounds": max(1, units // max(1, batch_sum))}
+        # Each value of a sweep is a list.  Other values are refused later, when the scenario is read.
+        values = [value for value in np.atleast_1d(np.array(program_values["batches"], object)) if np.ndim(value)]
+        batch_sums = {int(np.sum(value)) for value in values}
+        if len(batch_sums) > 1 and rounds is None:
+            raise InputError(
+                "federation.batches: values with different sums need different numbers of rounds for one pass; "
+                "run them one by one, or give federation.rounds"
+            )
+        federation = {**federation, "rounds": max(1, units // max(1, *batch_sums, 1))}
     elif "batch" in program_values:
         excluded = {"epochs"} if "rounds" in program_values else {"epochs", "rounds"}
         silos = program_values.get("silos", federation["silos"])

@@ -45,7 +45,11 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
     if known_format.decimal or known_format.thousands:
         return CellFormat(separator, known_format.decimal, known_format.thousands)
     table = read_raw_table(path, CellFormat(separator))
-    columns = [column.count_values(_MAX_TEXTS)[1] for column in table.columns.values()]
+    first_rows = range(min(_MAX_TEXTS, len(table)))
+    columns = [
+        column.count_values(_MAX_TEXTS)[1] or tuple(dict.fromkeys(column.take_texts(first_rows)))
+        for column in table.columns.values()
+    ]
     if not any(_MARKED_DIGIT.search(text) for texts in columns for text in texts):
         return CellFormat(separator)
     totals: list[tuple[int, float]] = []  # number of texts that the marks make numbers, and their sum

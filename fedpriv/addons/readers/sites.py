@@ -90,7 +90,7 @@ def _is_data_set(value: Any) -> bool:
     if isinstance(value, tuple):
         if len(value) != 2 or not hasattr(value[1], "__len__") or not np.ndim(value[1]):
             return False
-        first_input = value[0][0] if isinstance(value[0], tuple) else value[0]
+        first_input = value[0][0] if isinstance(value[0], tuple) and value[0] else value[0]
         return np.ndim(first_input) > 1 and len(first_input) == len(value[1])
     is_value = isinstance(value, np.ndarray | Tensor | list | str | bytes | Mapping)
     return not is_value and (hasattr(value, "__getitem__") or hasattr(value, "__iter__"))

@@ -175,7 +175,7 @@ def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
 
     Computing them stores them in the user's cache, where tables of results find them.
     """
-    cells_by_key = {cache_key(cell): cell for cell in cells}
+    cells_by_key = {cache_key(cell) or index: cell for index, cell in enumerate(cells)}
     all_references = (
         (
             cell.seed,

@@ -531,7 +531,7 @@ def _personal_gains(
         InputError: A cell cannot be run without a fifth of the records, or a run fails.
     """
     can_spare = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
-    gains, judged = {}, ""
+    gains, kinds = {}, set()
     for trust in trusts:
         gains[trust] = np.empty((len(request.epsilons), len(evaluators)))
         for row, epsilon in enumerate(request.epsilons):
@@ -541,9 +541,10 @@ def _personal_gains(
                     resolve_cell(replace_data_keys(cell, spared=_SPARED_SHARE), cell.name) if can_spare else cell
                 )
                 report_progress(f"personal, {trust}, epsilon = {format_upper(epsilon, 3)}")
-                scores, _, judged = evaluator.evaluate_personal(_train_models([cell])[_cell_text(cell)], cell)
+                scores, _, kind = evaluator.evaluate_personal(_train_models([cell])[_cell_text(cell)], cell)
+                kinds.add(kind)
                 gains[trust][row, column] = float(np.mean(scores)) - evaluator.references.mean_score
-    return gains, judged
+    return gains, min(kinds)  # "folds" if any was chosen on folds
 
 
 def _without_noise(cell: Cell) -> Cell:

@@ -230,6 +230,7 @@ class RunHistory:
         self._runs: dict[str, dict[str, Any]] = {}
         self._reports: dict[str, tuple[RunReport, float]] = {}
         self._start_times: dict[str, float] = {}
+        self._written: list[dict[str, Any]] = []
         if path is None:
             return
         end_fields = {
@@ -271,9 +272,10 @@ class RunHistory:
         """Record these runs, as Flower lists them, log their changes, and write the file if any changed.
 
         The file is also written if it is gone.  Runs that were recorded as over are not logged again.
-        Flower's details of runs are not written.  A failure to write, such as by a full disk, is ignored.
+        Flower's details of runs are not written.  After a failure to write, such as by a full disk, the next call
+        writes.
         """
-        last_runs, current_runs, now = self.runs(), [_run_data(run) for run in runs], time.monotonic()
+        current_runs, now = [_run_data(run) for run in runs], time.monotonic()
         for data in current_runs:
             if not RunStatus(self._runs.get(data["run"], data | {"state": ""})["state"]).is_over:
                 self._log_changes(data, now)
@@ -285,10 +287,11 @@ class RunHistory:
         }
         self._runs |= {data["run"]: data for data in current_runs}
         self._runs = dict(list(self._runs.items())[-_MAX_RUNS:])
-        if self._path is not None and (self.runs() != last_runs or not self._path.exists()):
-            entries = [{key: value for key, value in run.items() if key != "details"} for run in self.runs()]
+        entries = [{key: value for key, value in run.items() if key != "details"} for run in self.runs()]
+        if self._path is not None and (entries != self._written or not self._path.exists()):
             with suppress(OSError):
                 write_bytes(self._path, json.dumps(entries).encode(), PRIVATE_MODE)
+                self._written = entries
 
     def _log_changes(self, data: Mapping[str, Any], now: float) -> None:
         """Log a run's start and end, changes of the silos that it waits for, and rounds once a minute at most.
