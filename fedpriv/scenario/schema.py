@@ -53,8 +53,8 @@ def check_absences(federation: FederationSection, key: str | None, trust: Trust)
         trust: Trust setting.
 
     Raises:
-        ValueError: The trust setting needs all silos, or `away` names a silo that does not exist, or a round above
-            `rounds`, if this is given.
+        ValueError: The trust setting needs all silos, or `away` names a silo that does not exist, or a round after
+            the last one.
     """
     if key is None:
         return
@@ -63,8 +63,10 @@ def check_absences(federation: FederationSection, key: str | None, trust: Trust)
     for silo, rounds in federation.away.items():
         if not (silo.isascii() and silo.isdecimal() and str(int(silo)) == silo and int(silo) < federation.silos):
             raise ValueError(f"federation.away: {silo!r} is no silo; there are 0 to {federation.silos - 1}")
-        if federation.rounds is not None and max(rounds, default=1) > federation.rounds:
-            raise ValueError(f"federation.away: round {max(rounds)} of silo {silo}: there are {federation.rounds}")
+        if max(rounds, default=1) > federation.total_rounds:
+            raise ValueError(
+                f"federation.away: round {max(rounds)} of silo {silo}: there are {federation.total_rounds}"
+            )
 
 
 _POOL_PARTITIONS = ("iid", "dirichlet", "shards")

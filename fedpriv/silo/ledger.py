@@ -352,7 +352,7 @@ class SiloLedger:
             (self._commit_number, reply_digest, state_digest, head, blind, reply, run_id, t),
         )
         if cursor.rowcount != 1:
-            raise RunError(f"round {t} has a reply already")
+            raise RunError(f"round {t} has a reply already, or no stored query")
         if state is not None:
             self._database.execute("UPDATE runs SET state = ? WHERE run_id = ?", (state, run_id))
         self._pending_entries.append(entry)

@@ -141,6 +141,7 @@ def test_recursive_gradients_start_again_from_the_query_that_was_answered() -> N
         ({"away": {"01": [1]}}, "federation.away: '01' is no silo"),
         ({"away": {"x": [1]}}, "federation.away: 'x' is no silo"),
         ({"away": {"0": [9]}}, "federation.away: round 9 of silo 0: there are 8"),
+        ({"away": {"0": [9]}, "rounds": None, "samples": 24}, "federation.away: round 9 of silo 0: there are 8"),
         ({"away": {"0": [0]}}, "expected a number of at least 1"),
         ({"drop_out": 1.0}, "drop_out"),
         ({"drop_out": -0.1}, "drop_out"),

@@ -523,7 +523,8 @@ def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     if facts.delta * max(facts.sizes) >= 1.0:
         alternatives.append(
             f"delta = {format_upper_delta(facts.delta)} is not below 1 "
-            f"over the {max(facts.sizes):,} records of a silo: take one that is far below."
+            f"over the {max(facts.sizes):,} {'records' if facts.unit == RECORD.name else 'persons'} of a silo: "
+            "take one that is far below."
         )
     return tuple(alternatives)
 
