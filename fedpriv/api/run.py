@@ -336,10 +336,10 @@ def _merge_settings(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -
     }
 
 
-def format_assignment(key: str, value: Any) -> str:
+def format_assignment(key: str, value: Any, source: str = "set") -> str:
     """Format KEY=VALUE for `--set`: JSON of numbers, texts, truth values and lists is TOML.
 
-    Numbers may be those of NumPy and torch.
+    Numbers may be those of NumPy and torch.  Errors name `source`, the argument or file that has the key.
 
     Raises:
         InputError: The value is none of these, or a number that is not finite.
@@ -351,4 +351,6 @@ def format_assignment(key: str, value: Any) -> str:
             f"{key}={json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda number: number.item())}"
         )
     except (AttributeError, RuntimeError, TypeError, ValueError):
-        raise InputError(f"set: {key} = {value!r}: expected a number, a text, true or false, or a list") from None
+        raise InputError(
+            f"{source}: {key} = {value!r}: expected a finite number, a text, true or false, or a list"
+        ) from None

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -21,9 +20,6 @@ from rich.text import Text
 
 from fedpriv.core.errors import InputError, sanitize_line, suggestion
 from fedpriv.core.extensions import load_add_on_parts, load_extensions
-
-if TYPE_CHECKING:
-    pass
 
 _PIPED_WIDTH = 160  # least width of piped output, which has none of its own, unless COLUMNS is set
 

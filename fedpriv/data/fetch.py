@@ -115,7 +115,7 @@ def _find_data_archive(package: bytes) -> bytes:
     start = len(_MAGIC)
     while start < len(package):
         header = package[start : start + _HEADER]
-        size, start = int(header[48:58]), start + _HEADER
+        size, start = int(b"0" + header[48:58]), start + _HEADER  # a sign is no digit
         if header[:16].decode("ascii").startswith("data.tar"):
             return package[start : start + size]
         start += size + size % 2

@@ -60,13 +60,11 @@ def to_record_array(records: Any, source: str = ARGUMENT_NAMES) -> NDArray[Any]:
     Raises:
         InputError: The inputs in a tuple differ in length, or the values are no array.
     """
-    if not isinstance(records, tuple) or not all(map(_is_array, records)):
+    if not isinstance(records, tuple) or not all(
+        isinstance(values, np.ndarray | torch.Tensor) for values in records
+    ):
         return to_array(records, source)
     return combine_unnamed_inputs([to_array(column, source) for column in records])
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray | torch.Tensor)
 
 
 def to_record_arrays(

@@ -380,20 +380,16 @@ def _objective_and_records(
 
 
 def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
-    """Return the number of classes, which is the number of outputs for a record of zeros.
+    """Return the number of classes for which a loss has as many outputs as the module for a record of zeros.
 
-    The number is 2 for a loss of a single output, such as the logistic loss.
-
-    Args:
-        module: Module whose outputs are counted.
-        choice: Loss of the module.
-        features: Features of the records, (n, …), of which the shape and types are used.
-        dtype: Type of the computation.
+    For a function it is the number of outputs.  It is 2 for a loss of a single output, such as the logistic loss,
+    and for an unknown loss or a module that fails, which are reported later.  Of `features`, (n, …), only the
+    shapes and types of a record's inputs are used.
     """
-    has_logit = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].has_single_output
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
     network = wrap_module(module, describe_inputs(features), features.shape[1:])
     try:
-        return 2 if has_logit else int(run_trial(network, probe).shape[-1])
-    except Exception:  # a module may raise any error, which `make_layout_objective` reports later
+        kind = LOSSES["cross-entropy" if choice.function is not None else choice.name]
+        return 2 if kind.has_single_output else kind.class_count(int(run_trial(network, probe).shape[-1]))
+    except Exception:  # a module may raise anything; `make_layout_objective` reports it
         return 2

@@ -40,6 +40,7 @@ from fedpriv.claims.outcome import evaluation_rounds
 from fedpriv.clients.app import Answer, ask_release, ask_shapes
 from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
 from fedpriv.loss.frozen import frozen_names, trainable_parameters
+from fedpriv.loss.module import check_module
 from fedpriv.loss.scores import scores_to_metrics
 from fedpriv.noise.trust import CURATOR, RECORD, UNTRUSTED
 from fedpriv.papers.base import ScheduledSettings
@@ -162,8 +163,10 @@ class ModelLayout:
             module: Module of the client.  Parameters with requires_grad=False are not trainable.
 
         Raises:
-            InputError: Arrays and trainable parameters differ.  The message names the first one that does.
+            InputError: A layer cannot be used, such as a lazy one, or arrays and trainable parameters differ.  The
+                message names the layer, or the first array that differs.
         """
+        check_module(module)
         own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
         server_arrays = zip(self.names, self.shapes, strict=True)
         for server_array, own_array in zip_longest(server_arrays, own_shapes.items()):

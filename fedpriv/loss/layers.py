@@ -390,7 +390,8 @@ def match_parameter_layer(layer: nn.Module, inward: Shape, outward: Shape) -> Pa
         return Dense(layer.in_features, layer.out_features, layer.bias is not None)
     if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
         kernel, stride, padding, dilation = (
-            _as_pair(size) for size in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+            size if isinstance(size, tuple) and len(size) == 2 else None
+            for size in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
         )
         return (
             None
@@ -457,10 +458,6 @@ def extract_patches_by_view(
         ),
     )
     return view.reshape(len(padded), -1, prod(position_counts))
-
-
-def _as_pair(size: object) -> tuple[int, int] | None:
-    return size if isinstance(size, tuple) and len(size) == 2 else None
 
 
 def sum_tensors(parts: Sequence[Tensor]) -> Tensor:

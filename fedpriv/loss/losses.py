@@ -525,6 +525,8 @@ class LossKind(NamedTuple):
     """Whether a label has one output instead of `output_count` outputs."""
     output_count: Callable[[int], int] = int
     """Number of outputs of a label for a number of classes, not used if `has_single_output`."""
+    class_count: Callable[[int], int] = int
+    """Number of classes for a number of outputs, the inverse of `output_count`."""
 
 
 LOSSES: Mapping[str, LossKind] = {
@@ -534,7 +536,7 @@ LOSSES: Mapping[str, LossKind] = {
     "absolute-error": LossKind(AbsoluteError(), False, True),
     "huber": LossKind(HuberLoss(), False, True),
     "poisson": LossKind(PoissonLoss(), False, True),
-    "hazard": LossKind(HazardLoss(), True, False, bin_count),
+    "hazard": LossKind(HazardLoss(), True, False, bin_count, lambda bins: 2 * bins + 1),
 }
 
 

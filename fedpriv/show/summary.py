@@ -124,9 +124,7 @@ class PublishedComparison:
     @property
     def difference(self) -> float | None:
         """Measured mean minus published value, or None if either is missing."""
-        if self.measured is None or self.published is None:
-            return None
-        return self.measured.mean - self.published
+        return None if self.measured is None or self.published is None else self.measured.mean - self.published
 
 
 def extract_metrics(record: Mapping[str, Any]) -> dict[str, float]:

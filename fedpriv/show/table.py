@@ -21,6 +21,7 @@ from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.published import PublishedTables
 from fedpriv.show.summary import (
+    METRICS,
     Metric,
     axis_points,
     cells_at_point,
@@ -112,15 +113,15 @@ def _silo_tables(results: Results) -> list[TextTable]:
     Further columns are for all silos together, such as the mean over silos.
     """
     tables = []
-    for metrics in silo_metrics(results).values():
-        # Titles are such as "test loss, at Basel" and "test loss, mean of silos".
-        titles = [metric.title.rpartition(", ")[2].removeprefix("at ") for metric in metrics]
+    for base, metrics in silo_metrics(results).items():
+        base_title = next(metric.title for metric in METRICS if metric.key == base)
+        titles = [metric.title.removeprefix(f"{base_title}, ").removeprefix("at ") for metric in metrics]
         body = [
             [*map(format_value, point.values()), *(_format_figure(results, metric, point) for metric in metrics)]
             for point in sweep_points(results)
         ]
         names = list(short_names(results.axes).values())
-        caption = f"{metrics[0].title.rpartition(', ')[0]} by silo, on its own test records"
+        caption = f"{base_title} by silo, on its own test records"
         tables.append(TextTable(caption, [*names, *titles], body, label_count=len(names)))
     return tables
 
@@ -250,9 +251,12 @@ def _render_markdown(results: Results) -> str:
 
 
 def _align_columns(table: TextTable) -> str:
-    """Render a Markdown table whose columns also align as plain text, labels left, figures right."""
-    columns = []
-    for index, (header, *body) in enumerate(zip(table.heads, *table.body, strict=True)):
+    """Render a Markdown table whose columns also align as plain text, labels left, figures right.
+
+    Every column is as wide as its longest text, and at least three characters.  Bars in texts are escaped.
+    """
+    columns, rows = [], [[text.replace("|", r"\|") for text in row] for row in (table.heads, *table.body)]
+    for index, (header, *body) in enumerate(zip(*rows, strict=True)):
         width = max(3, len(header), *map(len, body))
         rule, side = ("-" * width, "<") if index < table.label_count else ("-" * (width - 1) + ":", ">")
         columns.append([f"{text:{side}{width}}" for text in (header, rule, *body)])

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
+from torch import nn
 
 import fedpriv
 from fedpriv.api.run import AlgorithmName, EngineName, TrustName
+from fedpriv.core.errors import InputError
 from fedpriv.engines.table import ENGINES
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.table import ALGORITHMS
@@ -38,3 +41,16 @@ def test_arguments_are_the_keys_that_they_name(tmp_path: Path) -> None:
 def test_a_key_that_is_given_twice_is_refused() -> None:
     with pytest.raises(fedpriv.InputError, match=r"privacy\.epsilon is given as an argument, too; give it once"):
         fedpriv.run("own-data", epsilon=2.0, set={"privacy.epsilon": 3.0})
+
+
+@pytest.mark.parametrize("empty", [{"trust": []}, {"epsilon": []}, {"algorithm": ()}])
+def test_an_empty_list_is_refused_in_one_line(empty: dict[str, Any], tmp_path: Path) -> None:
+    records = np.zeros((40, 3), np.float32), np.arange(40) % 2
+    with pytest.raises(InputError, match=r"algorithm\.trust|privacy\.epsilon|algorithm\.name"):
+        fedpriv.run("own-data", train=records, test=records, model=nn.Linear(3, 2), out=tmp_path, **empty)
+
+
+@pytest.mark.parametrize("epsilon", [float("nan"), float("inf")])
+def test_a_budget_that_is_not_finite_is_called_so(epsilon: float, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"privacy\.epsilon = {epsilon}: expected a finite number"):
+        fedpriv.run("own-data", epsilon=epsilon, out=tmp_path)

@@ -1,8 +1,10 @@
 """`data inspect` on files as hospitals have them: one for each site, in any format, whose scenario runs."""
 
 import csv
+import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import fedpriv
 from fedpriv.core.errors import InputError
 from fedpriv.scenario.load import load_scenario
 from fedpriv.silo.policy import read_policy
+from tests.cli import command
 from tests.cli.command import output_of
 from tests.cli.test_inspect import make_public
 from tests.data.tables import rows, write_csv
@@ -186,3 +189,32 @@ def test_an_unnamed_first_column_is_no_obstacle(tmp_path: Path) -> None:
                      "--out", tmp_path / "out")  # fmt: skip
     assert "column 1: passed over; is without a name, as R and pandas write the numbers of rows" in text
     output_of("run", make_public(tmp_path / "out" / "scenario.toml"), "--out", tmp_path / "run")
+
+
+def test_a_description_is_printed_as_json(tmp_path: Path) -> None:
+    """All that the lines say, as facts; and the lines."""
+    write_csv(tmp_path / "lab.csv", [*laboratory(200), *laboratory(200)[:1]])
+    first = json.loads(command.fedpriv_process("data", "inspect", "lab.csv", "--json", cwd=tmp_path).stdout)
+    assert (first["source"], first["records"]) == ("lab.csv", 201)
+    assert first.keys() == {"source", "records", "columns", "passed_over", "repeated_records", "lines"}
+    columns = {column["name"]: column for column in first["columns"]}
+    assert list(columns) == ["crp", "site", "age", "outcome"]
+    assert columns["crp"]["span"] == [0.8, 19.5]
+    assert columns["crp"]["description"].endswith("limits such as <0.8 are read as the limit")
+    assert sorted(columns["outcome"]["words"]) == ["ill", "well"]
+    words = ["--target", "outcome", "--site", "site", "--out", "lab"]
+    answer = command.fedpriv("data", "inspect", "lab.csv", *words, "--json", cwd=tmp_path)
+    assert answer.stdout.count("\n") == 1
+    whole = json.loads(answer.stdout)
+    assert whole["columns"] == first["columns"]
+    assert whole["table"]["sites"] == ["e", "n", "s", "w"]
+    assert sum(whole["training_units"]) < 201
+    assert whole["files"] == [f"lab/{name}" for name in ("scenario.toml", *(f"silo-{n}.toml" for n in range(4)))]
+    (tmp_path / "text").mkdir()
+    shutil.copy(tmp_path / "lab.csv", tmp_path / "text")
+    assert (
+        command.fedpriv_process("data", "inspect", "lab.csv", *words, cwd=tmp_path / "text").stdout.splitlines()
+        == whole["lines"]
+    )
+    refusal = command.fedpriv("data", "inspect", "lab.csv", "--target", "nothing", "--json", cwd=tmp_path)
+    assert (refusal.returncode, refusal.stdout) == (2, "")

@@ -143,6 +143,7 @@ def damaged_package() -> bytes:
         package({}),
         package()[:150],
         package()[:-200],
+        package().replace(b"3         `", b"-60       `"),
     ],
 )
 def test_anything_else_is_one_line(content: bytes) -> None:

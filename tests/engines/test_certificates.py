@@ -26,6 +26,7 @@ from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.table import Connection
 from fedpriv.protocol.cell_folder import FolderReader
+from tests.cli.command import answer_of
 from tests.engines.builders import small_cell
 
 
@@ -116,6 +117,10 @@ def test_a_certificate_is_told_of_thirty_days_before_its_end_and_renewed_with_th
     assert not caplog.messages
     listing = CliRunner().invoke(app, ["certificates", str(keys)])
     assert (listing.exit_code, listing.output.count(" days left")) == (0, 2)
+    entries = answer_of("certificates", keys)
+    assert [(Path(entry["file"]), entry["expires_soon"]) for entry in entries] == [(path, False) for path in paths]
+    assert [f"{entry['subject']}, until" in listing.output for entry in entries] == [True, True]
+    assert all(f"{entry['days_left']} days left" in listing.output for entry in entries)
     pass_days(monkeypatch, 340)
     certificates.ExpiryMonitor(*paths).poll()
     (line,) = caplog.messages

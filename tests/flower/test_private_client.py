@@ -80,6 +80,11 @@ def frozen() -> nn.Module:
             r"array '1.bias' \(10,\): it is trained here, and the server did not send it; server and clients need",
         ),
         (linear(), linear(10, nn.Dropout(0.5)), r"layer .* \(Dropout\) draws random numbers"),
+        (
+            linear(),
+            nn.Sequential(nn.Flatten(), nn.LazyLinear(10)),
+            r"silo 0: model: layer 1 \(LazyLinear\) has no parameters yet; call the module on a record once",
+        ),
     ],
 )
 def test_another_module_than_the_servers_is_one_line_before_round_1(
@@ -154,6 +159,16 @@ def test_a_loss_of_ones_own_is_of_one_records_output_and_label() -> None:
     module = network()
     result = started(train_of(module, shares(), loss), module, seed=SEED)
     np.testing.assert_allclose(flat(result.arrays), expected_arrays(module), rtol=1e-4, atol=1e-6)
+
+
+def test_hazards_have_a_class_for_each_end_of_each_bin() -> None:
+    """K outputs are for 2K + 1 labels: of K bins survived or not, and the event seen or not."""
+    records = [(images, labels % 9) for images, labels in shares()]
+    module = linear(4)
+    arrays = started(train_of(module, records, "hazard"), module, seed=SEED).arrays
+    assert flat(arrays).shape == (785 * 4,)
+    with pytest.raises(RunError, match="records cannot be used"):
+        started(train_of(module, shares(), "hazard"), module, seed=SEED)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import math
+import re
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -348,3 +349,19 @@ def test_metrics_that_are_no_numbers_have_no_spread_and_are_shown_as_such() -> N
 def test_a_diverged_seed_is_shown_as_nan() -> None:
     results = table_of(figures=lambda point, seed: (math.nan if seed == 0 else 2.0, 0.5))
     assert "nan ± nan" in render_tables(results, "markdown")
+
+
+def test_commas_and_bars_in_the_name_of_a_site_are_parts_of_the_name() -> None:
+    sites = {
+        "test_loss_mean_of_silos": 1.5,
+        "test_loss_worst_silo": 2.0,
+        "test_loss_at_St. Mary, York": 1.0,
+        "test_loss_at_a|b": 2.0,
+    }
+    text = render_tables(results_of({"privacy.rho": [4.0]}, facts=lambda point: sites), "markdown")
+    assert "**test loss by silo, on its own test records**" in text
+    head, rule, row = text.split("own test records**")[1].split("\n\n")[1].splitlines()
+    assert [cell.strip() for cell in re.split(r"(?<!\\)\|", head)[2:-1]] == [
+        "mean of silos", "worst silo", "St. Mary, York", r"a\|b",
+    ]  # fmt: skip
+    assert len(head) == len(rule) == len(row)

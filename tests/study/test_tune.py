@@ -340,6 +340,10 @@ def test_a_tuned_scenario_is_not_tuned_again(fedpriv: Command) -> None:
         ("scenario = 'mine.toml'\nseeds = 5", r"seeds: expected a list of whole numbers, such as \[100, 101\]"),
         ("scenario = 'mine.toml'\nmetric = 1.0", "metric: expected the name of a metric"),
         ("scenario = 'mine.toml'\naxis = 3", "axis: expected a dotted key"),
+        (
+            "scenario = 'mine.toml'\nfixed = {'algorithm.step' = 2026-11-30}",
+            r"fixed: algorithm\.step = datetime\.date\(2026, 11, 30\): expected a finite number, a text",
+        ),
     ],
 )
 def test_a_tuning_file_with_a_value_of_another_type_is_refused(tmp_path: Path, line: str, said: str) -> None:
@@ -421,3 +425,17 @@ def test_the_price_of_a_choice_is_at_the_smallest_delta_of_all_cells() -> None:
     (epsilon,) = re.findall(r"costs ε = ([\d.]+) at delta = 1e-07", line)
     dearest = PrivateSelection(1.0, PoissonRunCount(20.0)).epsilon_of(1e-7)
     assert dearest <= float(epsilon) < dearest * 1.001
+
+
+def test_the_printed_command_imports_what_the_tuning_imported(fedpriv: Command, tmp_path: Path) -> None:
+    (tmp_path / "my own.py").write_text(
+        "import numpy as np\n\nimport fedpriv\n\nimages = np.zeros((7000, 28, 28), np.uint8)\n"
+        "labels = np.arange(7000) % 10\n"
+        "fedpriv.add_data('mine', lambda: ((images, labels), (images[:100], labels[:100])))\n"
+    )
+    (tmp_path / "own.toml").write_text(SCENARIO.replace('name = "synthetic"', 'name = "mine"'))
+    settings = ["--grid", "algorithm.step=[0.1]", "--set", "sweep.seeds=1", "--set", 'algorithm.name="dp-sgd"']
+    out, _ = fedpriv("tune", "own.toml", *settings, "--set", "privacy.mu=1.0", "--import", "my own.py")
+    words = shlex.split(out.splitlines()[-1])
+    assert words[-2:] == ["--import", "my own.py"]
+    fedpriv(*words[1:], "--set", "federation.rounds=5", "--out", "again")

@@ -626,7 +626,7 @@ def as_advised(
             known_settings["privacy.epsilon"] or privacy["epsilon"],
             known_settings["algorithm.trust"],
         )
-        trust = trust[0] if isinstance(trust, list | tuple) else trust or algorithm["trust"]
+        trust = trust[0] if trust and isinstance(trust, list | tuple) else trust or algorithm["trust"]
         samples, silos = (
             int(known_settings["federation.samples"] or record_count),
             int(known_settings["federation.silos"] or federation["silos"]),

@@ -8,7 +8,9 @@ allows runs.  A *schema* describes a table: target, sites, persons and the colum
 words.
 """
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import re
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 
 from fedpriv.addons.begin.advise import Advice, Facts, advise, advise_on_facts
 from fedpriv.addons.begin.inspect import (
+    MAX_WORDS,
     PersonCounts,
     count_persons,
     describe_table,
@@ -79,9 +82,20 @@ class ColumnRoles:
     """True for a real number, False for classes, or None for a guess."""
 
 
+def print_inspection(
+    paths: Sequence[Path], roles: ColumnRoles, out: Path | None, marks: Mapping[str, str | None], *, as_json: bool
+) -> None:
+    """Inspect a table (`inspect_table`), and print the lines, or one JSON object with the facts and the lines."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text if as_json else sys.stdout):
+        facts = inspect_table(paths, roles, out, marks)
+    if as_json:
+        sys.stdout.write(json.dumps({**facts, "lines": text.getvalue().splitlines()}) + "\n")
+
+
 def inspect_table(
     paths: Sequence[Path], roles: ColumnRoles, out: Path | None, marks: Mapping[str, str | None]
-) -> None:
+) -> dict[str, Any]:
     """Print a description of a table, and with `out` write a scenario and a policy for each silo.
 
     Several files are one table, in which each file is a site unless a column of sites is named.  With `out` the
@@ -94,6 +108,12 @@ def inspect_table(
         out: Folder of scenario.toml and silo-N.toml, or None for no files.
         marks: Separator of cells, and marks of decimals and thousands, by the names of options, or None to find
             them.
+
+    Returns:
+        Facts of the description: source, number of records, columns with 50 of their words at most, reasons of
+        columns that are passed over, and the number of repeated records.  With a target also the columns that are
+        left out, the table as a scenario describes it, and the number of training units of each silo; with `out`
+        the files.
 
     Raises:
         InputError: If the table cannot be read or run, an option of `marks` is malformed, a column cannot have its
@@ -119,12 +139,23 @@ def inspect_table(
     for name, reason in table.unreadable.items():
         typer.echo(f"  {sanitize_line(name)}: passed over; {sanitize_line(reason)}")
     if copies := table.duplicate_count():
+        verb = "equals" if copies == 1 else "equal"
         typer.echo(
-            f"warning: {format_count(copies, 'record')} equal an earlier one in every column; "
+            f"warning: {format_count(copies, 'record')} {verb} an earlier one in every column; "
             "is each of them a unit of its own?"
         )
+    facts: dict[str, Any] = {
+        "source": table.source,
+        "records": len(table),
+        "columns": [
+            {**vars(column), "words": column.words[:MAX_WORDS], "description": column.describe()}
+            for column in columns
+        ],
+        "passed_over": table.unreadable,
+        "repeated_records": copies,
+    }
     if roles.target is None:
-        return
+        return facts
     # Columns with a use, and columns that are left out.
     schema = describe_table(
         table,
@@ -161,8 +192,9 @@ def inspect_table(
         typer.echo(
             f"{sanitize_line(schema.target)}: whole numbers, taken for classes; --regression if they are amounts"
         )
+    facts |= {"left_out": unused, "table": schema.model_dump(mode="json"), "training_units": training}
     if out is None:
-        return
+        return facts
     from fedpriv.silo.policy import private_umask, revoke_write_access
 
     shards = dict(zip(paths, schemas, strict=True)) if len(paths) > 1 else {}
@@ -182,6 +214,7 @@ def inspect_table(
     if (refusal := _why_refused(out / "scenario.toml")) is not None:
         typer.echo(f"warning: as it stands, a run of {out / 'scenario.toml'} is refused: {sanitize_line(refusal)}")
     typer.echo(f"note: {' '.join(WARNING.splitlines())}")
+    return {**facts, "files": [str(out / name) for name in names]}
 
 
 def _why_refused(scenario: Path) -> str | None:
@@ -375,7 +408,14 @@ def print_advice(
         silos=silos, records=_parse_counts(records), data=None if data is None else {"name": data}, **further_facts
     )
     if as_json:
-        sys.stdout.write(json.dumps(_advice_data(advice)) + "\n")
+        data_of_advice = {
+            "scenario": advice.tree,
+            "reasons": {recommendation.key: recommendation.why for recommendation in advice.chosen},
+            "forecast": {**vars(advice.forecast), "sentence": advice.forecast.sentence},
+            "epsilon": advice.epsilon,
+            "others": advice.others,
+        }
+        sys.stdout.write(json.dumps(data_of_advice) + "\n")
     else:
         rows = [
             [recommendation.key, _format_value(recommendation.value), recommendation.why]
@@ -414,16 +454,6 @@ def _parse_counts(text: str) -> int | tuple[int, ...]:
             f"--records {text!r}: expected a whole number, or one for each silo: 120,80,300"
         ) from None
     return numbers[0] if len(numbers) == 1 else numbers
-
-
-def _advice_data(advice: Advice) -> dict[str, Any]:
-    return {
-        "scenario": advice.tree,
-        "reasons": {recommendation.key: recommendation.why for recommendation in advice.chosen},
-        "forecast": {**vars(advice.forecast), "sentence": advice.forecast.sentence},
-        "epsilon": advice.epsilon,
-        "others": advice.others,
-    }
 
 
 def _format_value(value: Any) -> str:

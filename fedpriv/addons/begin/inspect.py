@@ -115,8 +115,11 @@ class ColumnSummary:
             return f"numbers from {self.span[0]:g} to {self.span[1]:g}{gaps}{self._describe_marks()}"
         examples = ", ".join(sanitize_line(word, 30) for word in self.words[:_MAX_SHOWN_WORDS])
         more = f" and {self.distinct - _MAX_SHOWN_WORDS} more" if len(self.words) > _MAX_SHOWN_WORDS else ""
+        min_count = max(1.0, _MIN_NUMBER_SHARE * len(self.words))
         remedy = "".join(
-            f"; {advice}" for kind, advice in _REMEDIES if self.words and self._nearly_all_match(kind)
+            f"; {advice}"
+            for kind, advice in _REMEDIES
+            if sum(map(bool, map(kind.fullmatch, self.words))) >= min_count
         )
         return f"{self.distinct} words{': ' * bool(examples)}{examples}{more}{gaps}{remedy}"
 
@@ -133,10 +136,6 @@ class ColumnSummary:
         if percents and len(percents) < len(self.words):
             text += ", and other cells have no percent sign: write all cells in one way"
         return text
-
-    def _nearly_all_match(self, kind: re.Pattern[str]) -> bool:
-        """Whether at least 90 % of the words match a pattern."""
-        return sum(kind.fullmatch(word) is not None for word in self.words) >= _MIN_NUMBER_SHARE * len(self.words)
 
     def describe_odd_cells(self) -> str:
         """Describe the number of cells that are no numbers, and the first of them."""

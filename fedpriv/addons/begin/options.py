@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedpriv.cli.options import Json
+
 
 def advise(
     silos: Annotated[int, typer.Option(help="Number of silos.")],
@@ -26,7 +28,7 @@ def advise(
         str | None, typer.Option(help="Name or file of the data, for the scenario; it is not opened.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scenario there.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Advise on algorithm, batch, clip, step, rounds and trust from public facts. No record is read.
 
@@ -93,15 +95,16 @@ def data_inspect(
     out: Annotated[
         Path | None, typer.Option(help="Folder for scenario.toml and a policy for each silo, to start from.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Describe a table, and with --out write a scenario and policies. Make the table's description public first.
 
     Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
     """
-    from fedpriv.addons.begin.command import ColumnRoles, inspect_table
+    from fedpriv.addons.begin.command import ColumnRoles, print_inspection
 
     marks = {"separator": separator, "decimal": decimal, "thousands": thousands}
-    inspect_table(files, ColumnRoles(target, site, person, split, regression), out, marks)
+    print_inspection(files, ColumnRoles(target, site, person, split, regression), out, marks, as_json=as_json)
 
 
 def register(app: Any, silo: Any, data: Any) -> None:

@@ -80,12 +80,17 @@ def print_samples(request: SamplesRequest, as_json: bool) -> None:
         "records for",
         *(f"d = {point['dimension']}, ε = {format_upper_epsilon(point['epsilon'])}" for point in points),
     ]
-    rows = [[name, *(_format_count(point["records"][name]) for point in points)] for name in points[0]["records"]]
+    rows = [
+        [
+            name,
+            *(
+                "more than 10^18" if (number := point["records"][name]) is None else f"{number:.2g}"
+                for point in points
+            ),
+        ]
+        for name in points[0]["records"]
+    ]
     print_table([heads, *rows])
-
-
-def _format_count(number: float | None) -> str:
-    return "more than 10^18" if number is None else f"{number:.2g}"
 
 
 def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) -> dict[str, float]:

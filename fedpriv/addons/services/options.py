@@ -172,6 +172,7 @@ def certificates(
     revoke: Annotated[
         int | None, typer.Option(metavar="SILO", min=0, help="Take this silo's key out of FOLDER/nodes.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Show certificates and when they end. Exit code 1 if one ends within 30 days. Renew a SuperLink's.
 
@@ -196,7 +197,23 @@ def certificates(
         for place in places:
             certified.renew_certificate(place, renew)
     rows = list(certified.find_certificates(places))
-    typer.echo("\n".join(certificate.format_line() for certificate in rows))
+    typer.echo(
+        json.dumps(
+            [
+                {
+                    "file": str(certificate.path),
+                    "subject": certificate.content.subject.rfc4514_string(),
+                    "end": certificate.content.not_valid_after_utc.isoformat(),
+                    "days_left": certificate.remaining_time.days,
+                    "expires_soon": certificate.expires_soon,
+                }
+                for certificate in rows
+            ],
+            indent=2,
+        )
+        if as_json
+        else "\n".join(certificate.format_line() for certificate in rows)
+    )
     if any(certificate.expires_soon for certificate in rows):
         raise typer.Exit(1)
 

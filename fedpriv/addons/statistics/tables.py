@@ -300,7 +300,7 @@ def read_table(
         std: Standard deviation of the noise in each coordinate, in records.
     """
     names = [_cell_labels(name, table, axis_index, schema) for axis_index, name in enumerate(request.of)]
-    groups = _cross_labels(names[: len(table.group_axes)])
+    groups = list(itertools.product(*names[: len(table.group_axes)]))
     result = TableResult(request.title, request.of, request.kind, std, ())
     if table.form == "counts":
         half = Z * std
@@ -367,10 +367,6 @@ def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableE
 
 def _make_estimate(name: str, value: float, error: float) -> TableEstimate:
     return TableEstimate((name,), value, error, value - Z * error, value + Z * error)
-
-
-def _cross_labels(names: list[list[str]]) -> list[tuple[str, ...]]:
-    return list(itertools.product(*names))
 
 
 def _estimate_quantiles(

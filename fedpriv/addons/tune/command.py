@@ -6,8 +6,6 @@ metric on the held-out records.  An open choice compares exact scores.  A privat
 makes a random number of trials.
 """
 
-import json
-import shlex
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -148,7 +146,11 @@ def complete_request_of_values(
         request,
         scenario=(path.parent / tree["scenario"]).resolve(),
         fixed=[
-            *(f"{key}={json.dumps(value)}" for key, value in file_keys.items() if key != "data.validation"),
+            *(
+                format_assignment(key, value, f"{request.scenario}: fixed")
+                for key, value in file_keys.items()
+                if key != "data.validation"
+            ),
             *fixed,
         ],
         held_out=file_keys.get("data.validation") if request.held_out is None else request.held_out,
@@ -187,7 +189,8 @@ def tune_scenario(request: TuneRequest) -> None:
     import_files(completed.imports or [])
     scenario = load_scenario(completed.scenario, completed.overrides or [])
     text = find_scenario_file(completed.scenario).read_text(encoding="utf-8")
-    _show(choose_by_request(scenario, text, completed, grids, [Progress(quiet=False)]))
+    outcome = choose_by_request(scenario, text, completed, grids, [Progress(quiet=False)])
+    _show(outcome, RunOptions(overrides=outcome.overrides, imports=completed.imports or []))
 
 
 def choose_by_request(
@@ -300,8 +303,8 @@ def _write(
     return TuningOutcome(folder, text, overrides, choices, held_out, metric, delta)
 
 
-def _show(outcome: TuningOutcome) -> None:
-    """Print the table of choices, held-out records, costs and warnings, and the command `fedpriv run`."""
+def _show(outcome: TuningOutcome, options: RunOptions) -> None:
+    """Print the table of choices, held-out records, costs and warnings, and the command with `options`."""
     columns = [Column(name, can_wrap=name == "setting") for name in HEADER]
     print_rich(f"{outcome.metric} while tuning", columns, table_lines(outcome.choices))
     description = outcome.held_out.description
@@ -310,8 +313,7 @@ def _show(outcome: TuningOutcome) -> None:
         print_plain(line)
     for line in warn_of_edges(outcome.choices):
         print_text(f"fedpriv: {line}\n", sys.stderr)
-    rerun = ["fedpriv", "run", str(outcome.folder / "scenario.toml")]
-    print_plain(shlex.join([*rerun, *(part for override in outcome.overrides for part in ("--set", override))]))
+    print_plain(options.format_command(str(outcome.folder / "scenario.toml")))
 
 
 def _choose_row_settings(
