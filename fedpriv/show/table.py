@@ -253,9 +253,13 @@ def _render_markdown(results: Results) -> str:
 def _align_columns(table: TextTable) -> str:
     """Render a Markdown table whose columns also align as plain text, labels left, figures right.
 
-    Every column is as wide as its longest text, and at least three characters.  Bars in texts are escaped.
+    Every column is as wide as its longest text, and at least three characters.  Bars in texts are
+    escaped, and their lines joined.
     """
-    columns, rows = [], [[text.replace("|", r"\|") for text in row] for row in (table.heads, *table.body)]
+    columns, rows = (
+        [],
+        [[" ".join(text.splitlines()).replace("|", r"\|") for text in row] for row in (table.heads, *table.body)],
+    )
     for index, (header, *body) in enumerate(zip(*rows, strict=True)):
         width = max(3, len(header), *map(len, body))
         rule, side = ("-" * width, "<") if index < table.label_count else ("-" * (width - 1) + ":", ">")

@@ -351,17 +351,18 @@ def test_a_diverged_seed_is_shown_as_nan() -> None:
     assert "nan ± nan" in render_tables(results, "markdown")
 
 
-def test_commas_and_bars_in_the_name_of_a_site_are_parts_of_the_name() -> None:
+def test_commas_bars_and_lines_in_the_name_of_a_site_are_parts_of_the_name() -> None:
     sites = {
         "test_loss_mean_of_silos": 1.5,
         "test_loss_worst_silo": 2.0,
         "test_loss_at_St. Mary, York": 1.0,
         "test_loss_at_a|b": 2.0,
+        "test_loss_at_two\nlines": 2.0,
     }
     text = render_tables(results_of({"privacy.rho": [4.0]}, facts=lambda point: sites), "markdown")
     assert "**test loss by silo, on its own test records**" in text
     head, rule, row = text.split("own test records**")[1].split("\n\n")[1].splitlines()
     assert [cell.strip() for cell in re.split(r"(?<!\\)\|", head)[2:-1]] == [
-        "mean of silos", "worst silo", "St. Mary, York", r"a\|b",
+        "mean of silos", "worst silo", "St. Mary, York", r"a\|b", "two lines",
     ]  # fmt: skip
     assert len(head) == len(rule) == len(row)
