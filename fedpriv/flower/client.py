@@ -380,11 +380,11 @@ def _objective_and_records(
 
 
 def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
-    """Return the number of classes for which a loss has as many outputs as the module for a record of zeros.
+    """Return the number of classes for which a loss has the module's number of outputs.
 
-    For a function it is the number of outputs.  It is 2 for a loss of a single output, such as the logistic loss,
-    and for an unknown loss or a module that fails, which are reported later.  Of `features`, (n, …), only the
-    shapes and types of a record's inputs are used.
+    The module gets a record of zeros.  For a function the number is that of the outputs.  It is 2 for a loss of a
+    single output, such as the logistic loss, and for an unknown loss or a module that fails, which are reported
+    later.  Of `features`, (n, …), only the shapes and types of a record's inputs are used.
     """
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
     network = wrap_module(module, describe_inputs(features), features.shape[1:])

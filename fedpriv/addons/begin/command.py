@@ -85,7 +85,7 @@ class ColumnRoles:
 def print_inspection(
     paths: Sequence[Path], roles: ColumnRoles, out: Path | None, marks: Mapping[str, str | None], *, as_json: bool
 ) -> None:
-    """Inspect a table (`inspect_table`), and print the lines, or one JSON object with the facts and the lines."""
+    """Print the lines of `inspect_table`, or one JSON object with its facts and the lines."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text if as_json else sys.stdout):
         facts = inspect_table(paths, roles, out, marks)
