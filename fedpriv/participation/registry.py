@@ -130,10 +130,11 @@ class DrawnOrder(PublicRounds, MinSeparation):
         self.check_round(t)
         count = self.batches_per_silo * batch
         # After the sort, a row has its zeros first, and then each round beside the next one.
-        rounds = np.sort(self.rounds_of(count, silo, randomness()), axis=1)
+        rounds = np.sort(np.atleast_2d(self.rounds_of(count, silo, randomness())), axis=1)
         earlier, later = rounds[:, :-1], rounds[:, 1:]
         if (
-            rounds.shape[0] != count
+            rounds.shape[:1] != (count,)
+            or rounds.ndim != 2
             or not np.issubdtype(rounds.dtype, np.integer)
             or np.any((rounds < 0) | (rounds > self.rounds))
             or np.any(np.count_nonzero(rounds, axis=1) > self.max_rounds_per_record)

@@ -219,8 +219,10 @@ def test_evaluations_beside_secret_rounds_are_audited_against_their_own_claim(
 ) -> None:
     tree = secret_cell().canonical_data()
     cell = resolve_cell({**tree, "evaluation": EVALUATED}, "test")
-    outcome = audit(cell, trials=2048)
+    heard: list[float] = []
+    outcome = audit(cell, trials=2048, progress=heard.append)
     assert outcome.stands, outcome
+    assert [share for share in heard if share >= 1.0] == heard[-1:], "evaluations are a part of the work"
     assert outcome.claims["canaries, evaluations"] == 1.0
     assert outcome.sees.keys() == {"canaries, evaluations"}
     less_noise_where(monkeypatch, 0.4, lambda each: each.federation.epochs > 1)

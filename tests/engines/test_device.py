@@ -75,9 +75,10 @@ def test_the_noise_of_a_device_follows_from_seed_owners_round_and_node(
         assert abs(np.corrcoef(other, whole[:1])[0, 1]) < 5.0 * whole.shape[1] ** -0.5
 
 
-def test_a_device_without_numbers_is_refused() -> None:
+@pytest.mark.parametrize("name", ["meta", "hpu"])
+def test_a_device_without_numbers_is_refused(name: str) -> None:
     with pytest.raises(RunError, match="cannot be used here"):
-        find_device("meta")
+        find_device(name)
 
 
 class NothingCopied(TorchDispatchMode):

@@ -143,6 +143,13 @@ def test_rounds_that_are_not_charged_are_not_read(rounds: list[int], monkeypatch
         Careless(8, 2, 3, 4).select_rows(4, 5, 0, lambda: coins(3))
 
 
+@pytest.mark.parametrize("shape", [(20,), (20, 1, 2), ()])
+def test_rounds_of_another_shape_are_refused(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Careless, "rounds_of", lambda *_: np.ones(shape, np.int64))
+    with pytest.raises(RunError, match="the rounds it draws are not what is charged"):
+        Careless(8, 2, 3, 4).select_rows(4, 5, 0, lambda: coins(3))
+
+
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 def test_it_runs_on_both_engines_and_is_read_back(trust: str, arithmetic: str) -> None:

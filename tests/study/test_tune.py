@@ -230,6 +230,7 @@ def test_without_a_grid_the_numbers_of_the_scenario_are_varied() -> None:
     grid = make_default_grid(resolve_cell(tree, "test"))
     assert grid["algorithm.clip"] == [0.2222, 0.6667, 2.0, 6.0, 18.0]
     assert set(grid) == {"algorithm.clip", "algorithm.step"}, "momentum lies between 0 and 1: no scale"
+    assert find_positions({"algorithm.b": [True, False]}, {"algorithm.b": True})[0].number == 1, "no numbers"
     (of_two, edge) = find_positions(grid, {"algorithm.clip": 2.0, "algorithm.step": grid["algorithm.step"][-1]})
     assert ((of_two.number, of_two.count, of_two.is_edge), edge.is_edge) == ((3, 5, False), True)
     assert len(make_default_grid(resolve_cell(small_tree(), "test"))["algorithm.diameter"]) == 25

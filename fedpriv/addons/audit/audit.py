@@ -288,7 +288,13 @@ def _audit_secret_rounds(
     )
     # Number of runs with many canaries, and of runs with one canary each.
     runs, company_count = -(-trials // secret.CANARY_COUNT), trials // secret.TRIALS_PER_COMPANY_RUN
-    steps = StepCounter(progress, runs + company_count / secret.COMPANY_RUNS_PER_STEP)
+    evaluation_parts, failure = make_evaluation_parts(cell, mu, -(-trials // CANARY_COUNT), seed), 1.0 - confidence
+    steps = StepCounter(
+        progress,
+        runs
+        + company_count / secret.COMPANY_RUNS_PER_STEP
+        + sum(part.run_count for part in evaluation_parts.values()),
+    )
     run_trials = [
         secret.run_canaries(canary_cell, run_seed(seed, run_index)) for run_index in steps.after(range(runs))
     ]
@@ -296,7 +302,6 @@ def _audit_secret_rounds(
     company_trials = secret.run_company(company_cell, company_count, seed, steps)
     # Bounds of the evaluations, which have a public order, and of both families of secret rounds.  If there are
     # evaluations, they have a fifth of the probability of failure and each family two fifths, else each a half.
-    evaluation_parts, failure = make_evaluation_parts(cell, mu, -(-trials // CANARY_COUNT), seed), 1.0 - confidence
     evaluation_results = audit_canaries(evaluation_parts, failure / 5.0, steps) if evaluation_parts else {}
     failure, curve = (
         failure * (0.4 if evaluation_parts else 0.5),

@@ -225,7 +225,7 @@ def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
     """
     positions = []
     for key, values in grid.items():
-        numeric = all(isinstance(value, int | float) for value in values)
+        numeric = all(type(value) in (int, float) for value in values)
         ordered = sorted(values) if numeric else list(values)
         if len(values) > 1:
             positions.append(GridPosition(key, setting[key], ordered.index(setting[key]) + 1, len(ordered)))

@@ -126,7 +126,7 @@ def find_device(name: str) -> torch.device:
         raise InputError(f'run.device = {name!r}: no device of torch; a GPU of NVIDIA is "cuda"') from None
     try:
         torch.zeros(1, device=device).tolist()  # Some errors of a device show only when a value is read.
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise RunError(
             f'run.device = {name!r} cannot be used here: {str(error).splitlines()[0]}; try "cpu"'
         ) from None
