@@ -323,8 +323,8 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
 def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[float, ...]) -> Curve:
     """Return the smallest of several bounds of δ, at each ε.
 
-    Under zero-out they are the bound of known rounds, and the larger one of removal and addition.  Under
-    replace-one they are
+    Under zero-out they are the bound of known rounds, and the larger one of removal and addition.  With more
+    rounds than points of a grid, those of replace-one count as well.  Under replace-one they are
 
     * the bound of known rounds,
     * the chain of removal and addition through the run without the unit,
@@ -342,7 +342,13 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
         removal_and_addition_curves(mechanism, resolution, tails),
     )
     if mechanism.relation == "zero-out":
-        return lowest_curve([known_curve, highest_curve([removal, addition])])
+        # With so many rounds the grid of Σ Y is coarser than Y.  Another unit may be one without increments.
+        exchange_curves = (
+            [_curve(dataclasses.replace(mechanism, relation="replace-one"), resolution, tails)]
+            if mechanism.bins > resolution.size
+            else []
+        )
+        return lowest_curve([known_curve, highest_curve([removal, addition]), *exchange_curves])
     loose_curve, independent = (
         lowest_curve([known_curve, triangle_curve(removal, addition)]),
         mechanism.independent_part,
@@ -397,8 +403,8 @@ def removal_and_addition_curves(
         removal_losses = [_compose_epochs(distribution, epochs, resolution) for distribution in removal_losses]
         addition_losses = [_compose_epochs(distribution, epochs, resolution) for distribution in addition_losses]
     curves = (
-        _lowest_delta_curve([compose_with_gaussian(distribution, common_mu) for distribution in removal_losses]),
-        _lowest_delta_curve([compose_with_gaussian(distribution, common_mu) for distribution in addition_losses]),
+        lowest_curve([compose_with_gaussian(distribution, common_mu).deltas for distribution in removal_losses]),
+        lowest_curve([compose_with_gaussian(distribution, common_mu).deltas for distribution in addition_losses]),
     )
     if (overlaps := mechanism.overlaps) is None:
         return curves
@@ -436,10 +442,6 @@ def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[flo
         if not ends or end > 1.1 * ends[-1]:
             ends.append(end)
     return ends
-
-
-def _lowest_delta_curve(distributions: Sequence[PrivacyLossDistribution]) -> Curve:
-    return lowest_curve([distribution.deltas for distribution in distributions])
 
 
 @lru_cache(maxsize=256)
