@@ -1,8 +1,9 @@
 """Grid for silos that disconnect and return, which polls often and follows a silo to its new node.
 
-Flower 1.41's own `send_and_receive` sleeps 3 s between polls, and a SuperNode that was killed can return under
-another node id.  `PatientGrid` therefore polls more often, repeats queries, and sends them to a silo's new node.
-Repeating a query is safe, because a silo's guard answers a repeated round with the same bytes, or refuses it.
+A node is a connected SuperNode, known by its id.  Flower 1.41's own `send_and_receive` sleeps 3 s between polls,
+and a SuperNode that was killed can return under another node id.  `PatientGrid` therefore polls more often,
+repeats queries, and sends them to a silo's new node.  Repeating a query is safe, because a silo's guard answers a
+repeated round with the same bytes, or refuses it.
 """
 
 import itertools
@@ -53,7 +54,8 @@ def ask_roster(grid: Grid, silos: int, timeout: float, make_query: Callable[[int
         make_query: Function that makes the query to a node from its id.
 
     Raises:
-        RunError: If a silo has no node, or two, or a node refuses, fails or says no number of a silo.
+        RunError: If there are more nodes than silos, a silo has no node, or two, or a node refuses, fails or says
+            no number of a silo.
     """
     nodes = _wait_for_nodes(grid, silos, timeout)
     reply_by_silo: dict[int, Message] = {}
@@ -213,8 +215,8 @@ class PatientGrid(Grid):
         refusal that may pass, and once the silo has another node.  Up to 15 minutes in which this process or the
         SuperLink was stopped do not count.
 
-        A silo that refused or failed in a way that may pass, and did not reply later, has a refusal that is not
-        final among the replies.
+        A silo that refused or failed in a way that may pass, and did not reply later, has a refusal among the
+        replies that is not final (`Refusal.is_final`).
 
         Args:
             messages: Messages, whose ids are set here.

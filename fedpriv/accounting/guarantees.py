@@ -254,7 +254,7 @@ class Sampled(Curved):
     """Guarantee of secret participation, as long as it stays secret which units take part in which rounds."""
 
     noise_multiplier: float
-    """σ/C, or σ / max_t (clip_t ‖C_t‖) for correlated noise with classes of rounds."""
+    """σ / clip, or σ / max_t (clip_t ‖C_t‖) for correlated noise of a matrix C, with classes of rounds."""
 
     if TYPE_CHECKING:
 

@@ -11,7 +11,7 @@ by these pairs, in both orders for zero-out.
     replace-one   (1 - q) N(0, z²) + q N(1, z²)   and   (1 - q) N(0, z²) + q N(-1, z²)
 
 The second pair is its own mirror image.  The distance 2C of replace-one is in this pair: z is σ/C under both
-relations.
+relations.  The hockey stick H_ε(P‖Q), the largest P(A) - e^ε Q(A) of any event A, is the smallest δ at ε.
 
 Of k units together each is drawn independently, and one round is dominated by these pairs:
 
@@ -486,10 +486,10 @@ class SampledGroupRound:
 def connect_dots(step: float, low: int, deltas: Floats) -> GridLossDistribution:
     """Return the loss distribution on multiples of `step` whose hockey stick has the given values there.
 
-    Values are clipped to [0, 1], and made to fall.  Between two points the hockey stick is the chord in e^ε, which
-    lies above the true, convex one.  With step h and the falls f_i = δ_(i-1) - δ_i of the values, the mass at an
-    inner point i is (e^h f_i - f_(i+1)) / (e^h - 1), or 0 if that is negative.  The last value is the mass at
-    infinity.
+    Values are clipped to [0, 1], and lowered to earlier ones that are smaller.  Between two points the hockey
+    stick is the chord in e^ε, which lies above the true, convex one.  With step h and the falls f_i = δ_(i-1) -
+    δ_i of the values, the mass at an inner point i is (e^h f_i - f_(i+1)) / (e^h - 1), or 0 if that is negative.
+    The last value is the mass at infinity.
 
     Guarantee: its δ is at least that of any pair with these values, for one release or in a composition.
 

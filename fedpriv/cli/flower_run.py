@@ -30,7 +30,8 @@ def open_run_folder(run_config: Mapping[str, Any]) -> RunObserver:
         Observer of the run, which writes its results into the folder.
 
     Raises:
-        InputError: The configuration names no cell, no noise can be fitted to it, or the folder holds results.
+        InputError: The scenario cannot be used or has no such cell, no noise can be fitted to the cell, or the
+            folder holds results or cannot be read.
         OSError: The folder cannot be written.
     """
     # A scenario may leave its noise mechanism to be chosen by a fit to public numbers.

@@ -389,7 +389,7 @@ def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
 
 
 def _refuse_missing(table: RawTable, schema: TableSchema, row: int) -> None:
-    """Raise InputError for the first missing value of a row, with the column's name and the remedies."""
+    """Raise InputError for a missing value of a row, with the column's name and the remedies."""
     required_columns = [
         (name, column.values or ()) for name, column in schema.sorted_columns if column.missing is None
     ]

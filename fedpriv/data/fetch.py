@@ -62,6 +62,7 @@ def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
     """
 
     def write(root: Path) -> None:
+        """Download the package, and write its unzipped files into `folder` below the empty folder `root`."""
         target = root / folder
         target.mkdir(parents=True)
         with tempfile.TemporaryDirectory(prefix="fedpriv-debian-") as downloads:

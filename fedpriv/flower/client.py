@@ -137,8 +137,10 @@ class PrivateClient:
             records: Records of the silo, or a function that loads them, which is not called if a guard answers.
 
         Raises:
-            FedprivError: The message is another strategy's, the configuration or the records cannot be used, or
-                the guard refuses or does not answer.
+            FedprivError: The message is another strategy's, the configuration or the records cannot be used, the
+                strategy has a seed although this is a SuperNode or has a guard, the query is refused, or the guard
+                refuses or does not answer.
+            ValueError: The message has terms, and no round.
         """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")

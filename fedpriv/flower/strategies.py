@@ -332,7 +332,7 @@ class PrivateStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Make one message with the query for every silo that `federation` does not call absent.
+        """Make one message with the query for every silo that is not absent by the scenario's [federation].
 
         `arrays`, the model, is not sent: silos compute increments at the query.
 

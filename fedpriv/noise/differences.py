@@ -178,7 +178,7 @@ class DifferenceTrees(Mechanism):
             Sensitivity relative to the standard deviation of fresh vectors, in the unit of the clips, as a bound.
 
         Raises:
-            InputError: The trees do not factor the workload, or a released group of nodes has no noise or an
+            InputError: `check_workload` refuses the workload, or a released group of nodes has no noise or an
                 infinite one.
         """
         self.check_workload(workload)
@@ -262,7 +262,7 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
         The same trees with these standard deviations, in multiples of that of fresh vectors.
 
     Raises:
-        InputError: The trees do not factor the workload.
+        InputError: The method `check_workload` of the trees refuses the workload.
     """
     trees.check_workload(workload)
     worst_norms = np.array([float(np.max(squared_norms)) for squared_norms in trees.squared_norms(workload)])
@@ -296,8 +296,8 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
         The same trees with these standard deviations, in multiples of that of fresh vectors, and `least` = 2 σμ.
 
     Raises:
-        InputError: Differences are clipped, the trees do not factor the workload, α is below 1/N, or N < 6, where
-            the paper's constants are too small.
+        InputError: Differences are clipped, the trees refuse the workload (`check_workload`), α is below 1/N, or
+            N < 6, where the paper's constants are too small.
     """
     trees.check_workload(workload)
     if trees.movement is None:

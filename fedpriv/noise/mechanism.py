@@ -7,7 +7,7 @@ which it can move C s.  A mechanism's certificate is its statement of this dista
 
 Factors D_1 … D_T scale the columns of C, so that every record costs as much as the worst one.  One D serves two
 purposes: clips of S_t · D_t in place of the clips S_t of rounds t at the same noise (`late_clip = "column"`), or
-    the noise of increment t divided by D_t at the same clips (`BufferedToeplitz.column_scale`).
+the noise of increment t divided by D_t at the same clips (`BufferedToeplitz.column_scale`).
 """
 
 import dataclasses

@@ -196,7 +196,7 @@ def add_mechanism(kind: type[Mechanism]) -> None:
 def lookup_mechanism_class(name: str) -> type[Mechanism] | None:
     """Return the mechanism class of a name, or None.
 
-    Extensions are imported for a name that is not in the table yet, but for "auto".
+    Extensions are imported for a name that is not in the table yet, except for "auto".
     """
     if name not in MECHANISMS and name not in USER_MECHANISMS and name != AUTO:
         load_extensions()

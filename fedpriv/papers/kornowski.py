@@ -311,7 +311,7 @@ def _prescribe(
         name: Name of the theorem.
         problem: Numbers of the run, with ε, a Lipschitz constant and a bound `gap` on the fall of the loss.
         plan: Function that chooses parameters for the problem of the theory and for μ under replace-one.
-        settings: Keys of the row, for the smoothing and the oracle (the estimate of a record's gradient).
+        settings: Keys of the algorithm, for the smoothing and the oracle (a record's estimated gradient).
 
     Returns:
         The theorem's numbers, or the reason why there are none (`catch_refusal`).
@@ -455,7 +455,7 @@ def _make_optimizer(settings: GoldsteinSettings, problem: Problem, error: float)
     C1 + G0 is the theory's bound of the root mean square norm of a release, with C1 for the Lipschitz constant.
 
     Args:
-        settings: Keys of the row, with D (`radius`), C1 (`anchor_clip`), the window's W rounds and η (`step`).
+        settings: Keys of the algorithm: D (`radius`), C1 (`anchor_clip`), the window's W rounds and η (`step`).
         problem: Numbers of the run, with T rounds and the seed of the public choices.
         error: Bound G0 on the root mean square error of a release.
 

@@ -73,8 +73,8 @@ def plot_run(
         width: Width of every figure in inches, from 2 to 20, or None for a width that fits its panels.
 
     Raises:
-        InputError: If the folder holds no run, a run without a finished cell or history, or a damaged audit, or if
-            a format or the width is not allowed.
+        InputError: If the folder holds no run, a run without a finished cell or history, or a damaged history or
+            audit, or if a format or the width is not allowed.
     """
     refuse(
         {
@@ -112,7 +112,7 @@ def render_svgs(folder: Path, results: Results) -> dict[str, str]:
     of groups, such as axes_1, repeat in every figure.
 
     Raises:
-        InputError: If the folder has no history, or a damaged audit.
+        InputError: If the folder has no history, or a damaged history or audit.
     """
     with plot_settings():
         texts = {
@@ -269,7 +269,7 @@ def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
     """Draw a panel's series, and set scales, limits, labels and ticks of its axes.
 
     Ticks on the y axis are the names of the chart's rows, or else round numbers.  Ticks on the x axis are those of
-    the chart, or else round numbers.
+    the chart, or else round numbers, without those whose labels would overlap.
     """
     for rank, series in enumerate(panel.series):
         _draw_series(axes, chart, series, rank)
@@ -306,8 +306,8 @@ def _spaced_ticks(ticks: Sequence[float], position: Any) -> list[float]:
 def _draw_series(axes: "Axes", chart: Chart, series: Series, rank: int) -> None:
     """Draw a series' line, spread and published marks, with markers shifted by its rank in the panel.
 
-    The spread is a band along a line, or a bar at each mark: along x in a chart with named rows, and along y in
-    other charts.
+    The spread is a band along a line of two marks or more, else a bar at each mark: along x in a chart with named
+    rows, and along y in other charts.
     """
     look, marks = _line_style(series), series.marks
     xs, ys, spreads = ([getattr(mark, name) for mark in marks] for name in ("x", "y", "spread"))

@@ -180,7 +180,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
 
     Args:
         cells: Cells of results.json, at least one.  A cell whose run adds no noise has no claim.
-        composition_note: Note on all runs with real noise together, or "" (`_describe_composition`).
+        composition_note: Note on all runs with secret noise together, or "" (`_describe_composition`).
         choice: Sentences on the choice of settings, for the assumptions.
     """
     first_cell, delta = cells[0], cells[0]["delta"]
@@ -366,7 +366,8 @@ def describe_power(sees: Mapping[str, float], trials: int) -> str:
     """Describe the loss of noise that an audit with this number of trials detects.
 
     A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.  Shares are
-    rounded down to percents, and a family whose share is then 0 detects no loss and is left out.
+    rounded down to percents.  A family is a group of tests that share one probability of a false refutation.  One
+    whose share is then 0 detects no loss and is left out.
 
     Args:
         sees: Largest share of the noise that is refuted with probability 95 %, by family of tests, or empty if no

@@ -315,8 +315,8 @@ def list_warnings(results: Results) -> list[str]:
 def describe_measurement(results: Results) -> str:
     """Describe in one line the seeds and engines of a run, and how far it is from published values.
 
-    The line also says why published values are hidden, whether rows share random numbers, and the findings of
-    add-ons, as far as there is something to say.
+    The line also says why published values are hidden, whether table rows share random numbers, and the findings
+    of add-ons, as far as there is something to say.
     """
     largest_differences = []
     for metric in published_metrics(results):
@@ -427,9 +427,9 @@ def describe_tuning(results: Results) -> list[str]:
     """Describe the privacy cost of settings that `fedpriv tune` chose, as one text in a list.
 
     A row is a part of the sweep with a choice of its own.  A private choice takes the best of a random number of
-    runs of μ-GDP.  Its cost is ε, without and with the run of the row's cell.  The list is empty if `fedpriv tune`
-    chose nothing, and if no cell has noise.  The text has no ε if the choice was not private, or if a cell with
-    noise has no row or no μ.
+    runs of μ-GDP.  Its cost is ε at the smallest δ of the cells, without and with the run of the row's cell, as a
+    range over the cells.  The list is empty if `fedpriv tune` chose nothing, and if no cell has noise.  The text
+    has no ε if the choice was not private, or if a cell with noise has no row, or cell or row have no μ.
 
     Guarantee: every ε is computed here, that of a row's run for the μ of its cell.  The distribution of the number
     of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing compares them

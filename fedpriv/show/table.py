@@ -83,7 +83,7 @@ def write_table(folder: Path) -> str:
 
 
 def make_tables(results: Results) -> list[TextTable]:
-    """Make the tables of a run, followed by those of silos and of add-ons unless the run has [scaling].
+    """Make the tables of a run, and then, unless its scenario has [scaling], those of silos and add-ons.
 
     | run | tables |
     |---|---|

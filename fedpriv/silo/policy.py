@@ -491,15 +491,16 @@ class Policy(BaseModel):
 def read_policy(path: Path) -> Policy:
     """Read and validate a policy file.
 
-    Guarantee: the policy is refused if others than the owner of a file may write the policy, the records with
-    their key, the ledger with its mark, the identity or the peers, or a folder of these files, or a folder of a
-    link that leads to them, with the exceptions of `check_writers`; and if others may read the records.
+    Guarantee: the policy is refused if others than the owner of a file may write one of these files: the policy,
+    the records with their key, the ledgers with their marks, the identity and the peers.  It is refused if they
+    may write a folder of these files, or a folder of a link that leads to them.  Both hold with the exceptions of
+    `check_writers`.  It is also refused if others may read the records.
 
     Returns:
         The policy, in which relative paths are completed by the folder of the file.
 
     Raises:
-        InputError: If the file cannot be used, a key or value is not valid, two of the named files are one, or the
+        InputError: If the file cannot be used, a key or value is not valid, two of the files above are one, or the
             policy is refused.
     """
     check_writers([path])

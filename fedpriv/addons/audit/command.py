@@ -33,8 +33,8 @@ def audit_scenario(request: AuditRequest) -> None:
     The outcome is printed and stored even if a lower bound refutes the claim.
 
     Raises:
-        InputError: If the scenario or an option is not valid, the cell cannot be audited, or the run of `store` is
-            another one.
+        InputError: If the scenario or an option is not valid, the cell cannot be audited, or an outcome is to be
+            stored that has secret rounds, or in a run of another algorithm or model.
         AuditRefutedError: If the claim is refuted, or records are not read as it assumes.
     """
     import_files(request.imports or [])
@@ -76,12 +76,12 @@ def _format_family(outcome: Audit, name: str, bound: float) -> str:
 
 @contextmanager
 def _show_progress() -> Iterator[Callable[[float], None]]:
-    """Show progress on stderr, as a bar on a terminal and in lines elsewhere.
+    """Show progress on stderr, as a bar on a terminal and in lines, at least 5 seconds apart, elsewhere.
 
     Standard output stays free for JSON.
 
     Yields:
-        Function that is called with the finished share of the work, from 0 to 1.
+        Function to call with the share of the work that is finished, approximately, from 0 to 1.
     """
     console = Console(stderr=True)
     if console.is_terminal:
@@ -102,7 +102,7 @@ def _show_progress() -> Iterator[Callable[[float], None]]:
 
 
 def _format_report(outcome: Audit) -> str:
-    """Format the outcome as lines of text on the claim, the bound, the tests and the power."""
+    """Format the outcome as lines on the claim, the bound, the tests, and the loss of noise that they detect."""
     claimed = format_epsilon_delta(outcome.claimed_epsilon, outcome.delta)
     if outcome.alarms is None:
         claimed = f"μ = {format_upper(outcome.claimed_mu, 6)}, {claimed}"

@@ -193,7 +193,7 @@ def audit_counts(
     release r (d,) is ⟨r - weight · (x₀ + x₁)/2, x₀ - x₁⟩, with the weight of a record in the release.  But for the
     noise it is positive in world 0 and negative in world 1.  The bound is the larger one of those at threshold 0
     and at a threshold that a quarter of the trials chooses, with half of `failure` each.  The result also has the
-    largest share of the noise at which these trials would be likely to refute the claim.
+    largest share of the noise at which as many trials would refute the claim with probability 95 %.
 
     Args:
         cell: Cell of the plan of statistics.

@@ -21,7 +21,9 @@ def complete_federation(
     """Return a scenario whose [federation] follows the records, their sites, and the program's settings.
 
     For the scenario own-data the number of samples becomes that of the training records, or of clients that have
-    them.  For records with sites each site becomes a silo, and `data.partition` becomes "site".
+    them.  For records with sites each site becomes a silo, and `data.partition` becomes "site".  A scenario that
+    reads all of these records then has `batches`, a number for each silo, in place of `samples`, unless it has
+    `batch`.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -29,7 +31,8 @@ def complete_federation(
         settings: Values that the program sets for the scenario own-data, or None for another scenario.
 
     Raises:
-        InputError: The scenario, or for own-data the program, sets another number of silos than there are sites.
+        InputError: The scenario, or for own-data the program, sets another number of silos than there are sites,
+            or the program sweeps `batches` with different sums and sets no rounds.
     """
     federation = dict(tree.get("federation", {}))
     if settings is not None:
@@ -74,6 +77,9 @@ def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, An
         federation: Section of the shipped scenario, with `units` as its number of samples.
         program_values: Values that the program sets, by key, such as "rounds".
         units: Number of training records, or of clients that have them.
+
+    Raises:
+        InputError: The program sweeps `batches` with different sums, and sets no rounds.
     """
     rounds, batch = program_values.get("rounds"), program_values.get("batch")
     excluded: set[str] = set()

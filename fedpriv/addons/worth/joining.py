@@ -516,8 +516,8 @@ def _personal_gains(
 
     A personal model is a local one that is pulled with weight λ towards the released model of a chosen cell.  If
     the partition allows it, the cell is run again without a fifth of the records, and λ is chosen on these
-    ("spared").  Otherwise, and at a silo with few of these records, λ is chosen on folds ("folds").  The kind is
-    that of the last cell, and "folds" if any of its silos used folds.
+    ("spared").  Otherwise, and at a silo with few of these records, λ is chosen by cross-validation ("folds").
+    The kind that is returned is "folds" if any silo used folds for any cell.
 
     Args:
         request: Scenario and grid.

@@ -130,7 +130,8 @@ class FleetClient:
             **fields: Fields of the request.
 
         Raises:
-            httpx.HTTPStatusError: The SuperLink refuses the request, or answers with a server error.
+            httpx.HTTPStatusError: The SuperLink refuses the request, or answers with a server error.  After an
+                error of 502 or above the request is repeated first, until the end of `patience`.
             LostError: No answer came until the end of `patience`, or the SuperLink refuses the key or this
                 machine's clock.
         """
@@ -256,6 +257,7 @@ class SiloNode:
         Raises:
             ValueError, TypeError, LookupError, AttributeError, DecodeError: The objects do not come, or are no
                 query.
+            httpx.HTTPStatusError, LostError: A request fails (`FleetClient.ask`).
         """
         start_time = time.monotonic()
         contents = {name: self._fetch_object(run, name) for name in dict.fromkeys(_object_ids(tree))}
@@ -272,6 +274,7 @@ class SiloNode:
 
         Raises:
             ValueError: The SuperLink does not know the object, or it does not arrive in three minutes.
+            httpx.HTTPStatusError, LostError: A request fails (`FleetClient.ask`).
         """
         deadline, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
         while True:
@@ -394,8 +397,8 @@ def _flatten_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 def main(superlink: str, silo: str, guard: str, keys: str) -> None:
     """Connect the node, and answer queries until the process is asked to end or the SuperLink is lost.
 
-    The node's id is written to a file beside the heartbeats, so that the successor of a killed process can
-    disconnect it.
+    The process also ends if its parent does.  The node's id is written to a file beside the heartbeats, so that
+    the successor of a killed process can disconnect it.
 
     Args:
         superlink: Address of the SuperLink.
