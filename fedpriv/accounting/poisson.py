@@ -11,7 +11,8 @@ by these pairs, in both orders for zero-out.
     replace-one   (1 - q) N(0, z²) + q N(1, z²)   and   (1 - q) N(0, z²) + q N(-1, z²)
 
 The second pair is its own mirror image.  The distance 2C of replace-one is in this pair: z is σ/C under both
-relations.  The hockey stick H_ε(P‖Q), the largest P(A) - e^ε Q(A) of any event A, is the smallest δ at ε.
+relations.  The hockey stick H_ε(P‖Q), the largest P(A) - e^ε Q(A) of any event A, is the smallest δ at ε in this
+order of the pair.
 
 Of k units together each is drawn independently, and one round is dominated by these pairs:
 

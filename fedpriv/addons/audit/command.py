@@ -34,7 +34,7 @@ def audit_scenario(request: AuditRequest) -> None:
 
     Raises:
         InputError: If the scenario or an option is not valid, the cell cannot be audited, or an outcome is to be
-            stored that has secret rounds, or in a run of another algorithm or model.
+            stored that has secret rounds, or in a folder without a run of this algorithm and model.
         AuditRefutedError: If the claim is refuted, or records are not read as it assumes.
     """
     import_files(request.imports or [])
@@ -102,7 +102,7 @@ def _show_progress() -> Iterator[Callable[[float], None]]:
 
 
 def _format_report(outcome: Audit) -> str:
-    """Format the outcome as lines on the claim, the bound, the tests, and the loss of noise that they detect."""
+    """Format the outcome as lines: the claim, the bound, the tests and the loss of noise they detect."""
     claimed = format_epsilon_delta(outcome.claimed_epsilon, outcome.delta)
     if outcome.alarms is None:
         claimed = f"μ = {format_upper(outcome.claimed_mu, 6)}, {claimed}"

@@ -21,9 +21,9 @@ def complete_federation(
     """Return a scenario whose [federation] follows the records, their sites, and the program's settings.
 
     For the scenario own-data the number of samples becomes that of the training records, or of clients that have
-    them.  For records with sites each site becomes a silo, and `data.partition` becomes "site".  A scenario that
-    reads all of these records then has `batches`, a number for each silo, in place of `samples`, unless it has
-    `batch`.
+    them.  For records with sites each site becomes a silo, and `data.partition` becomes "site".  If `samples`
+    is the number of all these records, and rounds and epochs are not swept, then `batches`, a number for each
+    silo, takes its place, unless there is `batch`.
 
     Args:
         tree: Scenario as nested dictionaries.
