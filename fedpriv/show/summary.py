@@ -429,7 +429,7 @@ def describe_tuning(results: Results) -> list[str]:
     A row is a part of the sweep with a choice of its own.  A private choice takes the best of a random number of
     runs of μ-GDP.  Its cost is ε at the smallest δ of the cells, without and with the run of the row's cell, as a
     range over the cells.  The list is empty if `fedpriv tune` chose nothing, and if no cell has noise.  The text
-    has no ε if the choice was not private, or if a cell with noise has no row, or cell or row have no μ.
+    has no ε if the choice was not private, or if a cell with noise has no μ, no row, or a row without a μ.
 
     Guarantee: every ε is computed here, that of a row's run for the μ of its cell.  The distribution of the number
     of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing compares them
