@@ -282,6 +282,8 @@ def _likelihood_ratios(
 def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the distribution of ln S under P, or None without a grid of exponents.
 
+    There is none if the noise is too small, or if the grid of G_t would be too coarse or too large.
+
     S is the ratio dP/dQ, so that the mass under P at a value s is s times its mass under Q.  Values are divided by
     1 - η, for the relative error η of the walk.  Mean that is lost above the grid of sums counts as infinite loss,
     and if it is much, the grid is made higher.
@@ -308,6 +310,8 @@ def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the distribution of -ln S under Q, or None without a grid of exponents.
 
+    There is none if the noise is too small, or if the grid of G_t would be too coarse or too large.
+
     Values of S are divided by 1 + η, for the relative error η of the walk.  Mass at S = 0, and mass of walks that
     leave the grid of exponents, count as infinite loss.
 
@@ -331,6 +335,8 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 
 def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """Return a bound of the loss distribution under replace-one, or None without a grid of exponents.
+
+    There is none if the noise is too small, or if the grid of G_t would be too coarse or too large.
 
     E (S - e^ε S')+ is bounded at values of ε ≥ 0 a step apart, and the loss distribution is made from the lower
     hull of these bounds.  By symmetry of the pair they decide the masses of negative losses, too.

@@ -310,7 +310,9 @@ def target_facts(mu: float, delta: float, federation: "FederationOptions") -> di
 
 
 def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, rounds: int | None) -> "Guarantee":
-    """Compute the guarantee of a noise multiplier for records that take part in secret rounds.
+    """Compute the guarantee of a noise multiplier for records that take part in secret.
+
+    Participation is secret if only the silos know which rounds read a record.
 
     Args:
         order: Options of the participation and the neighbouring relation.

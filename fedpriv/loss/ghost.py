@@ -361,8 +361,8 @@ class GhostObjective(ModuleObjective):
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the clipped increments of one replicate by the plan, chunk by chunk of records.
 
-        `ModuleObjective` computes a single record, records of a shape without a plan, and a chunk on which the
-        module raises or departs from the plan.  The size of a chunk bounds the memory.  A replicate is one of
+        `ModuleObjective` computes a single record, records of a shape without a plan, and a chunk for which
+        `_sum_increments` has no result.  The size of a chunk bounds the memory.  A replicate is one of
         several runs that are computed side by side.
 
         Args:
@@ -408,7 +408,8 @@ class GhostObjective(ModuleObjective):
             records: Records, of which only shapes, types and device are used.
 
         Returns:
-            The plan, or None if the module fails on zeros, or if no gradient is in a traced call.
+            The plan, or None if the module raises a RuntimeError, IndexError or ValueError on zeros, or if no
+            gradient is in a traced call.
         """
         shape = records.features.shape[1:]
         if shape not in self.plans:
@@ -554,7 +555,8 @@ class GhostObjective(ModuleObjective):
 
         Returns:
             The sum by parameters, (size,) each or None for a parameter without gradient, and the count, ().  The
-            result is None if the module raises on a record, or its calls do not follow the plan.
+            result is None if the module raises a RuntimeError, IndexError or ValueError, or its calls do not
+            follow the plan.
         """
         weights = batch.weights
         try:

@@ -496,7 +496,8 @@ def add_model(name: str, model: Model) -> None:
 def find_model(name: str) -> Model:
     """Find the row of a model by its name, or make one for an import path.
 
-    The row of an add-on is loaded from the add-on.  If no row has the name yet, the user's extensions are loaded.
+    An add-on is an optional part of fedpriv, and its row is loaded when it is asked for.  If no row has the name
+    yet, the user's own code that adds rows (extensions) is imported.
 
     Args:
         name: Name of the model in scenarios, or "package.module:Name".

@@ -173,6 +173,7 @@ class GradientAndHessian(View):
         """Return weighted clipped increments (..., B, d), and the mask of records with any clipping, (..., B).
 
         The mask has the records of weight above 0 of which any part was clipped or set to 0.
+
         Gradients are clipped to `gradient_clip`, and Hessians to `curvature_clip` and then multiplied by κ.  Both
         together are clipped to `clip` and multiplied by the record's weight.  A record of which a part is not
         finite, or too large for the type, has an increment of 0.
@@ -254,11 +255,11 @@ class GradientAndHessian(View):
         the sampling of n records.
 
         Released means are over all row indices, also those without a record that counts, which add zeros.  A, σ
-        and λ are divided by the share of the others, as if means were over the records that count.
+        and λ are divided by the share of row indices whose record counts, as if means were over these records.
 
         Args:
             point: Published (x, svec A), (d,).
-            published: σ, not yet divided by the share, n, the share of row indices whose record counts, and T.
+            published: σ (not yet divided by the share), n, the share of row indices whose record counts, and T.
 
         Returns:
             Each of the p weights with the ends of its interval.

@@ -164,8 +164,8 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
 
     Each silo gets `evaluation.records` rows of `Task.test_with_missing`, and no row goes to two silos.  By default
     the rows are drawn: at random with the partition "iid", and else with label frequencies like those of the
-    silo's training records.  In some partitions by site, and in tables whose cells decide which rows count, a silo
-    gets rows of its own (`_fixed_test_indices`).
+    silo's training records.  In some partitions by site, and in some tables where the cells of a row decide
+    whether it is for testing, a silo gets rows of its own (`_fixed_test_indices`).
 
     Args:
         cell: Cell of the training, with a section [evaluation].
@@ -198,8 +198,8 @@ def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | Non
 
     The result is None if any row may go to any silo.  A silo has rows of its own in two cases, which may meet:
 
-    - Cells of a table decide which rows count, and a unit is a record: the rows that the silo has in the training
-      part.
+    - The cells of a row decide whether it is for testing, so that each row has an index in both parts and counts
+      in one of them, and a unit is a record: the rows that the silo has in the training part.
     - The partition is by site, and test rows have sites: the rows of its site.
 
     If both cases hold, the rows of the first come first, and then the other rows of the site.
@@ -281,8 +281,8 @@ def held_out_records_by_silo(cell: Cell) -> list[Records]:
 def train_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
     """Return the row indices, in the training part of the data set, of each silo's training records.
 
-    A silo of persons gets all records of its persons, whether they count or not.  A silo of clients gets the
-    records of its clients, client by client.
+    If persons are protected and the data name them, a silo gets all records of its persons, whether they count or
+    not.  If its units are other groups of records, such as clients, it gets their records, unit by unit.
     """
     task, shares = load_task(cell), [share.numpy() for share in partition_records(cell)]
     if task.unit_indices is None:
@@ -319,7 +319,7 @@ class EvaluationPlan:
 
         Means over the rows read are divided by `counted_share`, to become means over the rows that count.  With
         `silo_names` each silo's metrics follow under "metric_at_name", with their unweighted mean and their worst
-        value.
+        value.  Figures of curves are added, for all silos and for each, if the scores have any.
 
         Args:
             published: Mean scores over the rows read, with any noise: (silos, numbers of a score), or (1, numbers
@@ -356,11 +356,12 @@ def evaluation_count(cell: Cell) -> int:
 
 
 def evaluation_cell(cell: Cell) -> Cell:
-    """Return the run of a cell's evaluations, with a round for each, in which all test records are read.
+    """Return the run of a cell's evaluations, with a round for each.
 
-    The run is one of DP-SGD whose increments are scores of bounded norm.  The noise is calibrated to the
-    evaluations' own target, or absent without one.  If the server adds the training's noise, it adds that of
-    evaluations, too.  Otherwise, also under secure aggregation, every silo adds the whole noise to its message.
+    A round reads all records on which silos evaluate.  The run is one of DP-SGD whose increments are scores of
+    bounded norm.  The noise is calibrated to the evaluations' own target, or absent without one.  If the server
+    adds the training's noise, it adds that of evaluations, too.  Otherwise, also under secure aggregation, every
+    silo adds the whole noise to its message.
 
     Args:
         cell: Cell of the training, with a section [evaluation].
@@ -394,7 +395,7 @@ def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool 
 
     Args:
         cell: Cell of the training.
-        objective: Objective of the model, without views.
+        objective: Objective of the model for single records, before an algorithm wraps it.
         for_release: Whether the noise protects somebody.  Releases of private evaluations are then integers.
 
     Returns:

@@ -420,11 +420,11 @@ def find_increment_diameter(
     A smaller one is `objective.diameter` / clip, at least 1, times 1 + 2^-20 for roundings.  It needs less noise
     under replace-one.
 
-    Guarantee: smaller than 2 only where all that is released is one round's sum of increments, or sums of plain
-    gradients with independent noise in every round; the increments of a round are public vectors, moments,
-    gradients with Hessians, means of them, or zeros, no two of them further apart than the objective's `diameter`;
-    and clipping, a projection on a ball, brings none further apart.  Only classes in `PROVED_DIAMETERS` that
-    fedpriv ships are believed, and only in a public order.
+    Guarantee: the result is smaller than 2 only where all that is released is one round's sum of increments, or
+    sums of plain gradients with independent noise in every round.  There, the increments of a round are public
+    vectors, moments, gradients with Hessians, means of them, or zeros, no two of them further apart than the
+    objective's `diameter`.  Clipping, a projection on a ball, brings none further apart.  Only classes in
+    `PROVED_DIAMETERS` that fedpriv ships are believed, and only in a public order.
 
     Args:
         objective: Objective of the row, by records.

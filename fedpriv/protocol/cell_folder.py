@@ -242,7 +242,7 @@ def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
 
 
 def scenario_from_run_config(run_config: Mapping[str, Any]) -> Scenario:
-    """Return the scenario, reduced to a single cell, that a run configuration of a person names.
+    """Return the scenario, reduced to a single cell, that a run configuration written by a person names.
 
     The key `scenario` holds a path or the name of a shipped scenario.  The key `set` holds overrides KEY=VALUE,
     separated by spaces.  The key `cell` holds the index of the cell, from 0, over all sweep points and seeds.

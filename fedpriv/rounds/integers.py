@@ -70,8 +70,9 @@ class IntegerSteps:
     ) -> RoundSums:
         """Sum the integer increments of one silo's records, separately for each noise vector of the round.
 
-        Whole increments have one sum.  Increments that are clipped in parts (`IncrementParts`) have one sum for
-        each part, in the order residual, gradient, change, as far as the round has a vector for the part.
+        Increments that are clipped as a whole have one sum.  Increments that are clipped in parts
+        (`IncrementParts`) have one sum for each part, in the order residual, gradient, change, as far as the round
+        has a vector for the part.
 
         Guarantee: one record moves the part of each vector by at most K, its entry of `IntegerRound.norms`, under
         zero-out and by at most 2 K under replace-one, whatever the query is.  Only the sums depend on the records.
@@ -251,8 +252,8 @@ def add_discrete_noise(
     """Return y_t = (C s)_t + z_t and the next state of C, which is as secret as the records.
 
     Guarantee: the y_t of all rounds together satisfy the claim that was computed for these `sigmas`, as long as
-    one record moves the sums by no more than the norms of the claim (`IntegerRound.norms`), whatever they are
-    else.
+    one record moves the sums by no more than the norms of the claim (`IntegerRound.norms`), whatever else the
+    sums are.
 
     Args:
         strategy: C on integers.
@@ -260,8 +261,8 @@ def add_discrete_noise(
         state: State of C after round t - 1.
         t: Number of the round.
         sums: s_t, (d,) or (vectors, d).
-        noise_of: Function (C s)_t -> the round's noise source, whose stream's node k is the noise of the k-th
-            vector.
+        noise_of: Function (C s)_t -> the round's noise source, which draws the noise of the k-th vector by the
+            number k, from 0.
 
     Returns:
         y_t, shaped like `sums`, and the state of C after round t.

@@ -187,7 +187,7 @@ def _draw_series(
     """Draw a series' line with its band, or marks with bars, then markers, published marks, and tooltips.
 
     A line with many marks has markers at some of them, shifted by the rank, so that markers of close lines need
-    not coincide.
+    not coincide.  Published marks are values that a paper reports for the same settings.
 
     Args:
         chart: Chart of the series.
@@ -439,7 +439,8 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
         file: File of the report, or None for report.html in the folder.
 
     Raises:
-        InputError: If the folder holds no run, a run without a finished cell or history, or a damaged audit.
+        InputError: If the folder has no results that can be read, no finished cell or no history, or a damaged
+            audit.
     """
     results = read_claims(folder)
     if not results.cells:

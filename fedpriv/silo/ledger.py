@@ -157,9 +157,9 @@ class SiloLedger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write all changes of the block to the disk and to the mark, or none of them if the block raises.
+        """Write all changes of the block to the disk, or none of them if the block raises.
 
-        The caller holds `lock`.
+        The mark then names the new commit.  A block that changes no row makes no commit.  The caller holds `lock`.
 
         Raises:
             LedgerError: If the disk or SQLite refuses.  After a failure that follows the commit, the changes are
@@ -414,9 +414,9 @@ class SiloLedger:
         Checkpoints of other ledgers are ignored.  A ledger that was converted from fedpriv 0.3.0 has another name
         and other heads than before, and checkpoints under its former name count.
 
-        Guarantee: a claim of the server is compared and changes nothing: no row, no mark, no other request.  Of
-        commits from before the ledger's conversion only the numbers are compared, since their heads
-        cannot be computed again.
+        Guarantee: checkpoints of the server are compared and change nothing: no row, no mark, no other request.
+        Of commits from before the ledger's conversion only the numbers are compared, since their heads cannot be
+        computed again.
 
         Args:
             checkpoints: Checkpoints in the bytes in which they are sent.

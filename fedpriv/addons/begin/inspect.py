@@ -210,7 +210,8 @@ def describe_table(
     """Describe a table by a schema that is not public, with ranges rounded outwards and sorted words.
 
     Usable columns without a role become features.  With a column of splits, the share of test records is that of
-    the table, rounded and at most 0.99.  `missing` is "drop" if the target has missing cells, and else "refuse".
+    the table, rounded to two decimals and at most 0.99.  `missing` is "drop" if the target has missing cells, and
+    else "refuse".
 
     Args:
         table: The table.

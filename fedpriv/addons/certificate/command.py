@@ -286,7 +286,8 @@ _MODEL_NOTE = (
 def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, Any]) -> str:
     """Describe in a sentence the public facts about the data, and who declared them public.
 
-    These are ranges, vocabularies and classes of a table, or the shapes of records of other data.
+    These are ranges, vocabularies and classes of a table, or the shapes of records and the number of classes of
+    other data.
 
     Args:
         certificate: The certificate, with the silos' statements.
@@ -437,8 +438,11 @@ def _format_html(certificate: VerifiedCertificate, kind: str, files: str, parts:
 def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> dict[str, list[str]]:
     """Return the sentences of the page for a board, by heading.
 
-    A sentence that does not apply is an empty text, which the page leaves out.  Of the statement's caveats the
-    page has those on ε and δ only.
+    A sentence that does not apply is an empty text, which the page leaves out.
+
+    Args:
+        certificate: The certificate, with the silos' signed statements.
+        statement: Privacy of the run in words.  Of its caveats the page has those on ε and δ only.
     """
     body, record = certificate.body, certificate.body["record"]
     open_questions = [
@@ -502,8 +506,8 @@ def _describe_guesses(certificate: VerifiedCertificate) -> list[str]:
     """Describe in sentences how often an attacker's guess is right at most.
 
     The guesses are about one protected unit and, as far as the certificate has a μ for them, about several
-    records of a person and about a test record.  Without noise the only sentence says that everything can be
-    guessed.
+    records of a person and about a test record (otherwise the last text is empty).  Without noise the only
+    sentence says that everything can be guessed.
     """
     claim, record = certificate.claim, certificate.body["record"]
     if claim is None:

@@ -269,8 +269,8 @@ def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], ND
 def _prefix_amplification(rounds: int, alpha: float) -> float:
     """Return the mean, over prefixes 1 … t, of the sum of squared coefficients of a prefix's nodes.
 
-    The mean is over t = 1 … min(T, 2^22).  With 2^k the lowest binary one of t, round t has the nodes of round
-    t - 2^k, decayed by 2^k rounds, and one more of 2^k rounds, with the coefficient 1.
+    The mean is over t = 1 … min(T, 2^22).  With 2^k the largest power of 2 that divides t, round t has the nodes
+    of round t - 2^k, decayed by 2^k rounds, and one more of 2^k rounds, with the coefficient 1.
 
     Args:
         rounds: T.
@@ -307,7 +307,8 @@ def _window_square(first: int, last: int, alpha: float) -> float:
 def _window_amplifications(records: int, rounds: int) -> tuple[float, float, float]:
     """Return the amplifications of early gradients, later gradients and differences.
 
-    They are means over 60 random rounds of 2N … T.  Early gradients are those of the first two epochs.
+    They are means over 60 random rounds of 2N … T.  Early gradients are those of windows that end within the first
+    two epochs.
 
     Round t is r rounds after the end of epoch q.  Its momentum has the gradients of the first r rounds, decayed,
     and windows of N rounds that are i = 1 … q epochs old, of which the latest ends at t.  With y = 1 - γ and x =

@@ -70,7 +70,8 @@ class Statistics:
         are counted in the data.
 
         Raises:
-            InputError: The data are no table or cannot be read, or no run can have the settings of the plan.
+            InputError: The data are no table or cannot be read, or no run can have the tables or the settings of
+                the plan.
         """
         schema = find_schema(plan.data.name, plan.data.table)
         if schema is None:
@@ -188,7 +189,8 @@ def _make_cells(request: TableRequest, schema: TableSchema) -> Cells:
 def _axis_data(table: TableRequest, name: str, schema: TableSchema) -> dict[str, Any]:
     """Return an axis as plain data: the column's position, and its number of words or the edges of bins.
 
-    Without given edges there are 10 bins of equal width over the range of the column, or one bin for a mean.
+    The words of a column are its categories, and a column without words has numbers.  Without given edges there
+    are 10 bins of equal width over the range of the column, or one bin in a table of means.
 
     Args:
         table: Table of the plan.
@@ -376,9 +378,9 @@ def _estimate_quantiles(
 
     N_k is the noisy number of values in cells up to k, and n that of all values.  The quantile q is the first
     upper edge of a cell with N_k ≥ q n, once N is made monotone and cut to 0 … n.  The upper edge of the last cell
-    is infinite.  Let s_k be the standard deviation of the noise in N_k - q n.  The interval for these records is
-    from the first upper edge with N_k - q n + 1.96 s_k ≥ 0 to the first one with N_k - q n - 1.96 s_k ≥ 0.  The
-    interval for the population adds the variance n q (1 - q) to that of the noise.
+    is infinite.  Intervals use N as released.  Let s_k be the standard deviation of the noise in N_k - q n.  The
+    interval for these records is from the first upper edge with N_k - q n + 1.96 s_k ≥ 0 to the first one with
+    N_k - q n - 1.96 s_k ≥ 0.  The interval for the population adds the variance n q (1 - q) to that of the noise.
 
     Args:
         request: The table in the plan, with its quantiles q.
@@ -388,8 +390,8 @@ def _estimate_quantiles(
         std: Standard deviation of the noise in each coordinate, in records.
 
     Returns:
-        Two estimates for each quantile, for these records and for the population, and the curve of the shares.
-        The curve has no edges `at` if n is not above 0.
+        Two estimates for each quantile, for these records and for the population, and the curve of the shares
+        with a band for the noise.  The curve has no edges `at` if n is not above 0.
     """
     from scipy.optimize import isotonic_regression  # slow to import, and only released quantiles need it
 
@@ -433,7 +435,7 @@ def _estimate_survival(
 ) -> tuple[list[TableEstimate], Curve]:
     """Estimate the Kaplan–Meier curve at the edges of the bins, and the number at risk at its start.
 
-    The curve is 1 at the first edge, and ends before the first bin with too few records at risk.
+    The curve is 1 at the first edge, and ends before the first bin with too few records at risk for the noise.
 
     Args:
         table: Table of a time and an event.

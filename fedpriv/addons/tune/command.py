@@ -118,8 +118,8 @@ def complete_request_of_values(
         is_file: Whether `request.scenario` names a file, which may be a tuning file.
 
     Raises:
-        InputError: The tuning file or a grid is not valid, request and file both have grids, or `fixed` cannot be
-            used.
+        InputError: The file cannot be read, the tuning file or a grid is not valid, request and file both have
+            grids, or `fixed` cannot be used.
     """
     fixed = request.fixed or []
     check_grid(line_grid, "--grid")
@@ -304,7 +304,7 @@ def _write(
 
 
 def _show(outcome: TuningOutcome, options: RunOptions) -> None:
-    """Print the table of choices, held-out records, costs and warnings, and the command with `options`."""
+    """Print the choices, held-out records, costs, warnings, and the command that runs the tuned scenario."""
     columns = [Column(name, can_wrap=name == "setting") for name in HEADER]
     print_rich(f"{outcome.metric} while tuning", columns, table_lines(outcome.choices))
     description = outcome.held_out.description
@@ -332,7 +332,8 @@ def _choose_row_settings(
         generator: Source of the settings of an open choice.
 
     Raises:
-        InputError: No point has a grid, a grid varies a swept key, or no settings can be chosen.
+        InputError: No point has a grid, a grid varies a swept key, `trials` is no whole number, or no settings
+            can be chosen.
     """
     points = pair_grids(scenario, grids.by_value, grids.axis)
     if not points:
@@ -429,7 +430,7 @@ def tune(
             factors from 1/9 to 9.
         fixed: Values that hold while tuning.
         seeds: Seeds of the trials, by default those of a tuning file, or 100.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar, which a private choice has not.
         options: Further fields of the command: trials, held_out, metric, out, private, eta, poisson, seed, resume
             and workers.
 

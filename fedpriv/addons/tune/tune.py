@@ -136,10 +136,10 @@ def tune_privately(
     held-out records with Gaussian noise.
 
     Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and
-    held-out records alike: a run's releases are μ-GDP for a record that it trains on, its score is μ-GDP for a
-    record that is held out, and which of both a record is, and with which silo and in which batch, follows from
-    its row index alone (or its site).  Nothing of another run is kept, written or told, but that a run failed
-    (RunError), which no claim covers.  `generator` must be as secret as the noise.
+    held-out records alike.  A run's releases are μ-GDP for a record that it trains on, and its score is μ-GDP for
+    a record that is held out, with the row's target as μ.  Which of both a record is, and with which silo and in
+    which batch, follows from its row index alone (or its site).  Nothing of another run is kept, written or told,
+    but that a run failed (RunError), which no claim covers.  `generator` must be as secret as the noise.
 
     Args:
         scenario: Scenario that is tuned.

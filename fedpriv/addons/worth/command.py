@@ -201,7 +201,7 @@ def _reference_lines(seeds: Sequence[References], request: WorthRequest) -> list
     """Return a head and the table lines of the local models and of a constant, as means over seeds.
 
     A line of the best learners follows if they were requested and tried.  A line of balanced scores, which are
-    mean accuracies over classes, follows if at some silo more than 90 % of the records are of one class.
+    mean accuracies over classes, follows if at some silo more than 90 % of the training records are of one class.
 
     Args:
         seeds: References for each seed, of which the first decides the metric.
@@ -276,7 +276,7 @@ def _describe_gains(rows: Sequence[PointGains], metric: str) -> list[str]:
     """Return a sentence on each verdict that occurs: points gain, lose, or have an interval that covers 0.
 
     A sentence has the gain of each point with its interval.  Points without a standard error are in a sentence
-    that says why they have no verdict.
+    that says why they have no verdict.  If any point has an interval, a last text says how it is made.
 
     Args:
         rows: Points of the sweep with their gains.
@@ -334,7 +334,7 @@ def _format_point(row: PointGains) -> str:
 
 
 def _notes(references: References) -> list[str]:
-    """Return notes on left-out silos and on silos with more than 90 % of one class, if there are such."""
+    """Return notes on left-out silos, and on silos where a class has over 90 % of the training records."""
     notes = []
     if len(references.silos) < references.of:
         notes.append(
