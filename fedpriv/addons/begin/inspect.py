@@ -209,9 +209,9 @@ def describe_table(
 ) -> TableSchema:
     """Describe a table by a schema that is not public, with ranges rounded outwards and sorted words.
 
-    Usable columns without a role become features.  With a column of splits, the share of test records is that of
-    the table, rounded to two decimals and at most 0.99.  `missing` is "drop" if the target has missing cells, and
-    else "refuse".
+    Columns without a role become features if they have two different numbers, or 2 to 50 words, and no odd cells.
+    With a column of splits, the share of test records is that of the table, rounded to two decimals and at most
+    0.99.  `missing` is "drop" if the target has missing cells, and else "refuse".
 
     Args:
         table: The table.

@@ -514,8 +514,8 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
     """Compute the weights of a cell's regression, with intervals of 95 % for sampling and noise.
 
     The noise is that of the rounds' recorded release streams.  A stream has the releases of some silos, or of the
-    server, with noise of one std.  The noise in the mean over silos has the variance Σ_stream std² · Σ_silo share²,
-    where a silo's share is its share of a round's records, and a stream without silos counts with share 1.
+    server, with noise of one std.  The noise in the mean over silos has the variance Σ_stream std² · Σ_silo
+    share², where a silo's share is its share of a round's records, and a stream without silos counts with share 1.
 
     Args:
         record: Record of the cell in results.json.
