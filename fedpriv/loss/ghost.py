@@ -362,8 +362,8 @@ class GhostObjective(ModuleObjective):
         """Sum the clipped increments of one replicate by the plan, chunk by chunk of records.
 
         `ModuleObjective` computes a single record, records of a shape without a plan, and a chunk for which
-        `_sum_increments` has no result.  The size of a chunk bounds the memory.  A replicate is one of
-        several runs that are computed side by side.
+        `_sum_increments` has no result.  The size of a chunk bounds the memory.  A replicate is one of several
+        runs that are computed side by side.
 
         Args:
             query: Combination of gradients, at points (d,).

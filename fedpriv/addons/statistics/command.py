@@ -472,7 +472,7 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
     Raises:
         InputError: The folder has no results, or a cell has no coefficients that `compute_coefficients` can read.
         RunError: A claim differs from the recorded releases.
-        OSError: A model's file cannot be read.
+        OSError: A model's file cannot be opened.
     """
     from fedpriv.show.summary import format_value
     from fedpriv.study.results import check_claims, read_claims
@@ -525,9 +525,9 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
         Names of the features, and last the constant, each with its coefficient.
 
     Raises:
-        InputError: The cell's model and algorithm have no coefficients with intervals, or its scenario or data
-            cannot be used.
-        OSError: The model's file cannot be read.
+        InputError: The cell's model and algorithm have no coefficients with intervals, its rounds are too few for
+            them, or its scenario or data cannot be used.
+        OSError: The model's file cannot be opened.
     """
     import numpy as np
     import torch
