@@ -1,9 +1,9 @@
 """Gaussian Markov chains that dominate a unit's rounds, and the distribution of their sums.
 
-A unit is what neighbours differ in, such as a record, and it takes part in one secret round of every epoch.  Noise
-is added to C s, for the sums s of the rounds and a lower triangular matrix C with columns C_t.  The *overlap* of
-rounds s and t is X_st = clip_s clip_t ⟨C_s, C_t⟩, where clip_t is the largest norm of the unit's contribution to
-round t.
+A unit is what neighbours differ in, such as a record.  In every epoch it takes part in one round, drawn in secret.
+Noise is added to C s, for the sums s of the rounds and a lower triangular matrix C with columns C_t.  The
+*overlap* of rounds s and t is X_st = clip_s clip_t ⟨C_s, C_t⟩, where clip_t is the largest norm of the unit's
+contribution to round t.
 
 A run is dominated by Gaussian exponents G_t with covariances X_st (`fading`): the likelihood ratio of an epoch is
 S = Σ p_t e^(G_t - a_t/2), for the probability p_t of round t and the variance a_t of G_t.  Larger covariances give
@@ -19,7 +19,8 @@ A chain above the overlaps is, for a decay r,
     Y_st = clip_s clip_t A_t r^(t-s),   A_t = max(max_(s ≤ t) ⟨C_s, C_t⟩ r^(s-t), r² A_(t+1)).
 
 The second argument of the maximum makes sure that a vector with these covariances exists.  A part κ² of every
-overlap can count as known, and the chain then has to lie above (X - κ²)+ only.
+overlap can be accounted for by one Gaussian release that hides no round of the unit, and the chain then has to lie
+above (X - κ²)+ only.
 
 Proofs: docs/proofs/chains.md, and docs/proofs/chain-sums.md for the distribution of S.
 """
@@ -129,7 +130,7 @@ class CovarianceChain:
         the second.  The vectors b and c (`head_weights` and `tail_weights`) are such that b cᵀ are the covariances
         between the parts.  So these become 0, and the covariances within the parts grow by b bᵀ and c cᵀ.
 
-        Guarantee: expectations of convex functions of the ratios do not fall (docs/proofs/chains.md).
+        Guarantee: expectations of convex functions of the likelihood ratios do not fall (docs/proofs/chains.md).
         """
         variances, covariances = np.array(self.variances), np.array(self.next_covariances)
         # For s before the cut and t after it, Y_st = (factor of s) · (covariance at the cut) · (factor of t).
@@ -204,10 +205,10 @@ def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
 
 
 def _candidate_decays(upper: Floats) -> list[float]:
-    """Return decays r to try, ascending, where covariances of rounds t - s apart fall as r^(t-s).
+    """Return decays r ≤ 1 to try, ascending, where covariances of rounds t - s apart fall as r^(t-s).
 
-    They follow from ratios of neighbouring products: ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and each entry of the first row
-    over the one before it.
+    They are some of the ratios of neighbouring products, ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖² and each entry of the first
+    row over the one before it, where larger ratios count as 1.
 
     Args:
         upper: Products ⟨C_s, C_t⟩ for s ≤ t, and 0 below the diagonal, (n, n).
@@ -233,18 +234,20 @@ class FadingOverlaps:
     epoch_chains: tuple[CovarianceChain, ...]
     """Chains of the epochs, independent of each other, and equal where epochs are nearly alike."""
     shared_variance: float = 0.0
-    """k² κ² for k epochs, the variance of the common part of a unit's k rounds, which counts as known."""
+    """k² κ² for k epochs, the variance of the common part of a unit's k rounds (module docstring)."""
 
 
 def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     """Return a bound of the overlaps of a unit's rounds.
 
-    An overlap is X_st = `clips`_s `clips`_t `products`_st.  For each common overlap κ² of 0, the smallest overlap,
-    and the median overlap over 2, 4, …, 64, a chain is put above (X - κ²)+ and split into epochs.  The bound with
-    the smallest mean overlap is returned, where a κ² > 0 has to be better than 0 by more than 0.1 %.
+    An overlap is X_st = `clips`_s `clips`_t `products`_st.  For a common overlap κ² a chain is put above (X - κ²)+
+    and split into epochs.  κ² is 0, or the smallest overlap of two rounds, or their median overlap over 2, 4, …,
+    64.  The bound with the smallest mean overlap (`_split_epochs`) is returned, where a κ² > 0 has to be better
+    than 0 by more than 0.1 %.  Only κ² = 0 is tried if no two rounds overlap, or if the chain for it is above the
+    overlaps by 0.1 % or less in sum.
 
     Guarantee: before it is split into epochs, the chain is above (X - κ²)+, rounded up.  The split lowers no
-    expectation of a convex function of the ratios (`CovarianceChain.split_at`).
+    expectation of a convex function of the likelihood ratios (`CovarianceChain.split_at`).
 
     Args:
         products: Upper bounds, 0 or more, of the inner products of the columns of C, (n, n), for n rounds.

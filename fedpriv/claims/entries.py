@@ -125,8 +125,8 @@ class LedgerEntry:
         A record without a field that is compared is described, too.
 
         Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the
-        scenario, whatever is written beside the scenario, and the noise promises what the scenario asks for,
-        within 1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), rounds,
+        scenario, whatever is written beside the scenario.  The noise promises what the scenario asks for, within
+        1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), rounds,
         participation and weights are the scenario's, too, and so are clips that do not depend on shapes of
         records.
         """
@@ -205,8 +205,9 @@ class LedgerEntry:
         yield from self._differences_from_target(privacy)
 
     def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
-        """Describe differences of noisy streams in participation, weights, clips and increment diameter.
+        """Describe differences in participation, weights, clips and increment diameter.
 
+        Only noisy streams of the rounds are compared, not those of a first step.
         The weight is that of a data record in its silo for a silo's own stream, and otherwise its weight in the
         mean over silos.  Clips that depend on shapes of records are not compared.  Nor is an increment diameter of
         two clips, which bounds every other one.
@@ -334,16 +335,16 @@ class LedgerEntry:
     def _streams_match_scenario(self) -> bool:
         """Whether the streams are those of all rounds, silos and steps, by the parties that add noise.
 
-        A scenario with `data.scale` needs a first step if the run has noise.  The run took this step, or is
-        charged for one elsewhere.  Noisy streams also have to have the relation and the unit of [privacy], and to
-        keep the targets that it sets for single silos.
+        A scenario with `data.scale` needs a first step if the run has noise.  If the run did not take this step
+        itself, a stream of the party "elsewhere" stands for it.  Noisy streams also have to have the relation and
+        the unit of [privacy], and to keep the targets that it sets for single silos.
         """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
         first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
         rounds = [stream for stream in self.streams if stream.step == ROUNDS]
         scale, privacy = record["scenario"]["data"].get("scale"), record["scenario"]["privacy"]
         # Refused are streams of other steps, a first step without scaling, scaling of a run with noise without a
-        # first step, and a first step elsewhere that is not charged with its whole share.
+        # first step, and a first step elsewhere whose μ is below its share of the claim.
         if (
             len(first_steps) + len(rounds) < len(self.streams)
             or (bool(scale) != bool(first_steps) and (noisy or first_steps))
@@ -367,7 +368,11 @@ class LedgerEntry:
         )
 
     def _charges_whole_share(self, scale: Mapping[str, Any] | None, first_steps: Sequence[ReleaseStream]) -> bool:
-        """Whether a first step elsewhere, if there is one, is charged with its whole share of the claim."""
+        """Whether a first step elsewhere, if there is one, has its whole share of the claimed μ.
+
+        Such a step is one that the run did not take itself, and that its claim counts.  Its μ has to be the
+        claimed μ times the root of `data.scale.share`, or more.
+        """
         if all(stream.party_name != EXTERNAL_PARTY for stream in first_steps):
             return True
         return (
@@ -551,7 +556,7 @@ def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
-    """Return the event of a guarantee round by round, or None if no stream has one.
+    """Return the event of a guarantee round by round, or None without a μ or a stream that has one.
 
     A stream has an event by rounds if √Σ μ_t² over the rounds of its worst record is the guarantee's μ.  A round
     of μ_t is a Gaussian event of noise multiplier 1/μ_t.  Equal rounds in a row become one repeated event.

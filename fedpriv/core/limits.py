@@ -98,7 +98,7 @@ def report_low_memory(policy: Path) -> Iterator[None]:
 
 
 def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _OWN_CGROUPS) -> int | None:
-    """Return the smallest memory limit of this process's control groups, in bytes, or None.
+    """Return the smallest memory limit of this process's control groups, in bytes, or None without one.
 
     Control groups are folders of Linux, and a process is under the limits of its group and of all groups above it.
     The root is read as well, because a container may see its own group there.

@@ -97,7 +97,7 @@ def load_npz(name: str) -> Dataset:
     """Load the whole data set of an .npz file.
 
     Raises:
-        InputError: The file or an array in it cannot be used.  The message names the file and the array or part.
+        InputError: The file or an array in it cannot be used.  The message names the file.
     """
     arrays = _read_arrays(name)
     classes = _read_class_count(arrays, name)
@@ -210,7 +210,8 @@ def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
     """Read all arrays of an .npz file by name.
 
     Raises:
-        InputError: The file is missing, or is no .npz file without objects.
+        InputError: The file is missing or damaged, or has objects.
+        TypeError: The file is in the format .npy, of a single array.
     """
     try:
         with np.load(name, allow_pickle=False) as arrays:

@@ -42,10 +42,10 @@ def refuse_root(option: str) -> None:
 def reap_processes(home: Path) -> Iterator[None]:
     """End the processes whose FLWR_HOME is in `home` at the end of this context or of this process.
 
-    Guarantee: a process that is killed with SIGKILL in the block leaves none of these processes running and no
-    `home`: a helper process, in its own session, sees the end of a pipe that only this process holds open, and
-    then ends them.  If the helper is killed, this process starts another within a second.  If both are killed
-    within this second, the processes stay.
+    Guarantee: if this process is killed with SIGKILL in the block, none of these processes stays, nor does `home`.
+    A helper process in its own session then sees the end of a pipe that only this process holds open, ends the
+    processes and removes `home`.  If the helper is killed, this process starts another within a second.  If both
+    are killed within this second, the processes stay.
 
     At the usual end of the block the processes are ended as well, and `home` is left to the caller.
     """

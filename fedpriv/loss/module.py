@@ -383,9 +383,9 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
 
     The fan in of a weight is the number of its values divided by the length of its first axis, and a bias has that
     of its layer's weight.  torch initializes its Linear and convolution layers with the same distribution (He et
-    al. 2015, a = √5).  Parameters that their layer names in `begin_at_zero` are zero.  Parameters of one axis
-    whose layer has no `weight` of two axes or more, such as scales and shifts of a normalization, keep the
-    module's values.
+    al. 2015, a = √5).  Parameters that their layer names in `begin_at_zero` are zero.  Parameters of one axis or
+    none, whose layer has no `weight` of two axes or more, keep the module's values, such as scales and shifts of a
+    normalization.
 
     Args:
         module: Module whose trainable parameters make up the point, in the order of `trainable_parameters`.

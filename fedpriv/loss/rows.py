@@ -261,8 +261,8 @@ def make_imported_model(path: str) -> Model:
     """Make a row of the table of models for the torch module at an import path.
 
     The module is imported when its objective is made, and not before.  It is built with the numbers of features
-    and outputs and the settings' `arguments`.  If the settings name a digest of weights, the initial model has the
-    values of this file for the parameters that the file names, and drawn ones for the others.
+    and outputs and the settings' `arguments`.  If the settings name a file of weights by its digest, the initial
+    model has the file's values for the parameters that the file names, and drawn values for the others.
 
     Args:
         path: Import path, "package.module:Name".

@@ -294,7 +294,7 @@ class LocalSteps(View):
         return self.steps * points
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Compute the displacement of each client's model by its local steps, (..., d), without clipping.
+        """Compute the query minus each client's model after its local steps, (..., d), without clipping.
 
         Args:
             query: One point, (..., d), from which the steps start.  Its coefficient is not used.
@@ -370,7 +370,7 @@ class LocalSteps(View):
         and the displacement is η_l A_Kᵀ Z.  Z Zᵀ is computed once, so that a step takes no product with Z.
 
         Args:
-            scores: Function that computes scores, and the derivative of the loss by them.
+            scores: Functions for the scores of `base`, and for the derivative of its loss by them.
             start: First model x_t of each client, (..., d).
             records: Records of each client, (..., B, …).
             present: 1 for each record that is present, else 0, (..., B).
@@ -446,7 +446,7 @@ class LocalTraining(View):
         return self.epochs * points
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Compute Σ_i p_i (query - w_i) over the silos, (..., d), with no clipped records.
+        """Compute Σ_i p_i (query - w_i) over the silos, (..., d), and count no record as clipped.
 
         Args:
             query: One point, (..., d), from which every silo starts.  Its coefficient is not used.

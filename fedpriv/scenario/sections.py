@@ -239,8 +239,10 @@ _ROUND_DOWN = 1.0 - 2.0**-48
 
 @dataclass(frozen=True)
 class RunBudget:
-    """Budget of a promise for the same records: for the rounds of a cell, and for the run's other step.
+    """Split of a run's promised μ between a cell's rounds and the run's other step, on the same records.
 
+    For the rounds of training the other step is a release of moments of columns before them, if [data.scale] needs
+    one.  For this release, which is a cell as well, the other step is the training.
     A cell gets its budget when it is validated or derived (`Cell.model_post_init`, `Cell.derive_cell`), and keeps
     it through all copies.  Other code reads it, and never computes it from keys of the cell.
 
@@ -250,11 +252,11 @@ class RunBudget:
     rounds_mu: float | None
     """μ that the noise of the cell's own rounds is calibrated to, or None if the rounds add no noise."""
     other_mu: float = 0.0
-    """μ of the other step of the run, such as a first step, or 0 without another step."""
+    """μ of the other step of the run, or 0 without another step."""
 
 
 def split_budget(promise: float | None, share: float = 0.0) -> RunBudget:
-    """Split the promise μ of a run between its rounds and its other step.
+    """Split the promise μ of a run between its rounds and its other step (`RunBudget`).
 
     Args:
         promise: μ of the run, or None for a run that is not private.

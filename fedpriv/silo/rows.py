@@ -180,9 +180,11 @@ def bind_rows(
 ) -> bytes:
     """Chain the commits of checked rows again, from a fingerprint under a new key.
 
-    Guarantee: nothing that remains was made from the former fingerprint, and the rows that remain once the runs
-    are over do not reproduce the former heads, because the former seal of the first run was part of all of them
-    after the first.
+    Every commit gets a new head, every run a new seal, and the ledger a new name.
+
+    Guarantee: nothing that remains was made from the former fingerprint.  The rows that remain once the runs are
+    over do not reproduce the former heads: the former seal of the first run, which is gone, was part of all of
+    these heads but the first.
 
     Args:
         database: Database whose rows were checked, in a transaction.

@@ -318,9 +318,9 @@ def verify_certificate(
     (`is_planned_here` is False), by each silo that signed.  The releases of a simulation, or of a deployment that
     no silo signed, agree with the scenario as far as `LedgerEntry.disagreement` compares them.
 
-    `model`, if it is given, is the model that was certified.  Nothing else is recomputed: scores, missed rounds,
-    the choice of settings (`tuned`), the audit, answers of people, and the date are the coordinator's statements.
-    All facts of ledgers but the charges are the silos' statements.
+    `model`, if it is given, is the model that was certified.  Nothing else is recomputed.  Scores, missed rounds,
+    the choice of settings (`tuned`), the audit, answers of people, and the date rest on the coordinator's word.
+    All facts of ledgers but the charges rest on the silos' word.
     """
     tree = read_certificate(path)
     try:
@@ -441,10 +441,11 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
     """Refuse releases that would exhaust a reader's memory, before any of them is expanded.
 
     Participations and clips are stored with numbers of repetitions, and a few bytes could stand for releases of
-    any length.
+    any length.  A record of another shape may raise other exceptions, such as KeyError.
 
     Raises:
-        InputError: If the record has too many rounds or silos.
+        InputError: If the integers of all participations and the repetitions of all clips add up to more than
+            10^7, or there are more than 10^6 silos.
     """
     evaluation = record.get("evaluation") or {"releases": []}
     releases = (*record["releases"], *evaluation["releases"])

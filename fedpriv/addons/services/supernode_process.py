@@ -217,7 +217,8 @@ class SupernodeMonitor:
     def poll(self, *, is_lost: bool = False) -> None:
         """Log an outage of the SuperLink, its end, and certificates that expire soon.
 
-        With --apps nothing tells whether the SuperLink answers, and only the end of the SuperNode is logged.
+        With --apps nothing tells whether the SuperLink answers, and an end of the SuperNode is logged in place of
+        outages.
 
         Args:
             is_lost: Whether the node has ended because it lost the SuperLink, or the SuperLink refuses it.

@@ -98,7 +98,8 @@ class OrderedBatches:
     def rounds_from(self, first_round: int) -> Iterator[RoundBatch]:
         """Gather the records and weights of each round from `first_round` on.
 
-        The records of a round, (replicates, B, ...), are sorted by silo.  A round without batches has no records.
+        A round has B records for each replicate, (replicates, B, ...), sorted by silo.  Weights are (B,), or
+        (replicates, B) with `presence`.  A round without batches has no records.
 
         Consecutive rounds with the same number of batches are gathered in blocks.  If blocks have one round, a
         block is used again while rounds read the same batches.  The blocks do not depend on `first_round`, so that
@@ -142,7 +143,8 @@ class OrderedBatches:
     def _weights_by_round(self, weights: Tensor, index: Tensor) -> Iterable[Tensor]:
         """Return the weights of each round, with 0 for records that do not count.
 
-        Without `presence` all records count, and the same weights are repeated without end.
+        They are (replicates, records).  Without `presence` all records count, and the same weights, (records,),
+        are repeated without end.
 
         Args:
             weights: Weights of the records of a round, (records,).

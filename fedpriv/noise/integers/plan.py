@@ -190,8 +190,9 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
     The search starts with 2^36 to 2^37 units in the largest clip and makes the lattice coarser until all bounds
     hold.
 
-    Guarantee: |(C s)_t| and every integer on the way to it stay below 2^61, sums with 16 σ of noise too, and in
-    words of w < 64 bits sums with 14 σ of noise below 2^(w-1): computed in integers, for any records.
+    Guarantee: |(C s)_t| and every integer on the way to it stay below 2^61, and so do sums with 16 σ of noise.  In
+    words of w < 64 bits sums with 14 σ of noise stay below 2^(w-1).  These bounds are computed in integers, and
+    hold for any records.
 
     Args:
         run: Inputs of the run.
@@ -230,9 +231,9 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
 def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactPlan | None]:
     """Plan the run on this lattice, or count the bits by which the lattice is too fine.
 
-    Four integers have limits: those on the way to C s (2^61), C s with 16 σ of noise (2^61), one party's σ (2^48),
-    and C s with 14 σ of noise, which must fit into a signed word.  Here σ is the noise of all parties together, in
-    the vector with the most noise.
+    Four integers have limits: those on the way to C s (2^61), C s with 16 σ of noise (2^61), one party's share of
+    σ (2^48), and C s with 14 σ of noise, which must fit into a signed word.  Here σ is the standard deviation of
+    the noise of all parties together, in the vector with the most noise.
 
     Args:
         run: Inputs of the run.
@@ -275,7 +276,7 @@ def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactP
 def _find_distance(
     factorization: Factorization, lattice: Lattice, relation: Relation, dimension: int, increment_diameter: float
 ) -> tuple[float, tuple[NoiseGroup, ...], list[int]]:
-    """Return Δ, the groups of fresh vectors, and the number of fresh vectors of each round, (T,)."""
+    """Return Δ (`integer_distance`), the groups of fresh vectors, and their number in each round, (T,)."""
     strategy, rounds = factorization.strategy, factorization.workload.rounds
     groups = strategy.noise_groups(rounds, factorization.max_participations)
     distance = integer_distance(

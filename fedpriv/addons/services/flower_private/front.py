@@ -267,7 +267,7 @@ class Front:
     def _track_session(
         self, route: Route, answer: Response, node: int, receivers: set[int], reply: str = "", query: str = ""
     ) -> None:
-        """Await the objects of an announced message, or wake its receivers if the message is complete."""
+        """Remember the missing objects of an announced message, or wake its receivers if there are none."""
         announcement = route.answer_type.FromString(bytes(answer.body))
         if missing := set(announcement.objects_to_push):
             self._sessions[announcement.session_id] = MessageSession(
