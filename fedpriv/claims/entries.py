@@ -333,7 +333,7 @@ class LedgerEntry:
         )
 
     def _streams_match_scenario(self) -> bool:
-        """Whether the streams are those of all rounds, silos and steps, by the parties that add noise.
+        """Whether streams have all rounds and steps of the scenario, and noisy ones all of its silos.
 
         A scenario with `data.scale` needs a first step if the run has noise.  If the run did not take this step
         itself, a stream of the party "elsewhere" stands for it.  Noisy streams also have to have the relation and

@@ -67,13 +67,13 @@ class SlidingDifferences(DifferenceTrees):
         """Add up each position's squared displacements over all used nodes, (N,) for each group of nodes.
 
         A position is that of a record in every epoch of a fixed order, and its displacement of a node the distance
-        by which it can move the node.  Used nodes are those that make up the windows.  The groups are gradient
-        nodes that end up to round 2N (early), other gradient nodes (late), difference nodes and residual nodes.
+        by which it can move the node.  Used nodes of gradients make up some window, and those of differences one
+        that ends at round 2N or later.  The groups are gradient nodes that end up to round 2N (early), other
+        gradient nodes (late), difference nodes and residual nodes (`residual_squared_norms`).
 
         Args:
             workload: Workload with the clips and the fixed order.
         """
-        # Differences are used in windows that end at round 2N or later.
         ends_by_level = [
             (
                 level,

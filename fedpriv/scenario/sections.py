@@ -118,7 +118,7 @@ class FederationSection(Section):
         """Refuse keys of silos beside clients, and a cohort that does not divide the clients.
 
         A pool of clients takes the place of silos.  A pool needs `cohort`, the number of clients in a round, and
-        `rounds`, and sampling that clients initiate needs a pool.
+        `rounds`.  Sampling in which clients come when they can, such as "available", needs a pool.
 
         Raises:
             ValueError: The keys do not fit together.

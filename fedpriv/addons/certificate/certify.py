@@ -164,7 +164,7 @@ def make_body(
         results: The folder's results.
         cell_index: Number of the cell, or None if the run has a single finished one.
         people: Answers of people, by keys of `RESPONSIBLE_PEOPLE`.
-        extra: Further keys of the body: facts that are not protected, and an audit.
+        extra: Further keys of the body: "not_protected", sentences on what the claim does not cover, and "audit".
 
     Returns:
         Plain JSON data: facts on the run and on the model's file, the record of the cell, the choice of settings
@@ -490,8 +490,8 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
         entry: The recomputed record.
 
     Returns:
-        False for a simulation whose scenario names code that is not here, and for a deployment that silos signed
-        and whose model is code outside fedpriv.  True otherwise.
+        `VerifiedCertificate.is_planned_here`: False for a simulation whose scenario names code that is not here,
+        and for a deployment that silos signed and whose model is code outside fedpriv.  True otherwise.
 
     Raises:
         InputError: If a statement, its signature, a release or a charge is not as expected, with the first such

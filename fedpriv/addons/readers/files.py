@@ -94,6 +94,7 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
 
     @lru_cache(maxsize=1 << 16)
     def convert(text: str) -> str:
+        """Convert one cell, and cache the result."""
         match = number.fullmatch(text)
         if match is None or not (match[2] or match[3]):
             return f"{text} (with a point)" if "." in text and parse_number(text) is not None else text
@@ -126,7 +127,8 @@ def _decode_utf16(content: bytes, path: Path) -> bytes:
 def _read_sheet(path: Path, content: bytes) -> list[list[str]]:
     """Return the rows of the only sheet with cells in a spreadsheet, as texts.
 
-    Rows with a text are filled up to the length of the longest one, and other rows are empty.
+    Rows with a text are filled up to the length of the longest one, and other rows are empty.  Without a sheet
+    that has cells there are no rows.
 
     Raises:
         InputError: openpyxl is not installed, the file is no spreadsheet, or several sheets have cells.

@@ -529,7 +529,10 @@ def make_indicators(
 
 
 def check_cell(cell: Any) -> None:
-    """Check that the statistics of a scenario's cell can be counted.
+    """Check that the statistics of a scenario can be counted.
+
+    Args:
+        cell: Resolved settings of one run of the scenario, not a cell of a table.
 
     Raises:
         ValueError: The data are no table, or a setting of the data or the budget does not fit counts.

@@ -237,7 +237,8 @@ class _ReplicateGroup:
         The observer receives progress and the metrics of evaluations.
 
         Raises:
-            RunError: A test loss is not finite, or a query moved farther than the mechanism allows.
+            RunError: A test loss is not finite, or a query moved farther than the mechanism allows.  Errors of a
+                user's model are passed on.
         """
         start_time, last_report = time.perf_counter(), -math.inf  # the first round is reported at once
         rounds = self._plan.schedule.rounds
@@ -307,7 +308,8 @@ class _ReplicateGroup:
         computes x_{t+1} from it.
 
         Raises:
-            RunError: The query moved farther than the mechanism's sensitivity assumes.
+            RunError: The query moved farther than the mechanism's sensitivity assumes.  Errors of a user's model
+                are passed on.
         """
         optimizer_state, running_sum, mechanism_state, clipped_count, record_count = states
         optimizer, silos = self._plan.optimizer, self._make_silos(first_round)
@@ -445,7 +447,7 @@ class _ReplicateGroup:
             model: Models, (replicates, d).
 
         Raises:
-            RunError: The loss on the test set is not finite.
+            RunError: The loss on the test set is not finite.  Errors of a user's model are passed on.
         """
         silo_metrics = [
             evaluation.metrics(number, replicate_model.cpu())

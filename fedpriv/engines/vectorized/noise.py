@@ -431,7 +431,7 @@ class NoiseFeed:
                 yield from futures.popleft().result()
 
     def _draw_block(self, rounds: range) -> list[Tensor]:
-        """Draw the vectors of all replicates for each round of a block, and scale them.
+        """Draw the vectors of all replicates for each round of a block, scaled unless the caller scales them.
 
         Returns:
             Tensor for each round, in the shape that the class documents.
