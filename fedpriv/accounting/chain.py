@@ -243,8 +243,8 @@ def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     An overlap is X_st = `clips`_s `clips`_t `products`_st.  For a common overlap κ² a chain is put above (X - κ²)+
     and split into epochs.  κ² is 0, or the smallest overlap of two rounds, or their median overlap over 2, 4, …,
     64.  The bound with the smallest mean overlap (`_split_epochs`) is returned, where a κ² > 0 has to be better
-    than 0 by more than 0.1 %.  Only κ² = 0 is tried if no two rounds overlap, or if the chain for it is above the
-    overlaps by 0.1 % or less in sum.
+    than 0 by more than 0.1 %.  Only κ² = 0 is tried if no two rounds overlap, or if the overlaps add up to 99.9 %
+    or more of the sum of its chain's covariances.
 
     Guarantee: before it is split into epochs, the chain is above (X - κ²)+, rounded up.  The split lowers no
     expectation of a convex function of the likelihood ratios (`CovarianceChain.split_at`).

@@ -180,6 +180,7 @@ def bind_rows(
 ) -> bytes:
     """Chain the commits of checked rows again, from a fingerprint under a new key.
 
+    This converts a ledger of fedpriv 0.3.0, and a backup whose fingerprint cannot be compared with the records.
     Every commit gets a new head, every run a new seal, and the ledger a new name.
 
     Guarantee: nothing that remains was made from the former fingerprint.  The rows that remain once the runs are

@@ -77,7 +77,10 @@ class Value:
     """Value at one n."""
 
     value: float | None
-    """The metric, or the interpolated number of rounds, None if no number reached the target."""
+    """The metric, or the interpolated number of rounds.
+
+    The value is None without finished cells, and if no number of rounds reached the target.
+    """
     spread: float = 0.0
     """Half of the 95 % interval over seeds."""
     gradients: float | None = None
