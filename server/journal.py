@@ -157,7 +157,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         The secret state has sums of silos without noise, from which the server continues.
 
         Raises:
-            RunError: If the state is lost, or its checksum is wrong.
+            RunError: If the state is lost or cannot be read, or its checksum is wrong.
         """
         if not self._round_count or not self._has_secret_state:
             return b""

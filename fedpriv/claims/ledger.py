@@ -83,9 +83,9 @@ class ReleaseStream:
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """Guarantee of the whole stream for each unit in it, or None without noise.
+        """Guarantee of all releases of the stream together for each unit in it, or None without noise.
 
-        The stream of several silos alike is that of each of them.
+        For several silos alike, it is the guarantee of each one's own releases.
 
         Guarantee: neighbours differ in one `unit` under `relation`, and the stream is what everybody except its
         own party sees.  An exact release's μ follows from its integers and their noise, with every rounding to the

@@ -161,7 +161,7 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
 def pip_download(folder: Path, requirement: str) -> Path:
     """Download the wheel of a requirement NAME==VERSION to a folder.
 
-    In an environment without pip, uv runs pip if it is installed.
+    In an environment without pip, uv runs pip if uv is installed.
 
     Args:
         folder: Empty folder to download to.
@@ -226,10 +226,11 @@ _REGISTRATIONS = "torchvision._meta_registrations"
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, without its registration of operators if the plain import fails on it.
+    """Import torchvision, without its registration of operators if the plain import fails.
 
     Beside a torch without CUDA, a torchvision for CUDA fails while it registers operators, which its data sets do
-    not use.  A second attempt then puts an empty module in place of the registration.
+    not use.  After a RuntimeError or AttributeError a second attempt has an empty module in place of the
+    registration.
 
     Raises:
         ImportError: torchvision, or a module that it needs, is not installed.

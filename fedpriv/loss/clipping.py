@@ -174,8 +174,9 @@ def clipping_if_certain(
         clip: Clip norm, a number or a tensor that is broadcast to (..., B).
 
     Returns:
-        The clipping, or None if the cheap bound is above the clip.  It is None, too, for a clip that is a tensor,
-        on a GPU, and for no value or more than 1024 values of output gradients.
+        The clipping, or None if the cheap bound is above the clip, or an increment might not be representable.  It
+        is None, too, for a clip that is no float, on a GPU, and for no value or more than 1024 values of output
+        gradients.
     """
     if (
         not isinstance(clip, float)

@@ -31,7 +31,7 @@ class SplitClipping(NamedTuple):
     """Clips of an increment's parts, which are clipped separately.
 
     The parts are differences of gradients at this round's query and at the queries with which epochs start (see
-    `SplitGradient`, and rounds/floats.py for the recursion).
+    `SplitGradient`, and fedpriv/rounds/floats.py for the recursion).
     """
 
     rounds_per_epoch: int
@@ -50,7 +50,7 @@ class SplitClipping(NamedTuple):
 class LocalRound(NamedTuple):
     """Local steps: a round in which each silo continues from the point to which its own releases have led.
 
-    See rounds/round.py.
+    See fedpriv/rounds/round.py.
     """
 
     step: Scalar
@@ -411,7 +411,7 @@ class SplitGradient:
     With g a record's gradient, v_q the query at which epoch q starts and x_t this round's query, three vectors are
     clipped separately: α g(v_q), α g(v_q) - α g(v_{q-1}) and α g(x_t) - α g(v_q).  The first is mixed with weight
     γ, and the second is added to the mixture of one epoch before with weight 1 - γ.  The new mixture and the third
-    are added to a running sum with decay = 1 - α (recursion in rounds/floats.py).
+    are added to a running sum with decay = 1 - α (recursion in fedpriv/rounds/floats.py).
 
     Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
     `difference_clip` and `residual_clip`, coefficient included.

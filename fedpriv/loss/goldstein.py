@@ -505,8 +505,8 @@ def _minimize_over_members(
 
     With the members as rows of P, and 1 a vector of ones, the weights of the least-norm point of their affine hull
     are proportional to (P Pᵀ + largest · 1 1ᵀ)⁻¹ 1.  If all are above `_SMALL`, they are the result.  Otherwise
-    the weights move towards them until the first weight becomes 0.  That member is dropped, and the step is
-    repeated.
+    the weights move towards them until the first weight becomes 0.  That member is dropped, with all others whose
+    weight is then at most `_SMALL`, and the step is repeated.
 
     Args:
         points: All points, (n, d).

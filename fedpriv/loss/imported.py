@@ -108,7 +108,7 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     """Replace BatchNorm layers by GroupNorm, whose output for a record depends on this record only.
 
     The number of groups is the largest divisor of the number of channels up to 32.  Submodules are replaced in
-    place.
+    place.  A GroupNorm has initial parameters, and a lazy BatchNorm that has no channels yet stays.
 
     Args:
         module: Module, whose submodules are replaced.
@@ -257,7 +257,8 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
 
     All records but the first of a random batch are replaced by others.  The first record's outputs, and the
     gradient of the sum of their squares, must not change, and the outputs must be about those of the record by
-    itself.  This is checked at the module's own parameters and at random ones.
+    itself.  This is checked at the module's own parameters, and at these plus normal random numbers, unless values
+    overflow there.
 
     Increments are computed of each record alone, so that a dependence would not break their guarantee.  But a
     batch of records would have other outputs than in training.
@@ -456,7 +457,7 @@ def read_state_dict(weights: str, key: str, path: str, module: nn.Module) -> dic
     """Read the state_dict of the module at `path` from the file with this digest.
 
     The file may be a checkpoint with the state_dict under a usual key.  If all names have the prefix of a wrapper,
-    such as "module.", it is left out of those names that the module does not have.
+    such as "module.", this prefix is left out of those names that the module does not have.
 
     Args:
         weights: Digest, "sha256:HEX".

@@ -521,7 +521,7 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
     """Make the view of `objective` with gradients computed in bfloat16, after two checks.
 
     A column of integers, such as tokens or counts, may have none above 256 in absolute value, which bfloat16 may
-    round to another.  The increment of one record has to run.
+    round to another.  And the increment of one record is computed as a trial.
 
     Args:
         objective: Objective of the run.

@@ -435,7 +435,8 @@ class AnchoredSquareRoot(Mechanism):
             workload: Workload that restarts every `period` rounds, with decay 1.
 
         Raises:
-            InputError: Participation is secret or no single pass, or the mechanism does not factor the workload.
+            InputError: Participation is secret, has fresh permutations or is no single pass, or the mechanism does
+                not factor the workload.
         """
         check_matches(workload, 1.0, self.period)
         if not workload.public_order.single_pass:

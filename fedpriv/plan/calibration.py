@@ -282,7 +282,7 @@ def response_and_workload(
 
 
 def _fit_request(cell: Cell) -> str | None:
-    """Return a JSON text of everything that the fit of a cell depends on, or None without a fit.
+    """Return a JSON text of all that the fit of a cell depends on, or None if no noise is to be fitted.
 
     The scale of clips and steps is left out, so that cells that differ in this scale only share a fit.
     """

@@ -382,8 +382,8 @@ class Admission:
     def _check_number(self, section: str, name: str, number: float) -> None:
         """Refuse a number that no run within the policy needs, before anything is computed from it.
 
-        A number is too large above 2^53, and in the section [privacy] above `_MAX_PRIVACY`.  A whole number in
-        [algorithm] is too large if it is above 4096 and above the rounds that the policy allows.
+        A number is too large above 2^53 in absolute value, and in the section [privacy] above `_MAX_PRIVACY`.  A
+        whole number in [algorithm] is too large if it is above 4096 and above the rounds that the policy allows.
 
         Args:
             section: Section of the scenario with the number.

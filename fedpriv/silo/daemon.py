@@ -178,7 +178,7 @@ def serve_guard(
 
 @contextmanager
 def _listen(policy: Policy) -> Iterator[socket.socket]:
-    """Open the silo's socket, of mode 0600, or of mode 0660 and the policy's group if it names one.
+    """Open the silo's socket, of mode 0600, or of mode 0660 and the group that the policy names.
 
     A socket that a killed guard has left at this path is replaced, and the socket is removed at the end of the
     block.

@@ -73,8 +73,8 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         Folders of the guards, by silo.
 
     Raises:
-        InputError: If the scenario's cells differ in their federation, if silos cannot answer one of its runs, or
-            if a shard exists, since its ledger would not fit other records.
+        InputError: If the scenario's cells differ in one of these, if its data cannot be used, if silos cannot
+            answer one of its runs, or if a shard exists, since its ledger would not fit other records.
     """
     cells = [point.cell for point in scenario.points]
     first = cells[0]

@@ -134,7 +134,8 @@ def is_key_of(key: bytes, fingerprint: bytes) -> bool:
 def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     """Replace the digest of the records in a ledger of fedpriv 0.3.0 by a fingerprint under a key.
 
-    Runs whose claim by fedpriv 0.3.0 was false (`_unprotected_runs`) are charged an infinite μ.
+    Runs whose claim by fedpriv 0.3.0 was false (`_unprotected_runs`) are charged an infinite μ.  A ledger that
+    another process has just converted stays as it is.
 
     Raises:
         InputError: If the ledger is damaged or for other records, or the key cannot be used or made.

@@ -84,7 +84,7 @@ def attest(path: Path, record: Mapping[str, Any], body: str, says: str) -> dict[
         path: File of the silo's policy.
         record: The run's record, as the certificate has it.
         body: SHA-256 of the certificate's body.
-        says: Type as which the statement is signed, of `STATEMENT_NAMES`.
+        says: Type as which the statement is signed, one of the values of `certify.STATEMENT_NAMES`.
 
     Returns:
         The signed statement: digest of the body, number of the silo, digest and limits of the policy, version of
@@ -92,10 +92,10 @@ def attest(path: Path, record: Mapping[str, Any], body: str, says: str) -> dict[
         (`_read_facts`) of each of `STATEMENT_PARTS` that the run has, and the signature.
 
     Raises:
-        InputError: If the policy, the ledger, the silo's data or its key cannot be used, a fact cannot be
-            compared, or a release differs.
+        InputError: If the policy, the ledger, the silo's data or its key cannot be used, the run cannot be planned
+            again, a fact cannot be compared, or a release differs.
         RunError: If a charge differs, rounds are neither answered nor recorded as missed, another process has the
-            ledger locked, or the scenario cannot be planned under the code that the policy permits today.
+            ledger locked, or the scenario's model cannot be built with the code that the policy permits today.
         Exception: A record of another shape may raise other errors, such as KeyError.
 
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
@@ -235,7 +235,8 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     | `left` | remaining budget (μ, slack) of the policy, (0, 0) if nothing is left |
     | `ledger` | number of the last commit, and head (digest) of the ledger's chain |
 
-    A composed price, of several runs together, is in the policy's relation and unit.
+    A composed price, of several runs together, is in the policy's relation and unit.  Its μ and slack are None if
+    it is above every budget.
 
     Args:
         policy: Policy whose ledger is read, of training data or of test data.

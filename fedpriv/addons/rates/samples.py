@@ -40,7 +40,7 @@ def print_samples(request: SamplesRequest, as_json: bool) -> None:
     The results are those of the paper's Table 1, and explicit bounds with all constants.
 
     Args:
-        request: Numbers of the command.
+        request: Values of the command's options.
         as_json: Whether plain data is printed in place of a table.  An explicit bound that 10^18 records do not
             reach is null there.
 

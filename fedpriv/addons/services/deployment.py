@@ -351,9 +351,9 @@ def follow_run(
         progress: Progress of the cell.
 
     Raises:
-        InputError: The server refuses the run as it was written.
-        RunError: The run fails, ends without an outcome or is not started within ten minutes, or a necessary
-            process has ended.
+        InputError: The run fails at the server with an InputError, or has stored releases that no run can have.
+        RunError: The run fails otherwise, ends without an outcome or is not started within ten minutes, or a
+            necessary process has ended.
         LostRunError: The SuperLink does not know the run, or its restart ended the run.
         UnreachableError: The SuperLink does not answer for two minutes.
     """

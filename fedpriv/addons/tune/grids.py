@@ -125,7 +125,8 @@ def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
     """Return a grid of multiples of the numbers that the scenario sets in [algorithm].
 
     Varied are floats that may be any number above a bound, such as a step size.  The factors, from 1/9 to 9, are
-    equally spaced in logarithm: 25 for a single number, or 5 for each of several.  Values have four digits.
+    equally spaced in logarithm: 25 for a single number, or 5 for each of several.  Values have at most four
+    significant digits.
 
     Raises:
         InputError: The scenario has no such number.
@@ -221,7 +222,8 @@ class GridPosition:
 def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
     """Return the position, from 1, of the setting's value for each key that has several values.
 
-    The values of a key are in increasing order if they are numbers, and else in the order of the grid.
+    The values of a key are in increasing order if all are numbers or truth values, and else in the order of the
+    grid.
     """
     positions = []
     for key, values in grid.items():
@@ -432,7 +434,8 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
         held_out: Held-out records, on which the run does not train.
 
     Returns:
-        Values by dotted key, such as "federation.rounds", or {} if the remaining records suffice.
+        Values by dotted key, such as "federation.rounds".  Without site batches it is {} if the remaining records
+        suffice.
     """
     federation, remaining = cell.federation, held_out.total_count - held_out.count
     if cell.data.partition == "site" and federation.batches is not None:

@@ -110,10 +110,10 @@ def load_silo_records(cell: Cell, max_silos: int = MAX_REFERENCE_SILOS) -> tuple
 
     Args:
         cell: A cell of a scenario.
-        max_silos: Most silos to return.  A public seed draws them if more silos have records.
+        max_silos: Most silos to return.  A public seed draws them if more silos have records of both kinds.
 
     Returns:
-        The number of all silos, and the records of the chosen ones.
+        The number of all silos, and the records of the chosen ones, in increasing order of the silos' numbers.
 
     Raises:
         InputError: Units are clients, a record has several labels, no silo has records of both kinds, or records
@@ -248,7 +248,8 @@ def compute_references(
     """Fit and judge the local models of up to 16 silos, or read the scores from the user's cache.
 
     A silo's row has the score of its local model and of a constant prediction, the penalty κ of the fit, and the
-    share of the largest class.  Where this share is above 90 %, it also has the mean accuracy over classes.
+    share of the largest class among its training records, or 0 for a regression.  Where this share is above 90 %,
+    the row also has the mean accuracy over classes.
 
     Spared records are training records here, too.
 
@@ -317,7 +318,7 @@ def _verify_references(key: str, records: str, silos: Sequence[SiloRecords]) -> 
 
 
 def digest_silos(silos: Sequence[SiloRecords]) -> str:
-    """Return SHA-256 of the silos' records as the model sees them, their names, and the candidates for κ.
+    """Return SHA-256 of the silos' records as the model sees them, names, numbers, and candidates for κ.
 
     κ is the penalty of a local model's fit.  The result is a hexadecimal text.
     """

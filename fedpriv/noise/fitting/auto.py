@@ -7,9 +7,9 @@ moving C s, and the noise is A C^-1 z for fresh normal vectors z.  λ-CGD and bu
 few decaying sums of earlier vectors, and a banded C has few diagonals.  Scaled noise is that of a `column_scale`
 D: the noise of increment t, a record's clipped contribution to round t, is divided by D_t.
 
-Mechanisms are compared by the noise that each leaves in the output and in the queries.  J (`fitting/cost.py`) is
-the sum of both variances relative to their lower bounds: at least 2, or at least 1 if the output does not count.
-A candidate is a mechanism with the number of vectors in its state and its noise √J.
+Mechanisms are compared by the noise that each leaves in the output and in the queries.  J (`NoiseCost`) is the
+sum of both variances relative to their lower bounds: at least 2, or at least 1 if the output does not count.  A
+candidate is a mechanism with the number of vectors in its state and its noise √J.
 
 The best sizes of scheduled noise have a closed form.  J is the squared sensitivity times the variance in the
 points.  With fresh noise d_t z_t the variance is Σ_t d_t² w_t, where w_t is the sum over the points of the squared
@@ -86,7 +86,7 @@ def max_displacements(workload: Workload) -> Floats:
     In a round either the record takes part, or its distance is decay times that of the round before.  A record
     that takes part in round t, and took part every `spacing` rounds before (the rounds of an epoch, or the least
     separation), has moved the sum by r_t = clip_t + decay^spacing · r_{t-spacing}.  In a single pass it took part
-    in no earlier round.
+    in no earlier round, and in separated participations in at most `max_rounds_per_record` rounds.
 
     For separated participations with unequal clips the result is an approximation, which suffices for a fit.
 
@@ -296,8 +296,9 @@ def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate
 def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield λ-CGD, and buffered noise of more roots as far as the state allows, without scaled noise.
 
-    Buffers are fitted with two pairs of roots (θ_i, φ_i), with φ_2 = 0 or φ_2 fitted (`last_free`), or with three
-    pairs and φ_3 fitted.
+    Roots are the poles θ_i and zeros φ_i of `BufferedToeplitz`.  Buffers are fitted with two pairs (θ_i, φ_i),
+    with φ_2 = 0 or φ_2 fitted (`last_free`), or with three pairs and φ_3 fitted.  A state of no vector allows none
+    of these.
 
     Args:
         cost: Cost of noise for the run.
@@ -324,8 +325,8 @@ def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismC
     """Yield buffered noise with a scale, for one pass with equal clips, and nothing for other workloads.
 
     Scaled noise divides the noise of increment t by D_t, so that all columns of C diag(D) have one norm.
-    Candidates are fitted with 1, 2 or 3 pairs of roots (θ_i, φ_i) as far as the state allows, with the last φ
-    fitted (`last_free`), and with one pair also for φ_1 = 0.
+    Candidates are fitted with 1, 2 or 3 pairs of a pole θ_i and a zero φ_i of `BufferedToeplitz` as far as the
+    state allows, with the last φ fitted (`last_free`), and with one pair also for φ_1 = 0.
 
     Args:
         cost: Cost of noise for the run.

@@ -283,8 +283,10 @@ _DESK = _ChunkWorkspace()
 class KeyedDiscreteGaussian:
     """Vectors of D(σ)^d of one party and round, each a pure function of (key, party, round, node, d, σ).
 
+    A node is the number of a vector of the round, and d its length.
+
     Guarantee: under one key distinct (party, round, node, value) read disjoint AES blocks, so that without the key
-    all values are independent (AES-256 is assumed to be a pseudorandom permutation); the number of values and the
+    all values are independent (AES-256 is assumed to be a pseudorandom permutation).  The number of values and the
     set of nodes that are drawn together change none of the values, nor does it matter whether loops are compiled.
     One object serves one thread at a time.
     """
