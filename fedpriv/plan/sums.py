@@ -139,8 +139,10 @@ class RunningSums:
         """Compute a bound of the overlaps of a record's rounds as chains that fade, in units of κ².
 
         The overlap of rounds s and t is clip_s clip_t ⟨C_s, C_t⟩, and κ the largest clip_t ‖C_t‖.  A chain
-        (`accounting.chain`) bounds the overlaps by a covariance that falls with the distance of two rounds.  The
-        k-th rounds of all groups are treated as one round, with the largest clip and inner products of any group.
+        (`accounting.chain`) bounds the overlaps by a covariance that falls with the distance of two rounds.  All
+        rounds of a record are in one group, which is every `groups`-th round from one of the first `groups` on.
+        The k-th rounds of all groups are treated as one round, with the largest clip and inner products of any
+        group.
 
         Guarantee: before the chain is split into one for each epoch, its covariances plus an overlap that all
         rounds share are above all overlaps of two rounds of one record, whatever the record's group, for the noise

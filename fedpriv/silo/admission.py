@@ -197,7 +197,7 @@ class Admission:
     """Limit of the time for planning a scenario, by default none."""
 
     def admit(self, canonical: str) -> AdmittedRun:
-        """Admit a canonical scenario and plan it.
+        """Admit a canonical scenario, from `canonicalize`, and plan it.
 
         Raises:
             RunError: If the policy does not allow the scenario, the scenario cannot be planned, or planning takes
@@ -225,9 +225,10 @@ class Admission:
     def min_mu(self, charge: Charge) -> float:
         """Return the least μ that any policy can have charged for an earlier run, or 0 if it is unknown.
 
-        The price of the silo's own messages is computed again, and the price of the release made from all silos'
-        messages if the run has one.  The smaller one counts, and is infinity for a run without noise.  The μ is
-        unknown if the policy does not permit the run's code, or this installation cannot price the run.
+        A charge below this μ, but for rounding, was too low.  The price of the silo's own messages is computed
+        again, and the price of the release made from all silos' messages if the run has one.  The smaller one
+        counts, and is infinity for a run without noise.  The μ is unknown if the policy does not permit the run's
+        code, or this installation cannot price the run.
         """
         try:
             cell, objective = self.recall_run(charge.cell)

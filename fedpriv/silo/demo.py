@@ -3,6 +3,8 @@
 A silo of a real deployment has records already, and its administrator writes the policy.
 
 * A cell is one run of a scenario, with a value for each key.
+* A guard is the process with a silo's records, which answers queries within the silo's policy.  Its ledger is its
+  account of answers and charges, and the mark a file that reveals an older copy of the ledger.
 * A shard is the file of a silo's records.  The key of the records is a secret file beside it, under which ledgers
   have a fingerprint of the records.
 * An allowance is a section [allow] or [evaluation] of a policy, as a dictionary.
