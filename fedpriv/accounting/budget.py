@@ -231,7 +231,7 @@ class LifetimeBudget:
         """Return the reason to refuse a run, or None if it fits.
 
         A run fits if Σμ² over all runs, this one included, is at most the square of the budget's μ, and Σδ₀ at
-        most its slack.  A price of None never fits.
+        most its slack.  No run fits if its price, or an earlier one, is None.
 
         Args:
             prices: Prices of the earlier runs.

@@ -172,7 +172,8 @@ def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Gene
     """Draw `count` indices into `labels`, stratified by class if that is possible.
 
     A stratified draw has count · (share of the class) indices of each class, rounded to integers of the sum
-    `count`.  The draw is not stratified if a class is rare, or if labels are real numbers or several for a record.
+    `count`.  The draw is not stratified if a class occurs at most twice, or if labels are real numbers or several
+    for a record.
 
     Args:
         labels: Labels to draw from, (n,) or (n, ...).

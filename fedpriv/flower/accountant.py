@@ -83,9 +83,8 @@ class ExactAccountant:
         """Return ε of all releases at `delta`, 0 without a release.
 
         Raises:
-            InputError: `delta` is not in (0, 1), or Poisson-sampled releases are more than 100,000 or asked for at
-            a
-                `delta` below 1e-10.
+            InputError: `delta` is not in (0, 1).  For Poisson-sampled releases also, there are more than 100,000,
+                or `delta` is below 1e-10.
         """
         return _guarantee(self.config, self._counts).epsilon_of(delta)
 

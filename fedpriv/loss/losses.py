@@ -557,7 +557,7 @@ class LossChoice:
         """Check that the name is known, if there is no function, and that the settings fit the loss.
 
         Raises:
-            InputError: A name without function is unknown, or a setting is invalid or of another loss.
+            InputError: There is no function and the name is unknown, or a setting is invalid or of another loss.
         """
         if self.function is None and self.name not in LOSSES:
             raise InputError(
@@ -584,7 +584,7 @@ class LossChoice:
             classes: Number of classes, or 0 if labels are numbers.
 
         Returns:
-            The loss, and the shape of one record's outputs, or None for a function, which takes any outputs.
+            The loss, and the shape of one record's outputs, or None for a function, which takes any number.
 
         Raises:
             InputError: The choice is invalid, the loss is for other labels, or the class weights are not one for

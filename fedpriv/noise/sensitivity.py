@@ -161,7 +161,7 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
     is returned.
 
     Args:
-        weights: X ≥ 0, symmetric, (T, T).
+        weights: X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0, (T, T).
         pattern: Allowed patterns.
 
     Returns:
@@ -212,7 +212,8 @@ def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSe
     "after" and "later" mean earlier in the run.
 
     Args:
-        later_weights: X in this order, with zeros left of the `min_separation`-th upper diagonal, (T, T).
+        later_weights: X of `farthest_pattern` in this order, with zeros left of the `min_separation`-th upper
+            diagonal, (T, T).
         diagonal: Own weights X_ii, (T,).
         pattern: Allowed patterns.
 

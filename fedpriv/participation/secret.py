@@ -42,8 +42,8 @@ class SecretOrder(PlainDataclass):
 
     Records are in public *groups* 0 … groups - 1.  Those of group j, the rows j, j + groups, … of a silo's order,
     take part only in rounds t with t ≡ j + 1 (mod groups).  So two rounds of one record lie `groups` or more
-    apart, and correlated noise whose strategy C (noise/mechanism.py) has at most that many bands is amplified as
-    if it were independent.
+    apart, and correlated noise whose strategy C (fedpriv/noise/mechanism.py) has at most that many bands is
+    amplified as if it were independent.
 
     Guarantee: the curve of (ε, δ) holds against everyone who sees all releases and does not learn which records
     take part in which rounds.  The records of a silo that releases its own sums are protected against the server,

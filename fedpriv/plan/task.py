@@ -545,7 +545,7 @@ def partition_records(cell: Cell) -> list[Tensor]:
     Rows are single records, or units (persons or clients) if these are the rows of the task.  They are drawn with
     the cell's seed: iid, skewed by label, or by site.  A pool of clients counts as one silo.
 
-    Guarantee: no row is held twice, so one record or unit of one silo is one of the federation.
+    Guarantee: no row is held twice, so that each record or unit of the federation is one of one silo at most.
 
     Returns:
         A tensor (batches · batch size,) for each silo.
@@ -585,8 +585,8 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
     """Partition rows over silos, or over clients, at random or skewed by label.
 
     Args:
-        data: Section [data], whose `partition` is "dirichlet", "shards" or "iid", with the strength of the skew.
-            A partition by site takes no labels and is not made here.
+        data: Section [data], whose `partition` is "dirichlet", "shards" or "iid", with its `concentration`
+            or number of shards.  A partition by site takes no labels and is not made here.
         labels: Label of each row, (rows,).
         sizes: Number of rows of each silo or client.
         seed: Seed of the draw.

@@ -41,7 +41,7 @@ class ScaleSection(Section):
     def _check_both_given(self) -> Self:
         """Require both `means` and `deviations`, or neither.
 
-        The two lists are equally long, with numbers in their ranges.
+        The two lists are equally long and not empty, with numbers in their ranges.
 
         Raises:
             ValueError: The lists are not of this form.
@@ -213,7 +213,9 @@ class DataSection(Section):
         """Check that the table has the public schema that a run needs.
 
         A .csv or .parquet file needs a schema, which has to be public if the run has noise.  [data.scale] needs a
-        column of numbers, and the partition "site" and metrics for each site need sites.
+        column of numbers, and as many means and deviations as such columns if it has them.  The partition "site"
+        needs a site for each silo, and metrics for each site need sites.  Sites of records in memory, without
+        a schema, are not checked here.
 
         Guarantee: ranges and vocabularies that are declared to come from the records enter no run with noise.
 

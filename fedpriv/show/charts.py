@@ -282,7 +282,7 @@ def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, A
     """Return `series` with the measured and published values of the sweep points that match `fixed`.
 
     A measured mark has the point's privacy level as x, the metric's mean over seeds as y, and the standard
-    deviation as spread.  Points without noise are left out.
+    deviation as spread.  Points without noise or finished cells are left out.
 
     Args:
         results: Results of the run.
@@ -347,8 +347,8 @@ def _clipping_chart(results: Results) -> Chart | None:
 
     The chart helps to choose the clip norm.  A mark is the mean over seeds, with the standard deviation as spread.
     Settings that differ only in trust, for example, can share a row as series.  Rows beyond `MAX_SERIES` are left
-    out.  The result is None if there is one setting only, no increment or every increment was clipped, or nobody
-    counted.
+    out.  The result is None if there is one setting only, no increment or every increment was clipped, or no cell
+    has a count.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
@@ -408,7 +408,7 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Chart the noise of each mechanism at a run's guarantee, by accounting alone.
 
     The charts are for the first cell that has a μ and a mechanism that can be compared with others.  There are no
-    charts without such a cell.
+    charts without such a cell.  The chart of the mean over silos is made for several silos only.
     """
     question = next(filter(None, (_find_used_mechanism(cell) for cell in cells if cell["mu"] is not None)), None)
     if question is None:
@@ -456,7 +456,8 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
 def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
     """Chart the root mean square over rounds of the noise in a release, against the number of rounds.
 
-    Each mechanism has a series.  For each number of rounds it is calibrated anew at the run's μ.
+    Noise is the standard deviation of a coordinate, in units of the clip norm over the batch size.  Each mechanism
+    has a series.  For each number of rounds it is calibrated anew at the run's μ.
 
     Args:
         question: Accounting setting and μ of a run, and the mechanism that it used.
@@ -486,8 +487,8 @@ def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
 def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
     """Chart the noise in a silo's release, and in the mean over silos without and with a trusted server.
 
-    The noise is the root mean square over rounds at the run's μ.  Each of the three has a row, and each mechanism
-    has a series.
+    Noise is the standard deviation of a coordinate, in units of the clip norm over the batch size, as the root
+    mean square over rounds at the run's μ.  Each of the three has a row, and each mechanism has a series.
 
     Args:
         question: Accounting setting and μ of a run of several silos, and the mechanism that it used.
@@ -560,9 +561,10 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
     """Chart missed records against false alarms for the best membership test on one record.
 
     A membership test decides whether a record took part.  Under μ-Gaussian DP no test has, at a rate α of false
-    alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the normal distribution function.  The chart has such
-    curves for claimed μ, without those that cannot be told from the axes and at most six, and the point of equal
-    errors at an audit's lower bound on μ.  The result is None if there is neither a curve nor an audit.
+    alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the normal distribution function.  The chart has the
+    line of blind guessing, such curves for at most six claimed μ, without those that cannot be told from the axes,
+    and the point of equal errors at an audit's lower bound on μ.  The result is None if there is neither a curve
+    nor an audit.
     """
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})

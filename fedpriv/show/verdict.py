@@ -181,7 +181,8 @@ class Strength(NamedTuple):
 def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | None:
     """Return the strength of a finished sweep point's first cell, or None for a point without noise.
 
-    The leakage is μ if the cells with noise have several δ and all of them have a μ, and otherwise ε.
+    A strength has trust, unit, relation, leakage and δ as numbers, and smaller ones are stronger.  The leakage is
+    μ if the cells with noise have several δ and all of them have a μ, and otherwise ε.
     """
     cell = cells_at_point(results, point)[0]
     if cell["epsilon"] is None:
@@ -337,7 +338,7 @@ def compare_folders(first: Path, second: Path) -> RunComparison:
     Differences are taken seed by seed.  A row has a sweep point of the first run, a metric, the number of common
     seeds, the mean in each run, and the mean difference with its standard error.  The point's counterpart is the
     one sweep point of the second run that agrees in all keys which both runs sweep.  The result also has the
-    settings that no run sweeps and that differ between the runs.
+    settings that no run sweeps and that differ between the first cells of the runs.
 
     Args:
         first: Folder of the first run.

@@ -139,7 +139,7 @@ class RunFolder(RunObserver):
 
         Raises:
             InputError: The folder holds results or checkpoints of another run, results of any run without
-                `resume`, or cells for which fedpriv 0.3.0 made a false claim, or cannot be read.
+                `resume`, cells for which fedpriv 0.3.0 made a false claim, or a file that is malformed.
         """
         self.path = path
         self._fits = fits or {}
@@ -243,15 +243,16 @@ class RunFolder(RunObserver):
     def _load_finished(self, group_cells: CellGrouping | None) -> dict[int, dict[str, Any]]:
         """Load the finished cells of a stored run by number, without groups that have to be computed again.
 
-        A group of cells that the engine computes together is computed again if one of its cells is missing.  The
-        seeds of this object become those of the stored run, followed by the added ones.
+        A group of cells that the engine computes together is computed again if one of its cells is missing.  A
+        cell whose model file is missing counts as missing.  The seeds of this object become those of the stored
+        run, followed by the added ones.
 
         Args:
             group_cells: Function from cells to groups of their indices, or None if each cell is computed alone.
 
         Raises:
             InputError: The stored run is another one, has cells for which fedpriv 0.3.0 made a false claim, or
-                cannot be read.
+                is malformed.
         """
         stored_results, path = read_results(self.path), self.path
         check_copies(path, stored_results.versions, stored_results.cells)
@@ -277,7 +278,8 @@ class RunFolder(RunObserver):
         """Take the seed batches and the date of the stored run, and append a batch of the new seeds, if any.
 
         A batch has the seeds that one invocation brought.  The points of the scenario are ordered by batch, so
-        that finished cells keep their numbers.
+        that finished cells keep their numbers.  Without new seeds the stored run's command is taken, too, if it
+        has one.
 
         Raises:
             InputError: The stored run is another one.

@@ -364,7 +364,7 @@ def tabulate_mechanisms(
     Above 4,096 rounds T, mechanisms without a fit that keep T vectors or more are left out, because they are slow.
 
     Args:
-        setting: Silos and trust of the noise, calibrated for the clip norms of `workload`.
+        setting: Silos, batch size, trust and relation.  Noise is calibrated for the clip norms of `workload`.
         mu: Guarantee, μ of Gaussian DP.
         response: Weights of the released running sums in the algorithm's queries and output.
         workload: Running sums that are released.

@@ -15,8 +15,9 @@ journal.  In a public order, these families of tests try to tell the two worlds 
 * bits of the noisy integers (`attacks`),
 * missing replies to hostile queries, and replies that are not finite or too long (`attacks`).
 
-Secret rounds and releases of statistics have families of their own (`secret`, `counts`).  The claim is refuted if
-a lower bound on μ, corrected for the number of tests (Bonferroni), exceeds it.
+Secret rounds, in which only a silo knows which of its records take part, and releases of statistics have families
+of their own (`secret`, `counts`).  The claim is refuted if a lower bound on μ, corrected for the number of tests
+(Bonferroni), exceeds it.
 """
 
 import time
@@ -133,7 +134,7 @@ def audit(
             16 releases, rounded up.
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
-        progress: Function that is called with the finished share of the work.
+        progress: Function that is called with an estimate of the finished share of the work, up to 1.
         families: Names of the families to run, one or more of `FAMILIES`, for rounds in a public order.  Secret
             rounds and statistics have families of their own, which all run.
 
@@ -269,17 +270,20 @@ def _audit_secret_rounds(
     * "canaries": many planted records in each run.
     * "company": one planted record in each run, whose other records are known and pull the other way.
 
-    The outcome has the bound of the family whose μ exceeds most, or falls short least of, the μ that its curve
-    allows.  If only the evaluations exceed their claim, the bound is theirs.
+    The claimed curve allows each test some μ, which depends on the test's rate of false alarms.  The excess of a
+    family is the lower bound on μ that its best test shows, minus this μ.  The outcome is that of the family with
+    the larger excess, even if both are negative.  If only the run's evaluations of models on test records exceed
+    their claim, the outcome is theirs.
 
     Args:
         cell: Cell of the scenario.
         mu: μ of the claim.
         trials: Number of canaries in shared runs, rounded up to whole runs.  The family "company" has a sixteenth
-            of this number in addition, each in a run of its own.
+            of this number, rounded down, in addition, each in a run of its own.
         confidence: Confidence of the bounds.
         seed: Seed of the coins, which decide on the world of each canary.
-        progress: Function that is called with the finished share of the work.
+        progress: Function that is called with the finished share of the canaries' runs.  The share is 1 before
+            evaluations are audited.
         start_time: Start of the audit, by `time.perf_counter`.
     """
     canary_cell, company_cell = secret.make_canary_cell(cell, mu), secret.make_company_cell(cell, mu)

@@ -47,7 +47,7 @@ from fedpriv.scenario.schema import Cell
 
 _Item = TypeVar("_Item")
 ProgressCallback = Callable[[float], None]
-"""Function that is called with the share of the work that is finished, from 0 to 1."""
+"""Function that is called with an estimate of the finished share of the work, up to 1."""
 
 
 class StepCounter:
@@ -237,7 +237,7 @@ def run_families(
         parts: Parts of the run by name, the rounds among them.
         failure: Probability that some bound exceeds a claim that holds, at most.
         families: Names in `FAMILIES`.  Other names are ignored.
-        progress: Function that is called with the finished share of the work.
+        progress: Function that is called with an estimate of the finished share of the work, up to 1.
 
     Guarantee: if all claims hold, some bound exceeds its claim with probability at most `failure`: the failure
     shares of the families add up to 1 (Bonferroni).
@@ -256,7 +256,7 @@ def audit_canaries(
     """Return the best lower bounds on μ from canaries, for each part, and for several parts together.
 
     With several parts, the rounds have half of `failure`.  The other parts, and the test of all parts together,
-    share the other half equally.
+    share the other half equally.  A single part has all of `failure` if it is the rounds, and else half of it.
 
     Args:
         parts: Parts of the run by name.
@@ -317,7 +317,8 @@ def _audit_all_parts(
 def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
     """Return the largest lower bound on μ from canaries under hostile queries, and the name of the test.
 
-    Increments of canaries may change their sign under such a query.  So all tests run on the releases and on the
+    Hostile queries have weights of extreme size, huge or denormal.  Increments of canaries may change their sign
+    under such a query.  So all tests run on the releases and on the
     negated releases, with half of `failure` each.  A quarter as many runs are made as for other canaries.
 
     Args:

@@ -116,8 +116,9 @@ def inspect_table(
         the files.
 
     Raises:
-        InputError: If the table cannot be read or run, an option of `marks` is malformed, a column cannot have its
-            role, `out` is given without a target, or a file that would be written exists in `out`.
+        InputError: If the table cannot be read, an option of `marks` is malformed, a column cannot have its role,
+            a person has records at two sites, a silo has no training unit, `out` is given without a target or for
+            a table for which no settings can be advised, or a file that would be written exists in `out`.
     """
     if other := [path for path in paths if not is_table_path(path.name)]:
         raise InputError(f"{other[0]}: expected a file of a table, {' or '.join(TABLE_SUFFIXES)}")
@@ -286,7 +287,7 @@ def _count_units(
 
 
 def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
-    """Print warnings of silos with few training units, and of sites with fewer than two classes.
+    """Print warnings of silos with few training units, and of sites with fewer than two classes in a part.
 
     Args:
         encoded: Rows of the table.
@@ -331,7 +332,7 @@ def _make_files(
     Args:
         path: The table.
         schema: Description of the table.
-        sizes: Number of units among each silo's training rows, which is that of its batch.
+        sizes: Number of units among each silo's training rows, which is also its batch size.
         unit: Keys of [privacy] for persons with several records, empty for records.
         out: Folder of the files, from which the scenario names a table of relative path.
         shards: Description of each joined file by its path, or empty for one file.  A silo's policy names the

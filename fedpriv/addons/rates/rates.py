@@ -105,8 +105,8 @@ def samples_figure(epsilon: float = 1.0) -> RateFigure:
     """Return the figure of Table 1 of Kornowski et al., records against d, at α = 0.5, β = 0.3, L = Φ = 1.
 
     A line is one result of the table: the number of records for a Goldstein measure of at most β, the smallest
-    norm of a weighted mean of gradients within the radius 2α.  L is the Lipschitz constant, and Φ bounds the
-    decrease of the loss.
+    norm of a weighted mean of gradients within the radius 2α, for smoothing α.  L is the Lipschitz constant, and Φ
+    bounds the decrease of the loss.
 
     Args:
         epsilon: ε.

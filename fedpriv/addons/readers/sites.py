@@ -84,8 +84,8 @@ def _is_data_set(value: Any) -> bool:
     """Whether a value is a data set, and not an array or a single item (record, label).
 
     A pair is a data set if its records, or their first input, have at least two axes, and as many rows as its
-    labels.  Any other value is one if it can be indexed or iterated over, and is no array, tensor, list, text,
-    bytes or mapping.
+    labels.  Any other value is one if it can be indexed or iterated over, and is no tuple, array, tensor, list,
+    text, bytes or mapping.
     """
     if isinstance(value, tuple):
         if len(value) != 2 or not hasattr(value[1], "__len__") or not np.ndim(value[1]):

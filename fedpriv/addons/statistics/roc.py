@@ -140,7 +140,7 @@ class TwoClassTable:
         return (1.0 - below if above else below), noise + adjusted_share * (1.0 - adjusted_share) / total
 
     def calibration_error_squared(self) -> IntervalEstimate | None:
-        """Estimate the squared calibration error, or return None if no bin has enough records.
+        """Estimate the squared calibration error, or return None if no merged bin has enough records.
 
         The estimate is Σ_b (D_b² - v_b) / m_b, over Σ m_b, for the merged bins b.  The bias v_b of D_b² is the
         variance of D_b's noise plus m_b q (1 - q), with q the observed share of class 1 in b.  For the interval

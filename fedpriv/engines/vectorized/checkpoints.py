@@ -150,8 +150,8 @@ def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> Simula
 def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
     """Yield the header of a packed checkpoint, as parsed JSON, and its arrays by name.
 
-    The arrays are named "array0", "array1", ….  They are read within the block, so that an error in it counts as
-    damage, too.
+    The arrays are named "array0", "array1", ….  They are read within the block, so that a read error in it
+    counts as damage, too.
 
     Raises:
         ValueError: The checkpoint has another format or is damaged.
@@ -197,7 +197,7 @@ def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, dev
     """Restore a state from the JSON tree that `_flatten_state` made of it.
 
     A list of the tree becomes the dataclass or named tuple that stands at its place in `like`, and otherwise a
-    plain tuple.
+    plain tuple.  Within a plain tuple all lists become plain tuples.
 
     Args:
         tree: JSON tree of the state.

@@ -30,8 +30,8 @@ def worst_record(coefficients: Floats, workload: Workload) -> Floats:
     """Return the record u whose ‖C u‖ fits take for the sensitivity, (T,).
 
     u has the record's clips in its rounds, and 0 elsewhere.  ‖C u‖ is the largest distance by which a record moves
-    C s, for the sums s of records' clipped contributions.  With separated participations and unequal clips it is
-    an upper bound.
+    C s, for the sums s of records' clipped contributions.  In separated participations each of u's clips is the
+    largest of all rounds, so that with unequal clips ‖C u‖ is an upper bound.
 
     Args:
         coefficients: First column of C, (T,), ≥ 0 and never increasing.
@@ -328,7 +328,7 @@ def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], fl
 def _simpler_roots(roots: list[float], max_root: float) -> Iterator[list[float]]:
     """Yield simpler variants of the roots θ_1, φ_1, θ_2, …, one change at a time.
 
-    A variant lacks two neighbours, or has φ_m = 0, or θ_1 = `max_root`.
+    A variant lacks two neighbours, or has φ_m = 0, or θ_1 = `max_root`, the largest allowed root.
     """
     for index in range(len(roots) - 1 if len(roots) > 2 else 0):
         yield roots[:index] + roots[index + 2 :]

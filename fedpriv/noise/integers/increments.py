@@ -268,9 +268,9 @@ def sum_rank_one(
     points[k], scaled to the lattice and truncated to integers with ‖r_b‖ ‖x_b‖ ≤ K.  A record with a feature that
     is not finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.
 
-    Guarantee: one record moves the sum by at most `norm` under zero-out and 2 `norm` under replace-one, and what
-    it adds is a function of its own row, the query and public numbers, with the same bits on every processor,
-    whatever bits the points have: only IEEE operations in a written order and sums of integers below 2^53 come
+    Guarantee: whatever bits the points have, one record moves the sum by at most `norm` under zero-out and 2
+    `norm` under replace-one, and what it adds is a function of its own row, the query and public numbers, with the
+    same bits on every processor.  Only IEEE operations in a written order and sums of integers below 2^53 come
     between the record and its integers.
 
     Args:
@@ -279,7 +279,7 @@ def sum_rank_one(
         coefficients: Coefficient of each point.
         features: Real features, (B, f).
         labels: Classes, (B,).
-        norm: K, from 1 to below 2^53, with `suits_rank_one`.
+        norm: K, from 1 to below 2^53, for which `suits_rank_one` holds.
         factor: Units of the lattice per unit of an increment.
 
     Raises:
@@ -410,14 +410,15 @@ def sum_integer_increments(
 ) -> Ints:
     """Sum the clipped increments of a round's records, each as integers of the run's lattice, (d,) int64.
 
-    Where the objective allows it, increments are counted by cell (`SUMMED_BY_CELL`) or formed as outer products of
-    integers (`suits_rank_one`).  Otherwise they are computed as vectors, one record after another.
+    Where the objective allows it, increments, as entries of tables, are counted by cell (`SUMMED_BY_CELL`) or are
+    formed as outer products of integers (`suits_rank_one`).  Otherwise they are computed as vectors, one record
+    after another.
 
-    Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
-    whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
+    Guarantee: whatever bits the points have, and whatever the objective computes or raises for a record, one
+    record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one.  Its integers depend
     on its own content, its row index and public values alone, whoever else is read.  Increments that are outer
-    products have the same bits on every processor (`sum_rank_one`); counts are added cell by cell
-    (`SUMMED_BY_CELL`); others are computed for one record after another, each in a batch of one.
+    products have the same bits on every processor (`sum_rank_one`).  Counts are added cell by cell
+    (`SUMMED_BY_CELL`).  Others are computed for one record after another, each in a batch of one.
 
     Args:
         objective: Objective for the batch layout of the round (`for_batch`).

@@ -50,7 +50,7 @@ class Presence:
     """
 
     def __init__(self, app: ASGIApp, nodes: Mapping[str, bytes], refusals_path: Path | None = None) -> None:
-        """Wrap `app`.
+        """Set up the record of silos and runs for the requests to `app`.
 
         Args:
             app: App that answers the requests.
