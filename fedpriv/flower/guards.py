@@ -163,8 +163,8 @@ class ModelLayout:
             module: Module of the client.  Parameters with requires_grad=False are not trainable.
 
         Raises:
-            InputError: A layer cannot be used, such as a lazy one, or arrays and trainable parameters differ.  The
-                message names the layer, or the first array that differs.
+            InputError: A layer cannot be used, such as a lazy one, no parameter is trainable, or arrays and
+                trainable parameters differ.  The message names the layer, or the first array that differs.
         """
         check_module(module)
         own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}

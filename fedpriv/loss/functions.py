@@ -385,8 +385,8 @@ class PositionTerms:
 
         The norm is computed from the T² inner products of positions if this is faster, else from the gradients of
         a few records at a time.  Rounding is relative to Σ_t ‖δ_t‖ ‖a_t‖, since terms that cancel in the gradient
-        leave their errors in it: once for each of T additions, and 4 times for products and factors.  The last
-        entry of the result also covers the factors δ and a themselves.
+        leave their errors in it.  T + 4 roundings are counted, one for each of T additions and 4 for products and
+        factors.  The last entry of the result bounds all numbers that occur, with the factors δ and a themselves.
         """
         gradient_norms, input_norms = upper_norm(self.output_gradients), upper_norm(self.inputs)
         spread = (gradient_norms * input_norms).sum(-1)

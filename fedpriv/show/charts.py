@@ -281,8 +281,8 @@ def _privacy_chart(results: Results) -> Chart | None:
 def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
     """Return `series` with the measured and published values of the sweep points that match `fixed`.
 
-    A measured mark has the point's privacy level as x, the metric's mean over seeds as y, and the standard
-    deviation as spread.  Points without noise or finished cells are left out.
+    A measured mark has the point's privacy level as x, the metric's mean over seeds as y, and the sample standard
+    deviation as spread, 0 for one seed.  Points without noise or finished cells are left out.
 
     Args:
         results: Results of the run.
@@ -313,8 +313,8 @@ def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, A
 def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric: Metric) -> Chart:
     """Chart a metric by round, with one series for each sweep point.
 
-    A mark is the mean over seeds, with the standard deviation as spread.  The x axis is the round, or, if runs in
-    any one panel differ in length, the percentage of each run's rounds.
+    A mark is the mean over seeds, with the sample standard deviation as spread, 0 for one seed.  The x axis is the
+    round, or, if runs in any one panel differ in length, the percentage of each run's rounds.
 
     Args:
         results: Results of the run.
@@ -345,10 +345,10 @@ def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric
 def _clipping_chart(results: Results) -> Chart | None:
     """Chart the percentage of clipped increments, with rows for the settings.
 
-    The chart helps to choose the clip norm.  A mark is the mean over seeds, with the standard deviation as spread.
-    Settings that differ only in trust, for example, can share a row as series.  Rows beyond `MAX_SERIES` are left
-    out.  The result is None if there is one setting only, no increment or every increment was clipped, or no cell
-    has a count.
+    The chart helps to choose the clip norm.  A mark is the mean over seeds, with the sample standard deviation as
+    spread, 0 for one seed.  Settings that differ only in trust, for example, can share a row as series.  Rows
+    beyond `MAX_SERIES` are left out.  The result is None if there is one setting only, no increment or every
+    increment was clipped, or no cell has a count.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:

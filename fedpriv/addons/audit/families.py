@@ -318,8 +318,8 @@ def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter
     """Return the largest lower bound on μ from canaries under hostile queries, and the name of the test.
 
     Hostile queries have weights of extreme size, huge or denormal.  Increments of canaries may change their sign
-    under such a query.  So all tests run on the releases and on the
-    negated releases, with half of `failure` each.  A quarter as many runs are made as for other canaries.
+    under such a query.  So all tests run on the releases and on the negated releases, with half of `failure` each.
+    A quarter as many runs are made as for other canaries.
 
     Args:
         part: Rounds of the run under audit.

@@ -116,9 +116,10 @@ def inspect_table(
         the files.
 
     Raises:
-        InputError: If the table cannot be read, an option of `marks` is malformed, a column cannot have its role,
-            a person has records at two sites, a silo has no training unit, `out` is given without a target or for
-            a table for which no settings can be advised, or a file that would be written exists in `out`.
+        InputError: If the files cannot be read as a table, an option of `marks` is malformed, a column cannot have
+            its role, a person has records at two sites, a silo has no training unit, `out` is given without a
+            target or for a table for which no settings can be advised, or a file that would be written exists in
+            `out`.
     """
     if other := [path for path in paths if not is_table_path(path.name)]:
         raise InputError(f"{other[0]}: expected a file of a table, {' or '.join(TABLE_SUFFIXES)}")
