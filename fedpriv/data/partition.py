@@ -40,7 +40,7 @@ def draw_split(data: Dataset, number: int) -> Dataset:
     Guarantee: no record counts in both parts, and no person at a site has records that count in both parts.
 
     Args:
-        data: Data set with its published split.  Its raw cells are not split anew.
+        data: Data set with its published split.  Its `raw_cells` stay as they are.
         number: Number of the split, 1 or more, from which the public randomness follows.
 
     Raises:

@@ -342,8 +342,9 @@ def _certify_separated(
 ) -> Sensitivity:
     """Compute the sensitivity of separated participations under a Toeplitz C, or a bound.
 
-    C has coefficients ≥ 0 that never increase.  Without restarts the result is exact for equal clips, and for at
-    most `min_separation` coefficients, with which no two columns of a pattern overlap.  Otherwise it is a bound.
+    C has coefficients ≥ 0 that never increase.  If sums never restart, the result is exact for equal clips, and
+    for at most `min_separation` coefficients, with which no two columns of a pattern overlap.  Otherwise it is a
+    bound.
 
     Args:
         workload: Clips and period.

@@ -398,8 +398,8 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
 def load_task(cell: Cell) -> Task:
     """Return the cell's task, with units as rows and with the metrics of the scenario.
 
-    Rows are single records if these are the unit of protection.  With `run.passes` gradients are computed in
-    bfloat16.
+    Rows are single records if these are the unit of protection.  If the scenario sets `run.passes`, gradients
+    are computed in bfloat16.
 
     Raises:
         InputError: The data cannot be loaded, data, model and metrics do not fit together, or there are too few

@@ -194,7 +194,7 @@ class Silo:
         noise, if this silo adds any, is drawn and not sent.
 
         Guarantee: under an untrusted server the sequence of releases over the whole run keeps the privacy claim
-        of the silo's own stream (`make_silo_stream`) for each unit of this silo, such as a record.  Under a
+        of the silo's own releases (`make_silo_stream`) for each unit of this silo, such as a record.  Under a
         trusted server releases are exact, and only the server may see them.  The choice of the records that a
         round draws in secret never leaves this object, and nothing but the release and the state depends on it,
         except the counts of a simulation.

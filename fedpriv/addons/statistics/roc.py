@@ -102,8 +102,8 @@ class TwoClassTable:
         """Estimate the area under the ROC curve, pᵀ W n / (P N), with its interval.
 
         The squared standard error is the larger of DeLong's and of Hanley & McNeil's variance, plus the variance
-        of the noise to first order, plus h²/3 for the fraction 2h of pairs that share a bin, any part of which may
-        be in order.  P and N must be above 0.
+        of the noise to first order, plus h²/3.  Here 2h is the fraction of pairs that share a bin, any part of
+        which may be in order.  P and N must be above 0.
         """
         p, n, bins = self._bin_counts(self.ones), self._bin_counts(self.zeros), len(self.ones)
         above = np.tril(np.ones((bins, bins)), -1) + np.eye(bins) / 2.0
