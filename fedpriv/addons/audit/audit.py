@@ -271,9 +271,9 @@ def _audit_secret_rounds(
     * "company": one planted record in each run, whose other records are known and pull the other way.
 
     The claimed curve of a family allows a test some μ, which depends on the test's rate of false alarms.  The
-    excess of a family is the lower bound on μ that its best test shows, minus this μ.  The outcome is that of the family with
-    the larger excess, even if both are negative.  If only the run's evaluations of models on test records exceed
-    their claim, the outcome is theirs.
+    excess of a family is the lower bound on μ that its best test shows, minus this μ.  The outcome is that of the
+    family with the larger excess, even if both are negative.  If only the run's evaluations of models on test
+    records exceed their claim, the outcome is theirs.
 
     Args:
         cell: Cell of the scenario.
