@@ -471,7 +471,7 @@ def calibrate(
         overlaps: Bound of the overlaps of a unit's rounds, or None.
 
     Raises:
-        InputError: The search finds no multiplier up to a million, or ε, δ, `bins` or `common` is out of its range.
+        InputError: The search finds no multiplier up to a million, or ε, δ, `bins` or `common` is out of range.
 
     Example:
         >>> round(calibrate(epsilon=1.0, delta=1e-5, bins=10).noise_multiplier, 2)
