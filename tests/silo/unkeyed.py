@@ -19,9 +19,9 @@ from fedpriv.silo.shard import Shard
 DATA = Path(__file__).parent / "data" / "ledger-0.3.0"
 
 
-def copied(folder: Path) -> Path:
-    """A copy of what fedpriv 0.3.0 wrote, with the modes that it had."""
-    shutil.copytree(DATA, folder)
+def copied(folder: Path, data: Path = DATA) -> Path:
+    """A copy of what fedpriv 0.3.0, or another release, wrote, with the modes that it had."""
+    shutil.copytree(data, folder)
     for path in folder.rglob("*"):
         path.chmod(0o700 if path.is_dir() else 0o600)
     return folder
