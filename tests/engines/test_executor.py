@@ -4,10 +4,14 @@ import json
 import logging
 import os
 import signal
+import ssl
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ import psutil
 import pytest
 
 from fedpriv.addons.services import service
-from fedpriv.addons.services.certificates import SECRET_FILE, make_server_keys
+from fedpriv.addons.services.certificates import CERTIFICATE_FILE, KEY_FILE, SECRET_FILE, make_server_keys
 from fedpriv.addons.services.flower_private import executor
 from fedpriv.addons.services.flower_private.control import ApiClient
 from fedpriv.addons.services.flower_private.executor import (
@@ -210,6 +214,78 @@ def test_a_task_of_another_type_is_not_started(certified: Path, monkeypatch: pyt
     monkeypatch.setattr(executor, "start_task", None)
     running.poll()
     assert not running.tasks
+
+
+@pytest.fixture
+def address(certified: Path) -> Iterator[str]:
+    """Address of a Runtime API that knows nothing, over TLS with the folder's certificate."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certified / CERTIFICATE_FILE, certified / KEY_FILE)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def finish_trial(running: Executor, clock: Clock) -> None:
+    """Let the time come for a trial, and wait for its end."""
+    clock.now += 601.0
+    running.poll_trial()
+    assert running.trial is not None
+    running.trial.wait(timeout=120)
+    running.poll_trial()
+    assert running.trial is None
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("kind", ["answered", "nobody there", "another certificate", "not to be loaded"])
+def test_a_service_no_task_of_which_could_start_and_be_answered_is_ill(
+    certified: Path, address: str, beats: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: healthy, until a run failed: its loop turned, and asked over a connection from before."""
+    clock = Clock(time.monotonic())
+    monkeypatch.setattr(executor.time, "monotonic", clock.monotonic)
+    running = Executor("127.0.0.1:1" if kind == "nobody there" else address, certified, os.getpid(), [SERVERAPP])
+    running.poll_trial()
+    assert running.trial is None, "a run that has just been started has no trial beside it"
+    if kind == "another certificate":
+        make_server_keys(certified)
+    elif kind == "not to be loaded":
+        (certified / "torch.py").write_text("raise ImportError('half an upgrade')\n")
+        monkeypatch.setenv("PYTHONPATH", str(certified))
+    finish_trial(running, clock)
+    fault = service.why_stalled(beats, service.EXECUTOR, clock.now)
+    assert fault == (None if kind == "answered" else "a trial of a task ended with exit code 1")
+    if kind == "not to be loaded":
+        (certified / "torch.py").unlink()
+        finish_trial(running, clock)
+        assert service.why_stalled(beats, service.EXECUTOR, clock.now) is None, "the next trial was answered"
+
+
+def test_a_trial_that_hangs_is_ended_and_none_is_made_beside_a_task(
+    certified: Path, beats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(1000.0)
+    monkeypatch.setattr(executor.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(executor, "_TRIAL", "import time; time.sleep(600)")
+    running = Executor("127.0.0.1:1", certified, os.getpid(), [SERVERAPP])
+    running.tasks = [RuntimeApi().task("")]
+    clock.now += 1000.0
+    running.poll_trial()
+    assert running.trial is None
+    running.tasks = []
+    running.poll_trial()
+    assert running.trial is not None
+    clock.now += 301.0
+    running.poll_trial()
+    running.trial.wait(timeout=60)
+    running.poll_trial()
+    fault = service.why_stalled(beats, service.EXECUTOR, clock.now)
+    assert fault == "a trial of a task was ended by SIGKILL; a machine that runs out of memory does that"
 
 
 def test_an_executor_ends_with_the_process_that_started_it(certified: Path) -> None:

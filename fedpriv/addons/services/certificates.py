@@ -74,8 +74,9 @@ def make_node_key(private: Path, public: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     ssh_format, no_encryption = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh_format, no_encryption), PRIVATE_MODE)
-    public_line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    public.write_bytes(public_line + b"\n")
+    public.write_bytes(
+        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
+    )
 
 
 def node_public_key(path: Path) -> bytes:
@@ -347,8 +348,12 @@ def read_registered_keys(keys: Path) -> dict[str, bytes]:
         InputError: There is no key, a .pub file has another name, or two silos have the same key.
     """
     paths = sorted((keys / "nodes").glob("*.pub"))
-    unnamed_paths = [path for path in paths if not _SILO_FILE.fullmatch(path.name)]
-    refuse({f"{path}: expected silo-N.pub, which says whose key it is": True for path in unnamed_paths})
+    refuse(
+        {
+            f"{path}: expected silo-N.pub, which says whose key it is": not _SILO_FILE.fullmatch(path.name)
+            for path in paths
+        }
+    )
     key_by_name = {path.stem: key for path in paths if (key := _try_key(path)) is not None}
     refuse(
         {

@@ -498,13 +498,12 @@ def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator
             ]
             for silo in silos:
                 silo.start()
-            needed_silos = [] if cell.deployment.missing == "continue" else silos
             yield (
                 link,
                 lambda: next(
                     (
                         description
-                        for silo in needed_silos
+                        for silo in ([] if cell.deployment.missing == "continue" else silos)
                         if (description := silo.describe_ended_process()) is not None
                     ),
                     None,
@@ -545,8 +544,13 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOut
                     "init_args_num_cpus": os.cpu_count() or 1,
                 },
             )
-            progress = RunProgress(observer, index, cell.schedule.rounds)
-            outcome = follow_run(link, run, FolderReader(run_folder), lambda: None, progress)
+            outcome = follow_run(
+                link,
+                run,
+                FolderReader(run_folder),
+                lambda: None,
+                RunProgress(observer, index, cell.schedule.rounds),
+            )
             # The outcome is there before Flower has ended the run, and Ray's processes outlive an interruption.
             deadline = time.monotonic() + _END_SECONDS
             while not link.control.run_status(run).is_over and time.monotonic() < deadline:

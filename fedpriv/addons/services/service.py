@@ -31,7 +31,7 @@ _log = logging.getLogger("fedpriv.service")
 
 HEARTBEAT_FOLDER_VARIABLE = "FEDPRIV_BEATS"
 """Environment variable that names the folder with the heartbeats of a service's parts."""
-EXECUTOR, SUPERNODE = "executor", "SuperNode"
+EXECUTOR, SUPERNODE, TRIAL = "executor", "SuperNode", "trial"
 LOST_EXIT_CODE = 75
 """Exit code of a part that lost the other side of the network, or the process that supervises it."""
 _STALL_SECONDS = 60.0
@@ -83,9 +83,13 @@ def last_beat(folder: Path, part: str, began: float) -> Heartbeat:
 
 
 def why_stalled(folder: Path, part: str, began: float) -> str | None:
-    """Return a message if `part`, started at time `began`, has had no attempt for a minute, or None."""
+    """Return a message if `part`, started at time `began`, has had no attempt for a minute, or None.
+
+    The error of the last trial of a task, if there was one, is returned for a part that is at work.
+    """
     idle_seconds = time.monotonic() - max(began, last_beat(folder, part, began).last_attempt)
-    return f"its {part} has done nothing for {idle_seconds:.0f} s" if idle_seconds > _STALL_SECONDS else None
+    fault = f"its {part} has done nothing for {idle_seconds:.0f} s" if idle_seconds > _STALL_SECONDS else ""
+    return fault or last_beat(folder, TRIAL, began).error or None
 
 
 def describe_exit(code: int) -> str:
@@ -96,8 +100,7 @@ def describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    hint = "; a machine that runs out of memory does that" if code == -signal.SIGKILL else ""
-    return f"was ended by {name}{hint}"
+    return f"was ended by {name}" + "; a machine that runs out of memory does that" * (code == -signal.SIGKILL)
 
 
 def lost_part_error(service: str, part: str, code: int) -> RunError:
@@ -191,8 +194,7 @@ def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
             with connection:
                 connection.settimeout(2.0)
                 receive_json(connection, 1000, 2.0)
-                fault = health()
-                answer = {"healthy": fault is None} | ({"why": fault} if fault else {})
+                answer = {"healthy": True} if (fault := health()) is None else {"healthy": False, "why": fault}
                 send_frame(connection, json.dumps(answer).encode())
 
 
@@ -276,7 +278,7 @@ def service_folder(name: str, socket: Path | None) -> Path:
     return state_root() / f"{name}-{os.getpid()}" if socket is None else socket.with_name(f"{socket.name}.d")
 
 
-_OWN_STEMS = {"ca", "server", "superexec", "refused", "node", EXECUTOR, SUPERNODE}
+_OWN_STEMS = {"ca", "server", "superexec", "refused", "node", EXECUTOR, SUPERNODE, TRIAL}
 """Names, without endings, of the files in the folder of a running service."""
 
 
@@ -289,13 +291,12 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
     Raises:
         InputError: The folder cannot be made, or has files that are none of a service's.
     """
-    strange_paths = (
-        [] if not folder.is_dir() else [path for path in folder.iterdir() if path.stem not in _OWN_STEMS]
-    )
     refuse(
         {
-            f"{path}: is no file of a service, and its folder would be replaced; move it away": True
-            for path in strange_paths
+            f"{path}: is no file of a service, and its folder would be replaced; move it away": (
+                path.stem not in _OWN_STEMS
+            )
+            for path in (folder.iterdir() if folder.is_dir() else ())
         }
     )
     shutil.rmtree(folder, ignore_errors=True)

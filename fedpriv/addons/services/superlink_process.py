@@ -155,8 +155,10 @@ def serve_superlink(
     with ExitStack() as stack:  # sockets first, so that a second start is refused before it replaces files
         sockets = [stack.enter_context(open_private_socket(control, "--control"))]
         stack.callback(control.unlink, missing_ok=True)
-        addresses = [("127.0.0.1", 0)] if simulation else [("127.0.0.1", 0), (host, port)]
-        sockets += [stack.enter_context(_listen_tcp(*address)) for address in addresses]
+        sockets += [
+            stack.enter_context(_listen_tcp(*address))
+            for address in (("127.0.0.1", 0), *([] if simulation else [(host, port)]))
+        ]
         folder = stack.enter_context(fresh_folder(service_folder("superlink", control)))
         options = [
             *(
@@ -232,14 +234,13 @@ def serve_superlink(
         )
         # Tasks outlive an executor that is killed.  They would go on with a run, beside the run's next server.
         stack.callback(lambda: end_processes([executor, *find_tasks(os.getpid())]))
-        own_metrics = ServiceMetric(
-            "fedpriv_superlink_info", "The SuperLink's version.", 1, {"version": version("fedpriv")}
-        )
         stack.enter_context(
             serve_metrics(
                 metrics_address,
                 lambda: [
-                    own_metrics,
+                    ServiceMetric(
+                        "fedpriv_superlink_info", "The SuperLink's version.", 1, {"version": version("fedpriv")}
+                    ),
                     ServiceMetric("fedpriv_superlink_healthy", "1 if its parts are at work.", health() is None),
                     *app.metrics(),
                     *runs.metrics(),
@@ -264,8 +265,12 @@ def _why_unhealthy(folder: Path, certificates: Sequence[Path], checks: Sequence[
     """
     try:
         check_certificates(folder / AUTHORITY_FILE, folder / CERTIFICATE_FILE, *certificates)
-        own_files = (folder / KEY_FILE, folder / SECRET_FILE)
-        refuse({f"{path}: the service's own file is gone": not os.access(path, os.R_OK) for path in own_files})
+        refuse(
+            {
+                f"{folder / name}: the service's own file is gone": not os.access(folder / name, os.R_OK)
+                for name in (KEY_FILE, SECRET_FILE)
+            }
+        )
     except InputError as error:
         return str(error)
     return next((fault for check in checks if (fault := check()) is not None), None)

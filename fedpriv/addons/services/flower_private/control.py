@@ -115,8 +115,9 @@ class RunStatus:
     @staticmethod
     def from_run(run: Any) -> "RunStatus":
         """Return the status of a run that the Control API lists."""
-        state = ":".join(filter(None, (run.status.status, run.status.sub_status)))
-        return RunStatus(state, sanitize_line(run.status.details))
+        return RunStatus(
+            ":".join(filter(None, (run.status.status, run.status.sub_status))), sanitize_line(run.status.details)
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ the process whose end also ends the executor.  TYPE is a type of task, and the n
 
 A task is the server, the simulation or a client app of a run.  By its token, a task's process proves to the
 Runtime API which task it runs.  Heartbeats tell Flower that the process is alive.
+
+A trial is a process that starts as a task's does, loads what a run's server loads, and asks the Runtime API over a
+connection of its own.  A machine on which no task could start or be answered is noticed before there is a run.
 """
 
 import logging
@@ -30,7 +33,14 @@ from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 from fedpriv.addons.services.certificates import AUTHORITY_FILE, SECRET_FILE
 from fedpriv.addons.services.flower_private.control import ApiClient, open_client
 from fedpriv.addons.services.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT
-from fedpriv.addons.services.service import EXECUTOR, describe_exit, exit_on_signals, script_path, write_heartbeat
+from fedpriv.addons.services.service import (
+    EXECUTOR,
+    TRIAL,
+    describe_exit,
+    exit_on_signals,
+    script_path,
+    write_heartbeat,
+)
 from fedpriv.core.errors import sanitize_line
 from fedpriv.core.logs import configure_service_logging
 from fedpriv.engines.children import end_processes
@@ -43,6 +53,17 @@ _POLL_SECONDS = 0.5
 # Heartbeats during the start of a task, since Flower takes a task back if its process needs 30 s to start.
 _START_SECONDS, _HEARTBEAT_SECONDS = 300.0, 10.0
 _END_SECONDS = 2.0  # seconds, since Flower kills a process after 5
+_TRIAL_SECONDS = 600.0  # seconds between the starts of two trials, each of which takes a few of a processor
+_TRIAL = """import sys
+from pathlib import Path
+try:
+    import fedpriv.server.app
+    from fedpriv.addons.services.flower_private.control import open_client
+    open_client(sys.argv[1], Path(sys.argv[2])).get("/")
+except Exception as error:
+    sys.exit(f"a trial of a task failed, as a run's server would: {error!r}"[:300])
+"""
+"""Program of a trial, whose arguments are the address and the certificate of a Runtime API."""
 _TASK_TITLES = {SERVERAPP: "a run's server", SIMULATION: "a run's simulation", CLIENTAPP: "an app"}
 
 
@@ -143,6 +164,26 @@ class Executor:
             open_client(address, self._certificate), lambda _, request: _signed_headers(signer, request)
         )
         self.tasks: list[TaskProcess] = []
+        self.trial: subprocess.Popen[bytes] | None = None
+        self._trial_start = time.monotonic()
+
+    def poll_trial(self) -> None:
+        """Start a trial every ten minutes, and write how it ended as the heartbeat `TRIAL`.
+
+        None is started beside a task, which shows the same and needs the memory.  A trial that takes five minutes
+        is killed.
+        """
+        age = time.monotonic() - self._trial_start
+        if self.trial is None and age > _TRIAL_SECONDS and not self.tasks:
+            self.trial, self._trial_start = (
+                subprocess.Popen([sys.executable, "-P", "-c", _TRIAL, self._address, str(self._certificate)]),
+                time.monotonic(),
+            )
+        elif self.trial is not None and (code := self.trial.poll()) is not None:
+            self.trial = None
+            write_heartbeat(TRIAL, f"a trial of a task {describe_exit(code)}" if code else "")
+        elif self.trial is not None and age > _START_SECONDS:
+            self.trial.kill()
 
     def poll(self) -> None:
         """Start the next task, if there is one, and look after the processes of all tasks.
@@ -203,10 +244,11 @@ def main(address: str, folder: str, parent: str, *types: str) -> NoReturn:
     try:
         while os.getppid() == int(parent):
             executor.poll()
+            executor.poll_trial()
             time.sleep(_POLL_SECONDS)
         sys.exit("the service that this executor belongs to is gone")
     finally:  # a task that waits for a SuperLink that is gone may never notice that it should end
-        end_processes([task.process for task in executor.tasks], _END_SECONDS)
+        end_processes([*filter(None, [executor.trial]), *(task.process for task in executor.tasks)], _END_SECONDS)
 
 
 if __name__ == "__main__":

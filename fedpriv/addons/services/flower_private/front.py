@@ -101,11 +101,13 @@ class Exchange:
             body: Body in place of the request's, or None.
             route: Route in place of the request's path, or None.
         """
-        path = self._scope["path"] if route is None else route.path
         # httpx writes the length of the body that is sent, which may be another one.
         request = httpx.Request(
             self._scope["method"],
-            httpx.URL(f"http://superlink{path}", query=self._scope["query_string"]),
+            httpx.URL(
+                f"http://superlink{self._scope['path'] if route is None else route.path}",
+                query=self._scope["query_string"],
+            ),
             headers=[(name, value) for name, value in self._scope["headers"] if name.lower() != b"content-length"],
             content=self.body if body is None else body,
         )

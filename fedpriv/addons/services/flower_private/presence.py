@@ -325,9 +325,14 @@ class RunHistory:
 
     def why_stuck(self) -> str | None:
         """Return a fault if no server has taken up a run for six minutes, or None."""
-        waits = ((run, time.monotonic() - start_time) for run, start_time in self._start_times.items())
-        faults = (f"run {run} is not started after {wait:.0f} s" for run, wait in waits if wait > _START_SECONDS)
-        return next(faults, None)
+        return next(
+            (
+                f"run {run} is not started after {wait:.0f} s"
+                for run, start_time in self._start_times.items()
+                if (wait := time.monotonic() - start_time) > _START_SECONDS
+            ),
+            None,
+        )
 
     def metrics(self) -> list[ServiceMetric]:
         """Return metrics of all runs by state, and of each open run, for Prometheus."""
@@ -401,8 +406,10 @@ class FederationSilo:
         clock = (
             "as here" if abs(self.clock_ahead) < 1.0 else f"{_format_offset(self.clock_ahead)} the coordinator's"
         )
-        state = f"{'connected' if self.connected else 'away'}, last seen {ago}"
-        return f"silo {self.silo}: {state}, fedpriv {self.fedpriv}, clock {clock}"
+        return (
+            f"silo {self.silo}: {'connected' if self.connected else 'away'}, last seen {ago}, "
+            f"fedpriv {self.fedpriv}, clock {clock}"
+        )
 
 
 @dataclass(frozen=True)
