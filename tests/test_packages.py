@@ -1,6 +1,7 @@
 """What a wheel installs and what Flower bundles: one top-level package, and all that it needs."""
 
 import email
+import importlib.util
 import re
 import runpy
 import shutil
@@ -85,6 +86,30 @@ def test_every_python_that_is_named_is_tested() -> None:
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project()["classifiers"]))
     assert tested == set(named) == {"3.11", "3.12", "3.13", "3.14"}
     assert project()["requires-python"] == f">={min(named, key=lambda text: int(text.split('.')[1]))}"
+
+
+def test_what_workflows_run_is_there_and_game_days_and_containers_are_among_it() -> None:
+    """Was: game day and end-to-end tests in no CI.  A job of a target that is gone is red when nobody looks."""
+    workflows = [yaml.safe_load(path.read_text("utf-8")) for path in (ROOT / ".github/workflows").glob("*.yml")]
+    commands = [
+        step["run"]
+        for flow in workflows
+        for job in flow["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    ]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {".venv/.ready", *re.findall(r"^([a-z][a-z0-9-]*):", makefile, re.MULTILINE)}
+    made = {target for command in commands for target in re.findall(r"\bmake (?:--\S+ )*([\w./-]+)", command)}
+    assert made <= targets
+    assert made >= {"gameday", "e2e", "e2e-tools", "test-long"}
+    for module in re.findall(r"python -m (tests\.[\w.]+)", " ".join(commands)):
+        assert importlib.util.find_spec(module)
+    for path in re.findall(r"tests/\S+\.py", " ".join(commands)):
+        assert (ROOT / path).is_file()
+    release = makefile.partition("\nrelease-check:")[2].partition("\n\n")[0]
+    assert "gameday MINUTES=10" in release
+    assert "$(MAKE) e2e" in release
 
 
 def test_publishing_stores_no_password() -> None:
