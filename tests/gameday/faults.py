@@ -193,7 +193,7 @@ def _second_instance(game: Game, party: str, dice: Random) -> str:
     line = (second.stderr.strip().splitlines() or ["nothing"])[-1]
     if second.returncode != 2 or not service.running:
         raise GameError(f"a second {name} ended with {second.returncode}: {line}")
-    return f"{name}: {_short(line)}"
+    return f"{name}: {line[-60:]}"
 
 
 def _aged_folder(game: Game, party: str, dice: Random) -> str:
