@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -307,7 +307,7 @@ class PatientGrid(Grid):
         if now - self._last_poll > _NODE_POLL_SECONDS:
             self._last_poll = now
             if self._has_registered_nodes:
-                self._silo_by_node.update(_registered_silos(self._grid.get_nodes()))
+                self._note_nodes(_registered_silos(self._grid.get_nodes()))
                 return
             known_nodes = {*self._silo_by_node, *self._roster_queries.values()}
             new_nodes = [node for node in self._grid.get_node_ids() if node not in known_nodes]
@@ -327,10 +327,20 @@ class PatientGrid(Grid):
                 silo = read_int_field(reply.content, "metrics", "silo")
             except ValueError as error:
                 raise RunError(f"a node does not say which silo it is: {error}") from None
-            self._moved_nodes.update(
-                {first: node for first, number in self._silo_by_node.items() if number == silo}
-            )
-            self._silo_by_node[node] = silo
+            self._note_nodes({node: silo})
+
+    def _note_nodes(self, silo_by_node: Mapping[int, int]) -> None:
+        """Note the silos of nodes, and send a silo's messages to a new node of it from now on."""
+        self._moved_nodes.update(
+            {
+                first: node
+                for node, silo in silo_by_node.items()
+                if node not in self._silo_by_node
+                for first, number in self._silo_by_node.items()
+                if number == silo
+            }
+        )
+        self._silo_by_node.update(silo_by_node)
 
     def _number_message(self, message: Message) -> Message:
         """Set an id on a message, whose copies are sent under other ids."""
@@ -393,9 +403,16 @@ def _make_refusal_reply(message: Message, reply: Message) -> Message:
     """Return the last refusal of a silo as the reply to `message`, or its last error as a refusal."""
     if not reply.has_error():
         return _readdress_reply(message, reply)
-    cause = _TRANSIENT_ERRORS.get(reply.error.code, "it is not known why")
-    refusal = Refusal(f"{cause} ({sanitize_line(str(reply.error.reason))})", is_final=False)
-    return make_message(metadata=_readdress_reply(message, reply).metadata, content=refusal_content(refusal))
+    return make_message(
+        metadata=_readdress_reply(message, reply).metadata,
+        content=refusal_content(
+            Refusal(
+                f"{_TRANSIENT_ERRORS.get(reply.error.code, 'it is not known why')} "
+                f"({sanitize_line(str(reply.error.reason))})",
+                is_final=False,
+            )
+        ),
+    )
 
 
 def _readdress_reply(message: Message, reply: Message) -> Message:

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +146,32 @@ def test_a_silo_is_followed_to_its_new_node_and_stays_there() -> None:
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         assert sorted(asked[reply.metadata.reply_to_message_id] for reply in replies) == [7, 8]
     assert grid.asked[-2:] == [7, 9]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_silo_whose_key_was_replaced_is_followed_to_the_node_of_its_new_key(number: int) -> None:
+    """Was: asked at the node of the revoked key until patience ended, while its new one was connected."""
+
+    class RegisteredGrid(ScriptedGrid):
+        def get_nodes(self) -> list[Any]:
+            return [SimpleNamespace(node_id=node, name=f"silo-{silo}") for node, silo in self.silo_of.items()]
+
+    def replace(message: Message, times: int) -> list[Message]:
+        if message.metadata.dst_node_id == nodes[number]:
+            grid.silo_of.pop(nodes[number], None)
+            grid.silo_of[17] = number
+            return []
+        return release(message, times)
+
+    nodes = [7, 8]
+    grid = RegisteredGrid({7: 0, 8: 1}, replace)
+    patient = PatientGrid(grid, has_registered_nodes=True)
+    assert patient.roster(2, 5.0) == nodes
+    for _ in range(2):
+        replies = patient.send_and_receive([Message(RecordDict(), node, TRAIN) for node in nodes], timeout=5.0)
+        assert sorted(reply.metadata.src_node_id for reply in replies) == sorted({17, *nodes} - {nodes[number]})
+    assert grid.asked.count(nodes[number]) < 4
+    assert grid.asked[-2:].count(17) == 1, "it stays there"
 
 
 def test_patience_ends_and_the_last_refusal_is_handed_on() -> None:
