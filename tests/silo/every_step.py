@@ -2,6 +2,8 @@
 
     LD_PRELOAD=STEPS.so python -m tests.silo.every_step FOLDER ROUND STRIDE
 
+`format_table` makes the table in docs/faults.md of its lines, which tests/silo/test_every_step.py compares.
+
 FOLDER is empty.  A line of JSON is printed for each step and fault: the step's call and file, the fault, what the
 guard said, and the faults of the silo that is opened afterwards, none of which may be there.
 """
@@ -12,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,26 @@ ROUNDS = 3
 CELL = scenario(federation__rounds=ROUNDS)
 FAULTS = ("EIO", "ENOSPC", "EROFS", "short write", "killed before", "killed after")
 """Faults by their number in steps.c, from 1."""
+
+
+PARTS = {".": "folder", "": "ledger", "-journal": "journal", ".mark": "mark", ".mark.": "new mark"}
+"""Names of what is written, by what is behind the ledger's name."""
+
+
+def step_of(row: dict[str, Any]) -> str:
+    """Call and file of a step, as in the table."""
+    end = row["file"].lstrip(".").removeprefix("ledger-0.sqlite")
+    return f"{row['call']} the {PARTS[row['file'] if row['file'] == '.' else end]}"
+
+
+def format_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Markdown of all that was said, by round, kind of step and fault, in the order of the steps."""
+    lines = [f"| round, step | {' | '.join(FAULTS)} |", "|---|" + "---|" * len(FAULTS)]
+    for t, step in dict.fromkeys((row["round"], step_of(row)) for row in rows):
+        alike = [row for row in rows if (row["round"], step_of(row)) == (t, step)]
+        cells = (", ".join(sorted({row["said"] for row in alike if row["fault"] == fault})) for fault in FAULTS)
+        lines.append(f"| {t}, {step} | {' | '.join(cells)} |")
+    return lines
 
 
 def arm(folder: Path, at: int, fault: int, log: Path) -> None:

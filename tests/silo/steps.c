@@ -1,6 +1,7 @@
 /* A disk that fails or a process that is killed at a chosen step of what is written in a folder; for LD_PRELOAD.
 
-   Steps are calls that change files: each creation, write, sync, truncation, rename and removal counts one. */
+   Steps are calls that change files: each creation, write, sync, truncation, rename and removal counts one, and so
+   does a sync of the folder itself, by the name ".". */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -31,9 +32,10 @@ static void die(void) { syscall(SYS_kill, syscall(SYS_getpid), SIGKILL); }
 /* The fault of this step, or NONE; errno is set for a step that fails. */
 static int step(const char *name, const char *path) {
     char line[PATH_MAX + 64];
-    if (log_file < 0 || strncmp(path, folder, strlen(folder)) != 0) return NONE;
+    size_t own = strlen(folder) - 1; /* without its last slash */
+    if (log_file < 0 || strncmp(path, folder, own) != 0 || (path[own] && path[own] != '/')) return NONE;
     count++;
-    int length = snprintf(line, sizeof line, "%s %s\n", name, path + strlen(folder));
+    int length = snprintf(line, sizeof line, "%s %s\n", name, path[own] ? path + own + 1 : ".");
     syscall(SYS_write, log_file, line, length);
     if (count < chosen || chosen == 0) return NONE;
     if (kind == FULL_FROM && (!strcmp(name, "unlink") || !strcmp(name, "rename"))) return NONE;

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 
 from fedpriv.core.errors import InputError
 from tests.attacks.guards import guard_for, random_records, zeros
-from tests.silo.every_step import CELL, FAULTS, ROUNDS
+from tests.silo.every_step import CELL, FAULTS, ROUNDS, format_table, step_of
 from tests.silo.guarded import guard_of
 
 SOURCE = Path(__file__).with_name("steps.c")
+FAULTS_PAGE = SOURCE.parents[2] / "docs" / "faults.md"
 LEDGER = "ledger-0.sqlite"
 
 pytestmark = pytest.mark.skipif(
@@ -37,16 +39,15 @@ def rows(folder: Path, t: int, stride: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-EVERY = [pytest.param(t, 1, marks=pytest.mark.long) for t in range(1, ROUNDS + 1)]
+def documented() -> list[str]:
+    """Lines of the table in docs/faults.md."""
+    lines = FAULTS_PAGE.read_text(encoding="utf-8").splitlines()
+    first = lines.index(format_table([])[0])
+    return list(takewhile(lambda line: line.startswith("|"), lines[first:]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("t", "stride"), [(1, 11), (ROUNDS, 17), *EVERY])
-def test_guarantee_whatever_fails_at_whatever_step_a_round_is_charged_once_and_answered_once(
-    tmp_path: Path, t: int, stride: int
-) -> None:
+def check(found: list[dict[str, Any]], stride: int) -> None:
     """Guarantee of `ledger`: what leaves is on the disk, and a guard goes on after any fault of its disk."""
-    found = rows(tmp_path, t, stride)
     assert [row for row in found if row["found"]] == []
     assert {row["fault"] for row in found} == {*FAULTS}
     assert len(found) >= 6 * (found[0]["of"] // stride - 1)
@@ -57,6 +58,30 @@ def test_guarantee_whatever_fails_at_whatever_step_a_round_is_charged_once_and_a
     for fault in ("EIO", "ENOSPC", "EROFS"):
         assert set(said[fault]) <= {"refused for now", "answered"}
         assert said[fault]["refused for now"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("t", "stride"), [(1, 11), (ROUNDS, 17)])
+def test_guarantee_whatever_fails_at_whatever_step_a_round_is_charged_once_and_answered_once(
+    tmp_path: Path, t: int, stride: int
+) -> None:
+    found = rows(tmp_path, t, stride)
+    check(found, stride)
+    table = "\n".join(documented())
+    assert [row for row in found if f"| {t}, {step_of(row)} |" not in table] == []
+
+
+@pytest.mark.long
+def test_guarantee_all_steps_with_all_faults_give_the_table_in_the_documents(tmp_path: Path) -> None:
+    found = list[dict[str, Any]]()
+    for t in range(1, ROUNDS + 1):
+        (tmp_path / str(t)).mkdir()
+        of_round = rows(tmp_path / str(t), t, 1)
+        check(of_round, 1)
+        found += of_round
+    lines = format_table(found)
+    (tmp_path / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert lines == documented()
 
 
 @pytest.mark.slow
