@@ -95,10 +95,28 @@ def ledger(containers: Containers, silo: int, query: str) -> list[list[Any]]:
     return list(json.loads(containers.compose(*words).stdout.splitlines()[-1]))
 
 
+def add_silo(containers: Containers) -> None:
+    """A fourth silo's key and SuperNode by docs/containers.md, while a run goes on."""
+    silo, env = SILOS, containers.environment
+    network, folder = f"{env['COMPOSE_PROJECT_NAME']}_silo-{silo}", containers.checkout / f"deploy/run/silo-{silo}"
+    run("deploy/silos.py", silo + 1, env=env, cwd=containers.checkout)
+    run("deploy/make-keys.sh", "deploy/run", silo + 1, env=env, cwd=containers.checkout)
+    run("chmod", "go+x", folder, env=env)
+    run("chown", "-R", f"{30000 + silo}:{30000 + silo}", folder / "node", env=env)
+    node = ("--no-deps", f"node-{silo}")
+    assert (done := containers.compose("up", "--no-start", *node)).returncode == 0, done.stderr
+    link = container_of(containers, "superlink")
+    run("docker", "network", "connect", "--alias", "superlink", network, link, env=env)
+    assert (done := containers.compose("up", "--detach", *node)).returncode == 0, done.stderr
+    status = "fedpriv federation status --superlink unix:/control/control.sock"
+    wait_until(lambda: f"silo {silo}: connected" in containers.inside("superlink", status).stdout, "a fourth silo")
+    say("a fourth silo is connected, and the SuperLink was not started again")
+
+
 def test_a_superlink_that_is_killed_loses_a_part_or_is_restarted_finds_sites_that_were_left_alone(
     containers: Containers,
 ) -> None:
-    """Three times in one run: the sites reconnect, and model and ledgers are those of a run without it."""
+    """Three times in one run, once a silo was added: sites reconnect, model and ledgers are those without it."""
     keys, starts, codes = list[str](), dict[str, str](), list[int]()
 
     def crash(what: str, pattern: str) -> None:
@@ -116,6 +134,9 @@ def test_a_superlink_that_is_killed_loses_a_part_or_is_restarted_finds_sites_tha
         keys.extend(ledger(containers, silo, "SELECT hex(key) FROM runs")[0][0] for silo in range(SILOS))
         (own,) = (containers.checkout / "runs" / "restarts" / "deployment").iterdir()
         keys.insert(0, (own / "journal" / "noise.key").read_bytes().hex())
+        began = seen(containers, "superlink")["State"]["StartedAt"]
+        add_silo(containers)
+        assert seen(containers, "superlink")["State"]["StartedAt"] == began
         crash("kill -9 of the SuperLink", SUPERLINK)
         crash("kill -9 of its executor", EXECUTOR)
         before = rounds_done(containers)
