@@ -454,7 +454,7 @@ class ReleaseStrategy:
 
         Raises:
             RunError: A silo is not connected, does not reply although the run needs it, fails, refuses for good,
-                or sends a malformed message, or the journal cannot be read or written.
+                or sends an unusable message, or the journal cannot be read or written.
         """
         log(INFO, "fedpriv: %d silos, %d rounds", len(self.plan.weights), self.plan.schedule.rounds)
         config = ConfigRecord()

@@ -303,7 +303,8 @@ def _describe_unread(results: Results) -> list[str]:
     """Describe in sentences how many training records no round reads, if the number is known.
 
     There is a sentence for cells with a number of samples (`federation.samples`).  For the other cells there is
-    one for each pair of numbers, of read and of present records, if `measure_learning` stored the second number.
+    one for each pair of numbers, of read and of present records, if fewer are read than are present, and
+    `measure_learning` stored the second number.
     """
     sentences = []
     if unread_counts := [cell["unread"] for cell in results.cells if cell.get("unread")]:

@@ -164,8 +164,9 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
 def _describe_loss(loss: Any) -> str:
     """Describe a loss, or a part of one, as text for the digest that names a module.
 
-    A function is described by its code, its defaults and the values that it closes over, an array by its bytes,
-    and a module by its text and its arrays.  Other parts are described by `str`.
+    A function is described by its code, its defaults and the values that it closes over, an array by its digest,
+    and a module by its text and its arrays.  A partial function, a mapping, a list or a tuple is described part by
+    part, and anything else by `str`.
     """
     match loss:
         case np.ndarray() | Tensor():
@@ -235,9 +236,9 @@ def run(
         sites: Site of each training record, (n,), numbers or names; each site becomes a silo.
         fields: Names or positions of an item's record and label where items are no pairs, such as
             ("image", "label"), or ((0, 1), 2) for two inputs of a record.
-        model: Torch module instead of the scenario's model; its parameters are x_1.  It maps (n, …) to (n,
-            classes), or to (n, 1) for a regression or the loss "binary", and has outputs for each label if records
-            have several.  The module itself is not changed.  A module needs `train` and `test`.
+        model: Torch module instead of the scenario's model; training starts from its parameters.  It maps (n, …)
+            to (n, classes), or to (n, 1) for a regression or the loss "binary", and has outputs for each label if
+            records have several.  The module itself is not changed.  A module needs `train` and `test`.
         classes: Number of classes, 0 for a regression; by default one more than the largest label if labels are
             integers or booleans, else 0.
         loss: Loss of a module: a name ("cross-entropy", "binary", "squared-error", "absolute-error", "huber",

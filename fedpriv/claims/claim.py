@@ -7,8 +7,8 @@ A number without its neighbouring relation and its unit says nothing.  A `Privac
   result columns of numbers are scaled.
 * A unit is what neighbouring data sets differ in, such as a record or a person.  The relation says how they differ
   in it: another unit takes its place (replace-one), or it contributes zero (zero-out).
-* μ by counting is an upper bound that is counted exactly.  It is below the charged μ where a paper's constants
-  charge more.
+* μ by counting is the upper bound on μ without the surcharge of a paper's constants.  It is below the charged μ
+  where these constants charge more.
 * A cell is one run of a scenario, with an entry in results.json.
 """
 
@@ -105,9 +105,9 @@ class PrivacyClaim(Generic[Promise]):
 def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
     """Describe the claim of cells of results.json whose claims differ in their figures only.
 
-    The text has the unit, the relation, the trust setting, the figures or their ranges over the cells, the source
-    of the noise, the assumptions of exact releases, and the ε of each silo if they differ.  Or it says that the
-    run adds no noise.
+    The text has the unit, the relation, the trust setting, the privacy figures (such as ε) or their ranges over
+    the cells, the source of the noise, the assumptions of exact releases, and the ε of each silo if they differ.
+    Or it says that the run adds no noise.
 
     Args:
         cells: One or more cells, as in results.json.
@@ -131,11 +131,11 @@ _EPSILON_TOLERANCE, _MAX_NAMED_SILOS = 1e-6, 12
 def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> str:
     """Describe the ε at δ of each silo's messages, or return "" if these are equal or no silo has one.
 
-    If there are many silos, the text has the smallest and the largest ε only.
+    In place of more than 12 figures, the text has the smallest and the largest ε only.
 
     Guarantee: every ε is computed from the streams of releases, so that a silo's ε follows from the noise that the
-    silo added, whatever noise the scenario asked for.  A first step, of the silo or elsewhere, is composed with
-    the silo's rounds.
+    silo added, whatever noise the scenario asked for.  The rounds of a silo are composed with the first step about
+    its records, whoever released it.
 
     Args:
         streams: All streams of the run.
@@ -305,7 +305,7 @@ def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> Privacy
     """Compose the claims of all steps of a run, or return None if a step has no claim.
 
     The μ of the result is √Σμ² over the steps.  Its μ by counting is composed alike, with the charged μ of a step
-    that has none.
+    without one, and is None if no step has one.
 
     Args:
         claims: Claim of each step, or None for a step without noise.
@@ -514,7 +514,7 @@ def describe_evaluation(evaluation: Mapping[str, Any], delta: float) -> str:
         delta: δ of the ε in the text.
 
     Raises:
-        InputError: If a release is none of a run, or the releases cannot be accounted for together by a μ.
+        InputError: If a release has a value that no run has, or the releases together have no μ.
         KeyError, TypeError or ValueError: If the entry or a release has another form.
     """
     from fedpriv.claims.ledger import stream_from_data

@@ -136,6 +136,8 @@ def describe_difference(
 ) -> str | None:
     """Describe the first field in which a record's streams differ from a plan's.
 
+    The owners of all streams are compared first, and then stream by stream the fields in alphabetical order.
+
     Args:
         plan_streams: Streams of the plan as plain data (`stream_to_data`).
         record_streams: Streams of the record, as they are in its file.
@@ -164,8 +166,8 @@ def describe_difference(
 def _describe_value_difference(name: str, record_value: Any, plan_value: Any, owner: str) -> str | None:
     """Describe how two values of a field of an owner's stream differ, or return None if they are equal.
 
-    Dictionaries are compared key by key, and the first difference is described.  Floats may differ by a relative
-    1e-9.
+    Dictionaries are compared key by key in alphabetical order, and the first difference is described.  Floats may
+    differ by a relative 1e-9.
 
     Args:
         name: Dotted name of the field, or "" for a whole stream.

@@ -34,6 +34,7 @@ def main() -> None:
     * 2: bad input, a path that cannot be used, a number that is too large, an import that Flower (`flwr`) lacks,
       or a module of Unix that this system lacks.
     * 1: a run that failed, another error of the operating system such as a full disk, or a MemoryError.
+    * 3: a claim that an audit refuted.
     * 130: an interrupt (Ctrl-C).
     """
     from fedpriv.cli.app import app  # imported late: add-ons' options, which it imports, import this package

@@ -216,7 +216,7 @@ class LayeredObjective(BaseModuleObjective):
         """Terms of a batch's increments, one for each layer with parameters, and the clipping of each record.
 
         Terms have the type of the weights, and are not clipped yet.  A record's norm is combined from the bounds
-        of all layers.  The terms of increments that are not representable are zero.
+        of all layers.  The terms of an increment that is not finite, or too large for the type, are zero.
         """
         records, weights = batch
         terms = [term.to_dtype(weights.dtype) for term in self._make_terms(query, records)]

@@ -207,8 +207,8 @@ class RidgeStatistics(Deterministic):
 
         Args:
             point: Released moments, (d,).
-            published: Public numbers of the release: std, n, and the share of row indices that count, by which
-                moments and std are divided.
+            published: Public numbers of the release: std, n, and the share of row indices that count.  The method
+                divides moments and std by this share.
 
         Returns:
             A coefficient for each feature, the constant included.

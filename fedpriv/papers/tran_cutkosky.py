@@ -401,7 +401,7 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
 
     A node of the tree holds the sum of an interval of rounds.  The paper's noise on it is 4 √V σ times the largest
     clip under replace-one, with V from `paper_node_count` and σ from `simple_noise_multiplier`, and half of that
-    under zero-out.  If exact counting asks for more, the tree has that.
+    under zero-out.  If the tree's own sensitivity needs more noise, the tree has that.
 
     Args:
         settings: Keys of the row.
@@ -546,7 +546,9 @@ class ReducedSettings(MomentumSettings):
 
 
 def _make_trees(tree_class: type[Trees], settings: ReducedSettings, problem: Problem, workload: Workload) -> Trees:
-    """Return trees for T rounds, calibrated by exact counting or by the formula of Algorithm 2.
+    """Return the three noise trees of a row, with the standard deviations of their nodes.
+
+    These are chosen for the trees' own sensitivity, or by the formula of Algorithm 2.
 
     Raises:
         InputError: Participation is secret, the trees do not fit the run, or the formula does not hold for its ε.

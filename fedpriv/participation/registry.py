@@ -124,8 +124,9 @@ class DrawnOrder(PublicRounds, MinSeparation):
             randomness: Function that returns the silo's own sampling randomness.
 
         Raises:
-            RunError: The rounds are not what is charged, or not of the right form.
-            ValueError: Round t does not exist.
+            RunError: Rows lack or exceed those of the silo, a round is no integer from 0 to `rounds`, or a row has
+                more rounds, or closer ones, than is charged.
+            ValueError: Round t does not exist, or `rounds_of` gives an array of one axis.
         """
         self.check_round(t)
         count = self.batches_per_silo * batch
@@ -401,7 +402,8 @@ def participation_from_data(data: Mapping[str, Any]) -> Participation:
     """Build a participation from the data of `Participation.to_data`.
 
     Raises:
-        InputError: There is no participation of that name.
+        InputError: There is no participation of that name, or it refuses its numbers.
+        KeyError or TypeError: The data have no name, or other keys than the participation.
     """
     settings = dict(data)
     name = settings.pop("name")

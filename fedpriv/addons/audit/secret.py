@@ -131,11 +131,11 @@ def _claimed_stream(plan: Plan) -> ReleaseStream:
 def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
     """Convert releases to units of one record's clipped weight, and whiten correlated noise.
 
-    Releases with independent noise, or of a mechanism whose columns have no blocks (`Mechanism.blocks`), are
-    divided by the weight of one record in each round.  Others are r = B (C s + z) along a canary: increments s
-    (T,), independent noise z (T,), noise factor B and strategy C, both (T, T).  The record of round t moves C s
-    along column c_t of C.  So the result of round t is its matched filter, c_tᵀ B⁻¹ r / (‖c_t‖ m), with the
-    largest product m of a round's weight and its column's norm.
+    A round's weight is that of one record times the round's clip.  Releases with independent noise, or of a
+    mechanism that states no bands of C (`Mechanism.blocks`), are divided by it.  Others are r = B (C s + z) along
+    a canary: increments s (T,), independent noise z (T,), noise factor B and strategy C, both (T, T).  The record
+    of round t moves C s along column c_t of C.  So the result of round t is its matched filter,
+    c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's norm.
 
     Args:
         plan: Plan of the run.

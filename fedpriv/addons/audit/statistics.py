@@ -156,9 +156,9 @@ def heaviest_round(plan: Plan) -> int:
 def find_best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, str]:
     """Return the largest lower bound on μ of the family of tests, and the name of the test.
 
-    The whole transcript of the heaviest round has the share `BEST_TEST_SHARE` of `failure`, and a threshold that
-    is fixed in advance.  All tests of all rounds' canaries, this one among them, share the rest equally and choose
-    their thresholds.
+    The whole transcript of the heaviest round (`heaviest_round`) has the share `BEST_TEST_SHARE` of `failure`, and
+    a threshold that is fixed in advance.  All tests of all rounds' canaries, this one among them, share the rest
+    equally and choose their thresholds.
 
     Args:
         plan: Plan of the run.
@@ -296,7 +296,7 @@ def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str
 
 
 def noise_factor(plan: Plan) -> Scores:
-    """Return B, (T, T), of a mechanism with one fresh vector a round.
+    """Return the noise factor B, (T, T), of a mechanism with one fresh vector a round.
 
     The noise of release t is row t of B times the fresh vectors of all rounds.  So the mechanism is run once with
     the t-th unit vector (T,) as the fresh vector of round t, and its noise in round t is row t of B.

@@ -11,7 +11,7 @@ A *canary* is a planted record that a fair coin makes present or absent.  Canari
 feature each, so that a vector can be projected on each canary's direction.  A *guard* is the process of a silo
 that has its records, answers queries, and stores its replies in a ledger.  A *release* is a vector (d,) of a round
 with its noise, and a *reply* is what a silo sends to the server.  A *pass* is an epoch, or a turn of every client
-in a cohort.
+in a cohort.  A *cell* is one run of a scenario, with all of its settings.
 
 Guards restart from their ledgers, and servers from their journals.  So some views are collected with a restart
 after half of the rounds.  `run_rollback` has the views before and after a machine is restored from its backup.
@@ -84,7 +84,7 @@ def check_clients(cell: Cell) -> None:
 
     Refused are cells with one of these properties:
 
-    * no pool of clients, as no guard has clients,
+    * no pool of clients, as guards of silos have no clients,
     * cohorts that are drawn, because the tests need cohorts in turn,
     * a clip that follows a quantile, because it is a coordinate of its own in releases,
     * local steps so short that the first local step of a canary, from the model 0, is less than 10 clips long.

@@ -496,7 +496,7 @@ def _explain_settings(
 
 
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
-    """Describe the gain by secure aggregation, more rounds and a secret order, and warn of a large δ.
+    """Describe what secure aggregation, more rounds and a secret order gain, and warn of a large δ.
 
     Secure aggregation is left out where the noise has a single source already.  δ is large if its product with the
     number of units of the largest silo is 1 or more, because a release that shows each unit with probability δ

@@ -27,8 +27,8 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
 
     The separator is the one that gives the header most names.  The marks are those with which most texts read as
     numbers, where each different text of a column counts once.  A column counts for a choice of marks if at least
-    nine in ten of its texts are then numbers.  Columns with more than 10,000 different texts do not count.  In
-    doubt, as with 1,234, which may be 1.234 or 1234, the format has no marks, and its numbers are plain.
+    nine in ten of its texts are then numbers.  Of a column with more than 10,000 different texts, those in the
+    first 10,000 records count.  In doubt, as with 1,234, which may be 1.234 or 1234, the format has no marks.
 
     Args:
         path: File of a table.  For a Parquet file or a spreadsheet, the known format is returned.
@@ -36,8 +36,7 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
 
     Raises:
         InputError: The file is no readable table.
-        OSError: The file cannot be opened.
-        UnicodeDecodeError: The text of the file cannot be decoded.
+        OSError: The file cannot be opened to look for the separator.
     """
     if path.suffix.lower() in (".parquet", ".xlsx"):
         return known_format

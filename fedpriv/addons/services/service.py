@@ -186,7 +186,8 @@ def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
 def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
     """Answer requests to the socket with the health of the service, one after another.
 
-    A request may have any content.  The loop ends when the socket is closed.
+    A request is any JSON object of at most 1,000 bytes.  Others get no answer.  The loop ends when the socket is
+    closed.
     """
     while listener.fileno() >= 0:
         with suppress(OSError, ValueError, RecursionError):  # a stranger may send anything

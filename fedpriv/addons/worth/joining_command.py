@@ -91,11 +91,11 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
     """Return the lines of the table: the references, and one line for each trust setting and ε.
 
     References are the local models, the pooled model without noise, that model after silos fit its intercepts and
-    scale to their records, and the rounds without noise.  A line has the scores of the released and of the
-    recalibrated models, and the gain over the local models with its standard error, 95 % interval and standard
-    deviation over noise seeds.  Then come the fraction of silos that gain, and the fraction that would gain by
-    chance.  With personal models a line also has their gain, and with drawn splits the gain in the published
-    split.
+    scale to their records, and the rounds without noise.  A line has the scores of the released models, those of
+    the recalibrated ones (intercepts and scale fitted by each silo to its records), and the gain over the local
+    models with its standard error, 95 % interval and standard deviation over noise seeds.  Then come the fraction
+    of silos that gain, and the fraction that would gain by chance.  With personal models a line also has their
+    gain, and with drawn splits the gain in the published split.
     """
     local_score, (scale, digits) = result.mean_of("alone"), scale_of(result.metric)
 
