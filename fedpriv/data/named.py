@@ -127,6 +127,7 @@ def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int 
 
     Raises:
         InputError: An array cannot be used, or both parts differ in shape or kind.
+        ValueError: Lists in place of an array have unequal lengths.
     """
     (records, labels), (test_records, test_labels) = (
         (_as_records(split[0]), np.asarray(split[1])) for split in (train, test)

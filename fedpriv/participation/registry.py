@@ -403,7 +403,7 @@ def participation_from_data(data: Mapping[str, Any]) -> Participation:
 
     Raises:
         InputError: There is no participation of that name, or it refuses its numbers.
-        KeyError or TypeError: The data have no name, or other keys than the participation.
+        KeyError or TypeError: The data have no name, or keys or types that the participation lacks.
     """
     settings = dict(data)
     name = settings.pop("name")

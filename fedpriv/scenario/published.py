@@ -211,7 +211,7 @@ def _check_swept(name: str, key: str, axes: Mapping[str, list[Any]], source: str
 
 
 def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Growth | None:
-    """Parse the section [scaling] of a file, which compares how a resource grows with n.
+    """Parse the section [scaling] of a file, which compares how a resource grows with n, a swept key.
 
     Args:
         section: Parsed TOML of the section, or None.

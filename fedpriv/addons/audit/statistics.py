@@ -298,8 +298,9 @@ def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str
 def noise_factor(plan: Plan) -> Scores:
     """Return the noise factor B, (T, T), of a mechanism with one fresh vector a round.
 
-    The noise of release t is row t of B times the fresh vectors of all rounds.  So the mechanism is run once with
-    the t-th unit vector (T,) as the fresh vector of round t, and its noise in round t is row t of B.
+    A fresh vector is independent normal noise.  The noise of release t is row t of B times the fresh vectors of
+    all rounds.  So the mechanism is run once with the t-th unit vector (T,) as the fresh vector of round t, and
+    its noise in round t is row t of B.
 
     Raises:
         InputError: If the mechanism draws several vectors a round.

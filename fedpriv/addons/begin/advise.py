@@ -592,10 +592,10 @@ def as_advised(
 
     Facts come from the settings, the scenario and the data.  If the settings have several swept values of ε or
     trust, the advice is for the smallest ε and the first trust.  The scenario is returned unchanged if it is
-    another one than own-data, if the program sets a key that excludes the advice, such as another algorithm, or if
-    the facts allow none.  A number of rounds that the program sets is kept, with a shorter step if the advice has
-    fewer rounds.  Other settings, such as a clip, replace the advised ones later.  A warning is given if the
-    server is trusted by the scenario alone.
+    another one than the shipped own-data, if the program sets a key that excludes the advice, such as another
+    algorithm, or if the facts allow none.  A number of rounds that the program sets is kept, with a shorter step
+    if the advice has fewer rounds.  Other settings, such as a clip, replace the advised ones later.  A warning is
+    given if the server is trusted by the scenario alone.
 
     Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
     label does.  Of `module` the number of trained parameters decides.

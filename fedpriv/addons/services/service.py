@@ -54,7 +54,8 @@ class Heartbeat(NamedTuple):
 def write_heartbeat(part: str, error: str = "") -> None:
     """Record that `part`, which is this process, did its work, or the error that prevented it.
 
-    An error keeps the time of the last success.  A process outside a service records nothing.
+    An error keeps the time of the last success, which is now before the first heartbeat.  A process outside a
+    service records nothing.
     """
     if (folder := os.environ.get(HEARTBEAT_FOLDER_VARIABLE)) is None:
         return
