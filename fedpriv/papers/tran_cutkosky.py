@@ -153,8 +153,8 @@ class TheoremParameters(NamedTuple):
 def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False) -> float:
     """Return the noise multiplier 2 √ln(1/δ) / ε of Theorem 4, or 4 √ln(1/δ) / ε of Theorem 8.
 
-    Guarantee: noise of this multiplier on the theorem's node sensitivities, for ε ≤ ln(1/δ), is (ε, δ)-DP under
-    replace-one.
+    Guarantee: noise of this multiplier times the theorem's sensitivities of the tree's nodes, the sums over
+    intervals of rounds, is (ε, δ)-DP under replace-one, for ε ≤ ln(1/δ).
 
     The paper prints the condition ε ≤ ln(1/δ) the other way round.
 
