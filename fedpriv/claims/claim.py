@@ -514,7 +514,8 @@ def describe_evaluation(evaluation: Mapping[str, Any], delta: float) -> str:
         delta: δ of the ε in the text.
 
     Raises:
-        InputError: If a release has a value that no run has, or the releases together have no μ.
+        InputError: If a release has a value that no run has, or the releases cannot be accounted for together by a
+            μ.
         KeyError, TypeError or ValueError: If the entry or a release has another form.
     """
     from fedpriv.claims.ledger import stream_from_data
