@@ -471,7 +471,7 @@ def calibrate(
         overlaps: Bound of the overlaps of a unit's rounds, or None.
 
     Raises:
-        InputError: The search finds no multiplier up to a million, or ε, δ, `bins` or `common` is out of range.
+        InputError: The search finds no multiplier up to a million, or an argument is out of its range.
 
     Example:
         >>> round(calibrate(epsilon=1.0, delta=1e-5, bins=10).noise_multiplier, 2)
@@ -481,7 +481,7 @@ def calibrate(
     def mechanism(multiplier: float) -> AllocatedGaussian:
         return AllocatedGaussian(multiplier, bins, epochs, relation, common, overlaps)
 
-    tails = _grid_tails(delta, epochs)
+    tails = _grid_tails(delta, mechanism(1.0).epochs)
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))
     multiplier = least_noise(epsilon, delta, coarse, fine)
     # In this case bounds of δ at two ε are computed on two grids, so that the larger ε may have the larger bound.

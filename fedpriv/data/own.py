@@ -211,14 +211,14 @@ def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
 
     Raises:
         InputError: The file is missing or damaged, or has objects.
-        TypeError: The file is in the format .npy, of a single array.
     """
     try:
         with np.load(name, allow_pickle=False) as arrays:
             return dict(arrays)
     except FileNotFoundError:
         raise InputError(f"data.name = {name!r}: no such file (looked for {Path(name).resolve()})") from None
-    except (OSError, ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+    # A single array in the format .npy is no context manager, hence TypeError.
+    except (OSError, ValueError, TypeError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"data.name = {name!r}: not a readable .npz file without objects ({error})") from None
 
 

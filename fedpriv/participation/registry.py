@@ -111,7 +111,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
     def select_rows(
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        """Return the rows that `rounds_of` draws for round t, (B,), in ascending order.
+        """Return the numbers of the rows that `rounds_of` draws for round t, in ascending order.
 
         `rounds_of` gives the rounds of every row of the silo, (rows, n), filled up with 0 for no round.  It is a
         user's method, so that its rounds are checked: at most `max_rounds_per_record` for a row, `min_separation`
@@ -124,9 +124,9 @@ class DrawnOrder(PublicRounds, MinSeparation):
             randomness: Function that returns the silo's own sampling randomness.
 
         Raises:
-            RunError: Rows lack or exceed those of the silo, a round is no integer from 0 to `rounds`, or a row has
-                more rounds, or closer ones, than is charged.
-            ValueError: Round t does not exist, or `rounds_of` gives an array of one axis.
+            RunError: The array has another shape, a round is no integer from 0 to `rounds`, or a row has more
+                rounds, or closer ones, than is charged.
+            ValueError: Round t does not exist.
         """
         self.check_round(t)
         count = self.batches_per_silo * batch
@@ -301,7 +301,7 @@ def add_participation(kind: type[DrawnOrder]) -> None:
     name = getattr(kind, "name", "")
     if name in PARTICIPATIONS:
         raise InputError(f"add_participation: {name!r} is a participation of fedpriv; give yours another name")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or not getattr(kind, "title", ""):
+    if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) and getattr(kind, "title", "")):
         raise InputError(
             f"add_participation: {kind.__name__} has the name {name!r}: needed are a `title`, and a `name` of "
             "lower-case letters, digits and dashes"

@@ -22,6 +22,7 @@ from fedpriv.accounting.allocation import (
 from fedpriv.accounting.curves import delta_at
 from fedpriv.accounting.gaussian import Relation
 from fedpriv.accounting.poisson import calibrate as calibrated_poisson
+from fedpriv.core.errors import InputError
 from tests.accounting.builders import RELATIONS, hockey_stick, sampled_stick
 from tests.accounting.ratios import of_three_rounds, of_two_rounds, removed_by_sampling
 from tests.parts import in_parts, in_turn
@@ -186,6 +187,8 @@ def test_calibrated_is_what_it_was_asked_for(asked: tuple[float, int, int], rela
 def test_what_is_out_of_range_stays_safe() -> None:
     """Where the grids resolve nothing, what is left is the bound of a known round."""
     assert AllocatedGaussian(0.05, 60).epsilon_of(DELTA) <= gdp.epsilon_of(20.0, DELTA) * (1 + 1e-9)
+    with pytest.raises(InputError, match="epochs = 0"):
+        calibrate(1.0, DELTA, 60, 0)
     assert AllocatedGaussian(1e4, 60, 3).epsilon_of(DELTA) <= gdp.epsilon_of(math.sqrt(3) / 1e4, DELTA) + 1e-9
 
 

@@ -212,10 +212,13 @@ def test_what_cannot_be_used_is_refused(written: Callable[..., str], changes: di
 
 def test_no_file_and_no_npz_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("hello")
+    with (tmp_path / "single.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
     np.savez(tmp_path / "objects.npz", classes=np.array({"a": 1}, dtype=object))
     for name, line in {
         "missing": "no such file",
         "text": r"not a readable \.npz file",
+        "single": r"not a readable \.npz file",
         "objects": r"not a readable \.npz file without objects",
     }.items():
         with pytest.raises(InputError, match=line):

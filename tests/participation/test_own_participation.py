@@ -55,7 +55,7 @@ def cell_of(trust: str = "untrusted", **overrides: Any) -> Any:
     return resolve_cell(small_tree(**{**sections, **overrides}), "test")
 
 
-def named(name: str, **members: Any) -> Any:
+def named(name: Any, **members: Any) -> Any:
     return type("Other", (WithoutReplacement,), {"name": name, **members})
 
 
@@ -68,6 +68,7 @@ REFUSED: list[tuple[Any, ...]] = [
     ("expected a subclass of DrawnOrder, found <class 'dict'>", add_participation, dict),
     ("expected a subclass of DrawnOrder", add_participation, FixedOrder),
     ("has the name 'Loud'", add_participation, named("Loud")),
+    ("has the name 7", add_participation, named(7)),
     ("needed are a `title`", add_participation, named("mute", title="")),
     ("has a 'max_rounds_per_record' of its own", add_participation, named("cheap", max_rounds_per_record=1)),
     ("has a 'select_rows' of its own", add_participation, named("own", select_rows=lambda *_: [])),

@@ -282,8 +282,7 @@ def _audit_secret_rounds(
             of this number, rounded down, in addition, each in a run of its own.
         confidence: Confidence of the bounds.
         seed: Seed of the coins, which decide on the world of each canary.
-        progress: Function that is called with the finished share of the canaries' runs.  The share is 1 before
-            evaluations are audited.
+        progress: Function that is called with an estimate of the finished share of the work, up to 1.
         start_time: Start of the audit, by `time.perf_counter`.
     """
     canary_cell, company_cell = secret.make_canary_cell(cell, mu), secret.make_company_cell(cell, mu)

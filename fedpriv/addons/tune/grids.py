@@ -222,8 +222,7 @@ class GridPosition:
 def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
     """Return the position, from 1, of the setting's value for each key that has several values.
 
-    The values of a key are in increasing order if all are numbers or truth values, and else in the order of the
-    grid.
+    The values of a key are in increasing order if all are numbers, and else in the order of the grid.
     """
     positions = []
     for key, values in grid.items():
