@@ -268,6 +268,12 @@ def test_what_was_calibrated_prints_no_more_than_was_asked(bins: int, mu: float,
         assert replaced_in_two_rounds(found.noise_multiplier, found.epsilon_of(delta)) <= delta
 
 
+def test_a_calibration_that_the_search_leaves_just_above_is_raised() -> None:
+    """Bounds of δ at two ε lie on two grids: the search meets δ at the ε asked for, which a smaller one prints."""
+    asked, delta = 3.6894555690995094, 3.379887517531043e-08
+    assert calibrate(asked, delta, 1871, 1, "replace-one").epsilon_of(delta) <= asked
+
+
 @pytest.mark.parametrize(("z", "epsilon"), [(0.4413, 17.338), (0.4413, 21.033), (0.6, 14.207)])
 def test_a_large_epsilon_is_resolved(z: float, epsilon: float) -> None:
     """Grids as wide as e^ε gave 31, 945 and 6 times the truth."""
