@@ -436,9 +436,8 @@ def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[flo
     do.
     """
     z, bins = mechanism.noise_multiplier, mechanism.bins
-    candidates = sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
     ends = list[float]()
-    for end in candidates:
+    for end in sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)}):
         if not ends or end > 1.1 * ends[-1]:
             ends.append(end)
     return ends

@@ -385,7 +385,10 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
         sum_grid = epoch.sum_grid(-min(epoch.largest_sum, 4.0 * (1.0 + gamma)), coarsening=_REPLACEMENT_COARSENING)
         masses, mean_above = sum_distribution(exponent_grid, [sum_grid] * (epoch.bins + 1), increments)
         # 1e-9 and `_MAX_MISSING_MASS` are margins for rounding.  `LOST_MEAN` is for walks that leave the grid.
-        expectation = (float(masses @ np.maximum(0.0, sum_grid.points)) + mean_above) * (1.0 + 1e-9)
-        return expectation + _MAX_MISSING_MASS + LOST_MEAN * upper_factor
+        return (
+            (float(masses @ np.maximum(0.0, sum_grid.points)) + mean_above) * (1.0 + 1e-9)
+            + _MAX_MISSING_MASS
+            + LOST_MEAN * upper_factor
+        )
 
     return expected_excess

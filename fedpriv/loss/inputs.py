@@ -22,6 +22,7 @@ from fedpriv.core.errors import CodeError, InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.loss.alone import reason_of
+from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.imported import check_outputs, check_record_shape
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import FunctionLoss, Loss, LossChoice
@@ -204,10 +205,9 @@ def make_layout_objective(
     Raises:
         InputError: Module, loss and records do not fit each other.
     """
-    inputs = layout.inputs
+    inputs = layout.inputs if len(layout.inputs) > 1 else (InputLayout(record, layout.inputs[0].kind),)
     if len(inputs) == 1:
         check_record_shape(record, (layout.input_width,), name)
-        inputs = (InputLayout(record, inputs[0].kind),)
     wrapped = wrap_module(module, inputs, record).to(dtype)
     loss, needed_shape = choice.make_loss(layout.label_shape, classes)
     output_shape = check_outputs(
@@ -221,9 +221,12 @@ def make_layout_objective(
     # A module on the meta device cannot be run, so that the shape of its outputs is not known.
     if isinstance(loss, FunctionLoss) and not any(parameter.is_meta for parameter in wrapped.parameters()):
         loss = _check_loss_function(replace(loss, output_axes=len(output_shape)), output_shape, classes, dtype)
-    # No closed forms for a user's function and for outputs of several axes: their gradients are all by autograd.
+    # No closed forms for outputs of several axes: their gradients are all by autograd.  With one axis a user's
+    # function is traced.  If it fails under torch.func, it gets the records one by one.
     if isinstance(loss, FunctionLoss) or (needed_shape is not None and len(needed_shape) > 1):
-        base: Objective = ModuleObjective(wrapped, loss, seed, dtype)
+        base: Objective = (GhostObjective if len(output_shape) == 1 else ModuleObjective)(
+            wrapped, loss, seed, dtype
+        )
     else:
         base = make_module_objective(wrapped, layout.input_width, loss, seed, dtype)
     return LabelledView(base, layout) if layout.label_shape else base, wrapped
@@ -259,6 +262,8 @@ def _check_loss_function(loss: FunctionLoss, outputs: tuple[int, ...], classes: 
     label = torch.zeros(loss.label_shape, dtype=torch.int64 if classes else dtype)
     try:
         value = loss.function(torch.zeros(outputs, dtype=dtype), label)
+        if isinstance(value, Tensor):  # as a run calls it, under torch.func.vmap
+            loss.value(torch.zeros(1, *outputs, dtype=dtype), label.unsqueeze(0))
     except Exception as error:  # a user's function may raise any error
         raise CodeError(
             f"loss: the function fails on outputs {outputs} and a label of shape {loss.label_shape}",

@@ -241,6 +241,11 @@ def test_a_function_of_one_records_output_and_label(tmp_path: Path) -> None:
         ),
         (np.arange(900) % 2, {"loss": lambda output, label: output}, "must give one number, a tensor of shape"),
         (np.arange(900) % 2, {"loss": lambda output, label: 1 / 0}, "loss: the function fails on outputs .2,."),
+        (
+            np.arange(900) % 2,
+            {"loss": lambda output, label: output.sum() if output.sum() > 1.0 else output.max()},
+            "loss: the function fails on outputs .2,. .*data-dependent control flow",
+        ),
         (np.arange(900) % 2, {"loss": {"label": 3}}, "accepted keys are name, class_weights and label_smoothing"),
         ((NUMBERS > 0).astype(int), {"set": {"run.metrics": [["auc"]]}}, "auc are of one label a record"),
         ((NUMBERS > 0).astype(int), {"set": {"data.partition": "shards", "data.shards": 2}}, "take 'iid'"),
