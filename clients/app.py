@@ -2,8 +2,8 @@
 
 In a deployment the app is a proxy: the silo's guard (fedpriv/silo/daemon.py) is a process of its own, which has
 the records and decides.  The proxy passes bytes to the guard's Unix socket and back.  In a simulation the app is
-the silo (clients/simulated.py).  A SuperNode may start a process for each message, so the imports that
-need torch are inside of functions.
+the silo (clients/simulated.py, installed as fedpriv.clients.simulated).  A SuperNode may start a process for each
+message, so the imports that need torch are inside of functions.
 
 A query is the vector that the server, the coordinator of the run, sends in a round, and a release is the silo's
 answer to it.  A cell is one run of a scenario, with a value for each key.  Masks hide a release in the sum over

@@ -179,9 +179,10 @@ def _convolve(first: Floats, second: Floats) -> Floats:
 
 
 def _self_convolve(masses: Floats, times: int) -> Floats:
-    """Return the masses of the sum of `times` ≥ 1 independent numbers, (size,), cut to the grid.
+    """Return the masses of the sum of `times` ≥ 1 independent numbers on the grid, (size,).
 
-    Each number has the distribution `masses`, (size,), on the points 0, h, …, (size - 1)h.
+    Each number has the distribution `masses`, (size,), on the points 0, h, …, (size - 1)h.  Mass of the sum beyond
+    the grid is dropped, and the callers count it as what is missing from 1.
     """
     result: Floats | None = None
     while True:

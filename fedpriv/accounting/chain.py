@@ -83,7 +83,10 @@ class CovarianceChain:
 
     @property
     def covariance_sum(self) -> float:
-        """Sum of all n² covariances, computed along the chain in n steps."""
+        """Sum of all n² covariances, computed along the chain in n steps.
+
+        Of several chains above the same overlaps, the one with the smallest sum is used (`dominating_chain`).
+        """
         earlier_sum, total = 0.0, 0.0
         for variance, ratio in zip(self.variances, (0.0, *self._ratios), strict=True):
             earlier_sum *= ratio  # now Σ of the covariances of round t with all earlier ones
@@ -207,8 +210,9 @@ def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
 def _candidate_decays(upper: Floats) -> list[float]:
     """Return decays r ≤ 1 to try, ascending, where covariances of rounds t - s apart fall as r^(t-s).
 
-    They are some of the ratios of neighbouring products, ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖² and each entry of the first
-    row over the one before it, where larger ratios count as 1.
+    They are some of the ratios ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and of each entry of the first row over the one before
+    it.  A ratio above 1 counts as 1, and one of products of 1e-290 or less does not count.  If no ratio is left,
+    1e-3 is the only decay.
 
     Args:
         upper: Products ⟨C_s, C_t⟩ for s ≤ t, and 0 below the diagonal, (n, n).

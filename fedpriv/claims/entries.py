@@ -336,8 +336,8 @@ class LedgerEntry:
         """Whether streams have all rounds and steps of the scenario, and noisy ones all of its silos.
 
         A scenario with `data.scale` needs a first step if the run has noise.  If the run did not take this step
-        itself, a stream of the party "elsewhere" stands for it.  Noisy streams also have to have the relation and
-        the unit of [privacy], and to keep the targets that it sets for single silos.
+        itself, a stream of the party "elsewhere" (`EXTERNAL_PARTY`) stands for it.  Noisy streams also have to
+        have the relation and the unit of [privacy], and to keep the targets that it sets for single silos.
         """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
         first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]

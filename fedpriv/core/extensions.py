@@ -1,4 +1,4 @@
-"""Extensions: users' algorithms, models and data, and fedpriv's own add-ons.
+"""Extensions, which are users' own algorithms, models and data, and add-ons, fedpriv's optional parts.
 
 An extension is a Python file that is named by `--import` or in `FEDPRIV_IMPORT`, or a module that a package names
 as an entry point of the group `fedpriv.extensions`.  When it is imported, it calls functions such as

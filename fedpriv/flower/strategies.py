@@ -253,7 +253,7 @@ class PrivateStrategy(FedAvg):
             initial_arrays: x_1, the trainable parameters by name.
             num_rounds: Number of planned rounds, or 0 in its place.  Other numbers are refused.
             timeout: Longest wait in seconds, for the silos to connect and again for the replies of each round and
-                of each evaluation.
+                of each evaluation.  Flower's wait for enough nodes before an evaluation has no limit.
             train_config: Further keys in the messages of rounds from 1.
             evaluate_config: Further keys in the messages of evaluations.
             evaluate_fn: Function of a round's number and a model, called after each round, and before round 1

@@ -532,7 +532,8 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
         path: Import path of the module, for error messages.
 
     Returns:
-        The (first) names of the trainable parameters that are not in the file: all of them without a digest.
+        Names of the trainable parameters that are not in the file: all of them without a digest.  A tied parameter
+        has several names, and counts by its first one.
 
     Raises:
         InputError: There is no digest and a parameter is frozen, the file cannot be used, or it does not fit the

@@ -573,8 +573,11 @@ def add_module(
     """Make `model.name = name` mean the module that `factory(shape, classes)` returns.
 
     The module maps (records, *shape) to the outputs that the loss takes: (records, classes) for the cross-entropy,
-    and (records, 1) for most losses of a regression.  Bytes are passed as pixels / 255, other integers as int64.
-    Weights of the initial model are drawn from the scenario's `model.initial_seed`.
+    and (records, 1) for most losses of a regression.  If records have several inputs, it takes each of them as an
+    argument, in the input's own shape.  Bytes are passed as pixels / 255, other integers as int64.
+
+    Weights of the initial model are drawn from the scenario's `model.initial_seed`.  Values that it keeps from the
+    module, such as the scales of a normalization, are those that `factory` gave it.
 
     Each record's gradient is computed alone.  A module with a layer that mixes records (BatchNorm that trains),
     draws random numbers (Dropout with p above 0) or changes buffers is therefore refused when the model is used.
@@ -583,8 +586,8 @@ def add_module(
         name: Name of the model in scenarios.
         factory: Function from the shape of one record and the number of classes (0 for a regression) to an
             untrained module.  torch's CPU generator starts from seed 0 in each call.
-        shape: Shape of one record, such as (1, 28, 28).  By default records are flat, and records with several
-            inputs keep the shape of each input.
+        shape: Shape of one record, such as (1, 28, 28).  By default records are flat.  For records with several
+            inputs it is only passed to `factory`.
         regression: Whether labels are real numbers.
         loss: Loss by name, as a mapping of settings, or as a function of one record's output and label.  By
             default the cross-entropy, or the squared error for a regression.

@@ -58,9 +58,9 @@ def lora(
     """Return a copy whose Linear layers train a product of two small matrices.
 
     A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random and B (out, rank)
-    zero.  Layers of subclasses of nn.Linear, and layers whose weight is trained, get no product.  Other parameters
-    are frozen, unless `train` names them.  The state_dict has the names of the module's own state_dict, and
-    NAME.lora_a and NAME.lora_b for a layer NAME with a product.
+    zero.  Layers of subclasses of nn.Linear get no product, nor does a layer NAME if `train` names NAME.weight or
+    a module that holds it.  Other parameters are frozen, unless `train` names them.  The state_dict has the names
+    of the module's own state_dict, and NAME.lora_a and NAME.lora_b for a layer NAME with a product.
 
     Args:
         module: Module to copy, which is not changed.

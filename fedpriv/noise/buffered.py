@@ -238,6 +238,8 @@ class BufferedToeplitz(Toeplitz):
     def integer(self, workload: Workload) -> Factorization:
         """Return the factorization A = B C on integers, with the C of rounded poles and residues.
 
+        Deployments need it, because they add discrete noise to integers.
+
         θ, the residues ω and the decay of A are rounded to multiples of 2^-31.  φ follows from θ and ω, so that B
         belongs to the rounded C.  With `column_scale` increments are multiplied by D_t before they become
         integers.

@@ -132,7 +132,7 @@ class DifferenceTrees(Mechanism):
         """Compute each record's squared displacement in each group of nodes.
 
         A record's squared displacement in a group is the sum of squares of the distances by which it moves the
-        group's nodes.
+        group's nodes.  It is not divided by the variance of the group's noise.
 
         Args:
             workload: Workload with the clips and the fixed order.

@@ -98,7 +98,7 @@ def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
 
     With D a record's squared distance is Σ_ij D_i D_j ⟨C_i, C_j⟩ over its rounds i and j, at clip 1.  D makes this
     distance the same for every record, as large as the worst one without D.  Among such factors D has the largest
-    product Π D_i for each record.
+    product Π D_i for each record: its clips, multiplied by D, are then as large as they can be, in geometric mean.
 
     Guarantee: every record costs what the worst one cost without D.
 

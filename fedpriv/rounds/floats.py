@@ -258,8 +258,9 @@ def update_split_running_sum(
     under replace-one by twice this bound, whatever the queries are.  r_t is 0 in the first round of an epoch.
 
     Args:
-        state: State after the round before.  Its past vectors are the first queries of the last two epochs that
-            began before this round, latest first, and then the last sums u, N of them at most, oldest first.
+        state: State after the round before.  Its past vectors are queries v, and then sums u.  A v is the query of
+            an epoch's first round.  There is one for each epoch that began before round t, latest first, at most
+            two.  The u are those of the last rounds, at most N, oldest first.
         step: Round t of the estimator.
         split: Clips of the parts, N and γ.
         query: Query of round t, (..., d).
@@ -319,10 +320,10 @@ class SeededNoise:
         return FreshNoise(torch.from_numpy(np.multiply(vectors, std, out=buffer, dtype=self._dtype)))
 
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
-        """Return noise of variance 1 for a party and round, and the same array or None.
+        """Return noise of variance 1 for a party and round, and the same array again or None.
 
-        The noise is (d,), or (draws, d) in a round for which the plan has several vectors.  The array is returned
-        a second time if the caller may write into it.
+        The noise is (d,), or (draws, d) in a round for which the plan has several vectors.  The second value is
+        None if the caller must not write into the array.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:

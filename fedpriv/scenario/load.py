@@ -288,8 +288,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> Scenario:
     """Return the scenario of a parsed TOML tree.
 
-    The points are all combinations of the axes' values, each with every seed.  Published values and theoretical
-    exponents are withheld if an override changes their setting (`find_changed_keys`, `find_changed_axes`), or if
+    The points are all combinations of the axes' values, each with every seed.  Published values are withheld if an
+    override changes their setting (`find_changed_keys`, `find_changed_axes`), and theoretical exponents of
+    [scaling] if it changes a key outside the file's sweep (`find_changed_keys`).  Both are withheld if
     `fedpriv tune` wrote the file.  Published tables are dropped if an override removes one of their axes.
 
     Args:

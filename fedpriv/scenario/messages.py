@@ -1,4 +1,4 @@
-"""Messages for users on faults in a scenario, made from pydantic's findings, in one line.
+"""Messages for users on faults in a scenario, in one line, and mostly made from pydantic's findings.
 
 A finding is pydantic's record of one fault of one key: the path of the key, the type of the fault and the value.
 """

@@ -281,8 +281,9 @@ def _privacy_chart(results: Results) -> Chart | None:
 def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
     """Return `series` with the measured and published values of the sweep points that match `fixed`.
 
-    A measured mark has the point's privacy level as x, the metric's mean over seeds as y, and the sample standard
-    deviation as spread, 0 for one seed.  Points without noise or finished cells are left out.
+    A measured mark has the point's value on the privacy scale (`privacy_key`) as x, the metric's mean over seeds
+    as y, and the sample standard deviation as spread, 0 for one seed.  A published mark has no spread.  Points
+    without noise or finished cells are left out.
 
     Args:
         results: Results of the run.

@@ -1,4 +1,4 @@
-"""Guards of a silo: one for its training records, and one for its test records, if any.
+"""Guards of a silo: one for training and, if the policy allows evaluations, one for test records.
 
 A guard answers a server's queries within the silo's policy, and charges each run to a ledger when the run is
 opened.  The charge is a μ of Gaussian differential privacy, and a slack: a probability with which μ may fail.

@@ -3,7 +3,8 @@
 * A commit is a transaction that opens or ends a run, or records a query or a reply.  Commits are numbered, and
   each has a head: a digest of the head before it, of its number and of the entries that it adds.
 * The rollback mark is a separate file that names the ledger's last commit, and so reveals an older copy.
-* A checkpoint names a ledger and one of its commits with a reply, by number and head.  A server remembers it.
+* A checkpoint, which a server remembers, names a ledger, and the number of one of its commits with a reply.  Its
+  head is the one that this commit would have with the reply as its only entry.
 * Each run has a secret key, and a state that continues from round to round.  Both are erased when the run ends,
   and a digest of the key, its seal, stays.
 * The journal is the file in which SQLite keeps old pages, to undo a transaction that does not finish.

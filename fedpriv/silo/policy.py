@@ -167,10 +167,10 @@ def check_writers(files: Iterable[Path]) -> None:
 
 
 def _folders_on_path(file: Path) -> Iterator[tuple[Path, bool]]:
-    """Iterate over a file and the folders that lead to it, as (path, whether it is a folder further up).
+    """Iterate over a file and the folders that lead to it, whose permissions `check_writers` checks.
 
-    Not further up are the file's folder and the folder of each symbolic link on the way, because the link can be
-    replaced there.
+    A path comes with whether it is a folder further up, which its group may write.  Not further up are the file,
+    its folder, and the folder of each symbolic link on the way, because file and link can be replaced there.
     """
     folder, parts, link_count = Path("/"), list(reversed(file.absolute().parts[1:])), 0
     is_deciding: dict[Path, bool] = {}  # whether the path is not further up

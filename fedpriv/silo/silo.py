@@ -114,9 +114,9 @@ class SiloRelease(NamedTuple):
 
 @dataclass(frozen=True)
 class Silo:
-    """Silo with its records in reading order, its plan, and its source of noise and masks.
+    """Silo: its records, the order in which it reads them, its plan, and its source of noise and masks.
 
-    Sampling randomness comes from the same source.
+    The order is `unit_order`.  Sampling randomness comes from the source of the noise.
 
     A silo with a private `key` makes real releases.
 
@@ -160,7 +160,7 @@ class Silo:
         Args:
             number: Number of the silo.
             plan: Plan of the run.
-            records: Records in reading order.
+            records: Records, which are read in this order as long as `unit_order` is None.
             key: 32 bytes that only this silo has, for this run.
             scenario_digest: Digest of the scenario.
             may_miss_rounds: Whether rounds may be missing between two queries.
@@ -300,8 +300,10 @@ class Silo:
     def _read_batch(self, planned_round: PlannedRound) -> RoundBatch:
         """Return the records of a round with their weights in the silo's mean, float64.
 
-        In a public order the records are a range of positions of the silo's reading order.  In a secret one the
-        positions are drawn, and their number may vary from round to round.
+        A position is a number in the order in which the silo reads its units, and `unit_order` has the index in
+        `records` of the unit at each position.  If the rounds of records are drawn, in secret or not, the
+        positions of a round are drawn, and their number may vary from round to round.  Otherwise they are a range.
+        The row indices of the batch are positions.
         """
         plan, t, size = self.plan, planned_round.step.t, self.plan.batch_sizes[self.number]
         positions: slice | NDArray[np.int64]
@@ -309,7 +311,7 @@ class Silo:
             positions = rows = as_row_indices(
                 plan.schedule.select_rows(t, size, self.number, lambda: self._sampling_randomness)
             )
-        else:  # A slice reads without a copy.
+        else:  # Without `unit_order` a slice of aligned records is read without a copy.
             positions = slice(planned_round.batch_range.start * size, planned_round.batch_range.stop * size)
             rows = np.arange(positions.start, positions.stop)
         indices = positions if self.unit_order is None else self.unit_order[positions]

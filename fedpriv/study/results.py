@@ -379,8 +379,9 @@ def read_results(folder: Path) -> Results:
 
 
 def read_fits(folder: Path) -> dict[str, FittedNoise]:
-    """Read the fitted noise of a run that will be resumed, or {} if there is no run yet.
+    """Read the noise mechanisms that were fitted for a run, which will be resumed.
 
+    The result is {} if there is no results.json, or none in it.
     The key of a fit is `FittedNoise.asked`, the text of everything that the fit depends on.
 
     Raises:

@@ -132,10 +132,12 @@ def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
     """Convert releases to units of one record's clipped weight, and whiten correlated noise.
 
     A round's weight is that of one record times the round's clip.  Releases with independent noise, or of a
-    mechanism that states no bands of C (`Mechanism.blocks`), are divided by it.  Others are r = B (C s + z) along
-    a canary: increments s (T,), independent noise z (T,), noise factor B and strategy C, both (T, T).  The record
-    of round t moves C s along column c_t of C.  So the result of round t is its matched filter,
-    c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's norm.
+    mechanism that states no number of bands of C (whose `blocks` is None), are divided by it.
+
+    Others are r = B (C s + z) along a canary: increments s (T,), independent noise z (T,), noise factor B and
+    strategy C, both (T, T).  The record of round t moves C s along column c_t of C.  So the result of round t is
+    its matched filter, c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's
+    norm.
 
     Args:
         plan: Plan of the run.
@@ -208,7 +210,7 @@ def run_company(
         small_cell: Cell from `make_company_cell`.
         runs: Number of runs, each of which is one trial.
         seed: Seed of the coins.
-        steps: Function that is called after each run with the run's part of a step of the progress, 1/32.
+        steps: Function that is called with 1/32 after each run, since 32 runs count as one step of the progress.
 
     Returns:
         Trials, one of the canary in each run, with releases along its direction: feature 0, class 1 minus class 0,

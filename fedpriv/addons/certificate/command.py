@@ -441,8 +441,8 @@ def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> d
     A sentence that does not apply is an empty text, which the page leaves out.
 
     Args:
-        certificate: The certificate, with the silos' signed statements.
-        statement: Privacy of the run in words.  Of its caveats the page has those on ε and δ only.
+        certificate: The certificate, with what each silo signed.
+        statement: Privacy of the run in words, not by a silo.  Of its caveats the page has those on ε and δ only.
     """
     body, record = certificate.body, certificate.body["record"]
     open_questions = [

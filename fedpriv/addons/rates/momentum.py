@@ -21,6 +21,8 @@ group of nodes decide the noise for a guarantee μ:
 | energy E | largest squared displacement of all nodes of the group together, by one record |
 | amplification A | mean over rounds of the sum of squared coefficients of the nodes in m_t/α |
 
+Where nodes are counted, the mean for windows is over a random sample of rounds.  μ is that of (ε, δ), δ = 1e-5.
+
 One group needs a variance of α² A E/μ², and several with the best shares of the guarantee (α Σ √(A E))²/μ².
 Algorithm 2 has four groups: gradients of the first two epochs, gradients of later ones, differences between
 epochs, and residuals within one.
@@ -107,7 +109,7 @@ def count_first(records: int, dimension: int, epsilon: float) -> float:
     Args:
         records: N.
         dimension: d.
-        epsilon: ε.
+        epsilon: ε, at δ = 1e-5.
     """
     rounds = _whole_epochs(first_rounds(records, dimension, epsilon), records, 1)
     energy, _ = _prefix_energies(records, rounds)
@@ -125,7 +127,7 @@ def count_second(records: int, dimension: int, epsilon: float) -> float:
     Args:
         records: N.
         dimension: d.
-        epsilon: ε.
+        epsilon: ε, at δ = 1e-5.
     """
     rounds = _whole_epochs(second_rounds(records, dimension, epsilon), records, 4)
     step = 1.0 / math.sqrt(records * rounds)
@@ -155,7 +157,7 @@ def estimate_second(records: float, dimension: int, epsilon: float) -> float:
     Args:
         records: N.
         dimension: d.
-        epsilon: ε.
+        epsilon: ε, at δ = 1e-5.
     """
     rounds = second_rounds(records, dimension, epsilon)
     alpha, step = 1.0 / records, 1.0 / math.sqrt(records * rounds)
@@ -171,7 +173,7 @@ def estimate_second(records: float, dimension: int, epsilon: float) -> float:
     window, y = _mean_window_amplification(round(records), alpha), 1.0 - mixing
     squares = y * y / (mixing * (2.0 - mixing)) - 2.0 * x * y / (1.0 - x * y) + x**2 / (1.0 - x**2)
     coefficients = squares / (y - x) ** 2
-    # Windows of the first two epochs, with the mean over T/N epochs taken at 2,000 points.
+    # Windows of the first two epochs: y^i/(y - x), without x^i.  Their mean over epochs is taken at 2,000 points.
     first_windows = y ** np.linspace(2.0, rounds / records, 2000) / (y - x)
     amplifications = (
         window * float(np.mean(first_windows**2)),

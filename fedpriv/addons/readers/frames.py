@@ -35,6 +35,9 @@ def register_frame(frame: DataFrame) -> str:
 def _read_columns(frame: Any) -> tuple[dict[str, Any], list[str], dict[str, str]]:
     """Copy the columns of a DataFrame as Arrow columns, together or, if that fails, one by one.
 
+    Polars' categories become categories of plain texts.  The index of a pandas DataFrame is a column, too, if
+    Arrow exports it and the columns are copied together.
+
     Returns:
         Arrow columns by name, without those that share a name, then the names of all columns, and the reason for
         each column that cannot be exported, by name.
@@ -58,7 +61,7 @@ def _read_columns(frame: Any) -> tuple[dict[str, Any], list[str], dict[str, str]
 
 
 def _as_words(column: Any) -> Any:
-    """Return a column of polars' categories as one of texts, and any other column unchanged.
+    """Return a column of polars' categories with plain texts as categories, and any other unchanged.
 
     Arrow cannot cast the type that polars exports to texts directly.
     """

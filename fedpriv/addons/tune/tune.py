@@ -137,9 +137,9 @@ def tune_privately(
 
     Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and
     held-out records alike.  A run's releases are μ-GDP for a record that it trains on, and its score is μ-GDP for
-    a record that is held out, with the row's target as μ.  Which of both a record is, and with which silo and in
-    which batch, follows from its row index alone (or its site).  Nothing of another run is kept, written or told,
-    but that a run failed (RunError), which no claim covers.  `generator` must be as secret as the noise.
+    a record that is held out, with the row's target as μ.  Whether a record is held out, its silo and its batch
+    follow from its row index alone (or its site).  Nothing of another run is kept, written or told, with one
+    exception: that a run failed (RunError), which no claim covers.  `generator` must be as secret as the noise.
 
     Args:
         scenario: Scenario that is tuned.

@@ -302,9 +302,9 @@ def _run_split(
 ) -> SplitGains:
     """Run the grid of one split on all trust settings, or read the result from the cache.
 
-    The models that are compared are those of the chosen cells with noise, those of the same rounds without noise,
-    the personal models if they are requested, and a model of all silos' records together.  An evaluator for each
-    noise seed compares a model with the silos' local models.
+    The models that are compared are those of the chosen cells, the personal models if they are requested, and a
+    model of all silos' records together.  The cells of the first trust setting and the largest ε are also run
+    without noise.  An evaluator for each noise seed compares a model with the silos' local models.
 
     Args:
         request: Scenario and grid.
@@ -312,6 +312,9 @@ def _run_split(
         number: Number of the split, or None for the scenario's own (`JoiningResult.published`).
         has_choice: Whether a setting is chosen for each trust and ε.
         report_progress: Receives lines of text.
+
+    Returns:
+        Scores and gains of all models of the split.
 
     Raises:
         InputError: A cell cannot be run, a run fails, a model cannot be compared, or seeds leave different numbers

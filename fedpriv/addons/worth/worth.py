@@ -318,9 +318,10 @@ def _verify_references(key: str, records: str, silos: Sequence[SiloRecords]) -> 
 
 
 def digest_silos(silos: Sequence[SiloRecords]) -> str:
-    """Return SHA-256 of the silos' records as the model sees them, names, numbers, and candidates for κ.
+    """Return SHA-256 of the silos' records, names and numbers, as a hexadecimal text.
 
-    κ is the penalty of a local model's fit.  The result is a hexadecimal text.
+    Of each silo it covers the number, the name, the count of training records, and training and test records as
+    the model sees them.  It also covers the candidates for κ, the penalty of a local model's fit.
     """
     digest = hashlib.sha256(json.dumps(PENALTIES).encode())
     for silo in silos:

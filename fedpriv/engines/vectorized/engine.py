@@ -118,7 +118,7 @@ def find_device(name: str) -> torch.device:
 
     Raises:
         InputError: torch knows no device of this name.
-        RunError: The device cannot be used on this machine.
+        RunError: The device cannot be used here, for example because torch lacks its module, as it may for "hpu".
     """
     try:
         device = torch.device(name)

@@ -15,9 +15,9 @@ interval refining").
 Each value is within 2^-120 of D(σ) in total variation for random words (docs/proofs/discrete-gaussian.md).  The
 number of attempts is independent of the accepted value.
 
-The key of a round's noise is derived from the silo's key, the party, the round, the digest of all queries so far
-(the query chain) and the integers to which the noise is added.  So a ledger that is rolled back cannot give the
-same noise to another sum.
+The key of a round's noise is derived from the key of the silo or the server, the party, the round, the digest of
+all queries so far (the query chain) and the integers to which the noise is added.  So a ledger that is rolled back
+cannot give the same noise to another sum.
 """
 
 import hashlib
@@ -480,7 +480,7 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
     assumed to be a pseudorandom function).
 
     Args:
-        key: The silo's key.
+        key: Key of the silo or the server.
         party: Silo number or `SERVER`.
         t: Round.
         chain: Query chain, which includes round t's query.
