@@ -325,7 +325,7 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
     """Return the smallest of several bounds of δ, at each ε.
 
     Under zero-out they are the bound of known rounds, and the larger one of removal and addition.  With more
-    rounds than points of a grid, those of replace-one count as well.  Under replace-one they are
+    rounds than points of the grid of Σ Y, those of replace-one count as well.  Under replace-one they are
 
     * the bound of known rounds,
     * the chain of removal and addition through the run without the unit,

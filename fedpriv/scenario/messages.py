@@ -81,7 +81,7 @@ def format_validation_error(
 ) -> str:
     """Format the findings on one key in a line, with the number of other keys that have findings.
 
-    An unknown key goes before all others.
+    An unknown key goes before all others.  A missing key that it resembles is not counted.
 
     Args:
         error: Error of pydantic, with one finding at least.

@@ -10,8 +10,8 @@
   rounds so far, or b"" in floating point.
 * A batch is the records that a round reads.  A dummy record, which does not count, has weight 0.
 
-A silo with a guard computes in integers if its run has noise.  A simulation sums in float64 with noise of a seed,
-unless its scenario says integers.
+A silo with a guard computes in integers if its run has noise.  A simulated `Silo` sums in float64 with noise of a
+seed, unless its scenario says integers.
 """
 
 import dataclasses

@@ -82,6 +82,15 @@ def test_integers_and_hostile_queries_tell_nothing(
     assert outcome.stands, outcome
 
 
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_growing_clips_are_audited_by_canaries_that_reach_them(small_cell: MakeCell, trust: str) -> None:
+    """Before: the clip followed the canaries' own constants, 6e7 for gradients of 1e4, and the audit saw μ = 0."""
+    cell = small_cell(algorithm__trust=trust, algorithm__clip="growing", federation__rounds=6)
+    outcome = audit(cell, trials=4096, families=("canaries",))
+    assert outcome.stands
+    assert outcome.mu >= 0.3
+
+
 def test_one_silo_alone_is_audited(small_cell: MakeCell) -> None:
     cell = small_cell(federation__silos=1, federation__rounds=6)
     assert audit(cell, trials=2048, families=("canaries",)).stands
