@@ -100,7 +100,7 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
             reason_of(error),
         ) from None
     if not isinstance(module, nn.Module):
-        raise InputError(f"{key} = {path!r}: gives a {type(module).__name__}, not a torch module")
+        raise CodeError(f"{key} = {path!r}: gives no torch module", f"found {type(module).__name__}")
     return module
 
 

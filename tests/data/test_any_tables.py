@@ -320,3 +320,9 @@ def test_marks_are_found_in_columns_of_many_different_numbers(tmp_path: Path, co
     path = tmp_path / "many.csv"
     path.write_text("pressure;ward\n" + "".join(f"{number},5;a\n" for number in range(count)))
     assert find_format(path, CellFormat()) == CellFormat(";", ",")
+
+
+def test_points_that_can_only_separate_thousands_are_marks(tmp_path: Path) -> None:
+    path = tmp_path / "large.csv"
+    path.write_text("sum;ward\n1.234.567;a\n2.345.678;b\n3.456.789;c\n")
+    assert find_format(path, CellFormat()) == CellFormat(";", ",", ".")

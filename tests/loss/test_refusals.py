@@ -115,7 +115,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "outputs or gradients that are not finite": lambda: check_net(lambda net, x: net.layer(x) / 0.0),
     "nowhere.* cannot be imported here": lambda: make_imported("tests.loss.nowhere:Net"),
     "Nothing.* cannot be imported here": lambda: imported("Nothing"),
-    "gives a int, not a torch module": lambda: imported("three"),
+    r"gives no torch module \(found int\)": lambda: imported("three"),
     r"cannot be built from \(6, 3\) and .*unexpected keyword": lambda: imported("Wide", arguments={"depth": 2}),
     r"takes records of shape \(2, 4\), 8 values, and those of": lambda: imported("Wide", shape=[2, 4]),
     r"cannot be given a record of 6 values|maps one record to": lambda: imported("Wide", shape=[2, 3]),

@@ -15,7 +15,7 @@ from fedpriv.data.tables import read_raw_table
 
 _MARKS = ((None, None), (None, ","), (None, " "), (None, "'"), (",", None), (",", "."), (",", " "), (",", "'"))
 """Marks of decimals and of thousands that are tried, the plainest first."""
-_MARKED_DIGIT = re.compile(r"(^|\d)[,'\s](?=\d)")
+_MARKED_DIGIT = re.compile(r"(^|\d)[,'\s](?=\d)|\.\d{3}\.\d")
 """A digit behind a mark that a plain number does not have."""
 _MIN_NUMBER_SHARE = 0.9
 """Smallest share of numbers among the different texts of a column of numbers."""
