@@ -12,9 +12,9 @@ docs/python.md makes the objects.
 * The participation says which data records take part in which rounds: in a public order, or in secret.
 
 In real arithmetic, a stream in a public order is a Gaussian mechanism.  With A s the running sums of the
-increments s, and A = B C (`noise.mechanism`), A s + B z is post-processing of C s + z, and one data record moves C s by
-at most the sensitivity.  The noise multiplier of a Gaussian event is the noise over this distance, which contains
-the factor of the neighbouring relation.
+increments s, and A = B C (`noise.mechanism`), A s + B z is post-processing of C s + z, and one data record moves
+C s by at most the sensitivity.  The noise multiplier of a Gaussian event is the noise over this distance, which
+contains the factor of the neighbouring relation.
 """
 
 import itertools

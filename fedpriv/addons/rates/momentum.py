@@ -335,10 +335,8 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
         early += first**2 * _window_square(r + 1, r + records, alpha)
         # Windows of more than 40/γ epochs ago have coefficients of about e^-40, and are left out.
         for age in range(1, min(q - 1, int(40.0 / mixing) + 2) + 1):
-            if age > 40 and age % 16 != 8:
-                continue  # beyond 48 epochs every 16th window stands for 16, and 41 … 48 are left out
             low, high = t - age * records + 1, t - (age - 1) * records
-            window = _window_square(low, high, alpha) * (1 if age <= 40 else 16)
+            window = _window_square(low, high, alpha)
             coefficient = (y**age - epoch_decay**age) / (y - epoch_decay)
             squared = (coefficient * mixing) ** 2 * window
             early, later = (early + squared, later) if high <= 2 * records else (early, later + squared)
