@@ -336,7 +336,8 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
     Args:
         mechanism: Mechanism of the run.
         resolution: Resolution of the computation.
-        tails: Masses beyond the grids of Σ Y under removal.
+        tails: Approximate masses under P that the grids of Σ Y for removal leave beyond their ends.  A mass
+            gives one or two ends, of which those that are nearly alike count once (`_grid_ends`).
     """
     known_curve, (removal, addition) = (
         gaussian_curve(mechanism.known_mu),
@@ -388,7 +389,8 @@ def removal_and_addition_curves(
     Args:
         mechanism: Mechanism of the run.
         resolution: Resolution of the computation.
-        tails: Masses beyond the grids of Σ Y under removal.
+        tails: Approximate masses under P that the grids of Σ Y for removal leave beyond their ends.  A mass
+            gives one or two ends, of which those that are nearly alike count once (`_grid_ends`).
     """
     independent = mechanism.independent_part
     common_mu = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # under zero-out
@@ -466,9 +468,10 @@ def calibrate(
         bins: Number of rounds of one epoch among which a unit draws one.
         epochs: Number of epochs, 1 or more.
         relation: Neighbouring relation.
-        common: Largest overlap of two different rounds of a unit, as a share in [0, 1)
-            (`AllocatedGaussian.common_share`).
-        overlaps: Bound of the overlaps of a unit's rounds, or None.
+        common: Largest overlap of two different rounds of a unit, as a share in [0, 1) of the largest overlap of a
+            round with itself (`AllocatedGaussian.common_share`).
+        overlaps: Bound of the overlap of each two rounds, or None.  `common` bounds all of them by one number, and
+            `overlaps` follows how they fade.  Each gives a bound of δ, and the smaller one counts.
 
     Raises:
         InputError: The search finds no multiplier up to a million, or an argument is out of its range.

@@ -123,6 +123,9 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
 def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
     """Return the least mean loss of constant outputs, or None if it is not finite.
 
+    For cross-entropy with one label a record it is computed from the shares of the classes.  For any other loss it
+    is the minimum that L-BFGS finds from outputs of 0, which may be a local one.
+
     Args:
         loss: Loss of the model.
         output: Outputs of one record, (1, …), of which only shape and type count.

@@ -398,7 +398,8 @@ def _promise_shares(streams: Sequence[ReleaseStream], section: Mapping[str, Any]
     """Whether every silo's stream keeps the target that [privacy] sets for this silo.
 
     A stream keeps its target if its ε at the scenario's δ is at most that of the target, up to rounding for a μ,
-    and up to 1 % for a curve of (ε, δ).
+    and up to 1 % for a curve of (ε, δ).  The result is also False if [privacy] is malformed, or has no share for a
+    silo of a stream.
 
     Args:
         streams: Streams of the rounds, with noise.

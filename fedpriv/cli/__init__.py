@@ -93,8 +93,8 @@ _OPTION_KEYS = {
 def _refuse_key_options(arguments: Sequence[str]) -> None:
     """Refuse an option of `fedpriv run` that stands for a key of a scenario, such as --epsilon.
 
-    The message names the option --set that is meant, with the user's value if there is one.  For --gpu and --cuda
-    it names the whole assignment.
+    The message names the option --set that is meant, with the user's value if there is one: the text behind "=",
+    or the next word if it does not begin with "-".  For --gpu and --cuda it names the whole assignment.
 
     Args:
         arguments: Words of the command line behind `fedpriv`.

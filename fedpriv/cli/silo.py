@@ -47,7 +47,8 @@ def init(
     """Begin the ledger of a policy's records, before the guard is started for the first time.
 
     A policy with [evaluation] has a second ledger, of its test records. --spent charges what other programs
-    released of the training records, and the ledger keeps who said so.
+    released of the training records, and the ledger keeps who said so. --spent-slack is the slack of this charge,
+    the probability with which its MU may fail.
 
     Example: fedpriv silo init silo-0.toml --template
     Example: fedpriv silo init silo-0.toml

@@ -39,7 +39,9 @@ class Workspace:
         Args:
             count: Number of streams.
             pairs: Number of pairs of normals of each stream.
-            skipped: Number of values in the first block of the angles that come before the angles.
+            skipped: Number of values in the first block of the angles that come before the angles.  Angles begin h
+                numbers behind their radii, and h need not be a multiple of a block, so that they can begin inside
+                one.  Radii begin with a piece of the vector (`KeyedNormal._chunks`), at a whole block.
             dtype: float32 or float64, the type of the normals.
         """
         per_block = BLOCK_BYTES // dtype.itemsize
@@ -383,7 +385,7 @@ class KeyedNormal:
         Args:
             count: Number of streams.
             pairs: Number of pairs of normals of each stream.
-            skipped: Number of values in the first block of the angles that come before the angles.
+            skipped: Number of values in the first block of the angles that come before the angles (`Workspace`).
         """
         shape = (count, pairs, skipped)
         workspace = self._workspaces.pop(shape, None) or Workspace(count, pairs, skipped, self.dtype)

@@ -375,7 +375,8 @@ class SummedScores(View):
         Args:
             mean: Mean of the increments, (d,) with d = `dimension`.
             std: Standard deviation of its noise, per coordinate.
-            places: Number of row indices that the mean is over.
+            places: Number of row indices that the mean is over.  A row index is that of a record, or of an absent
+                row, which adds 0 to the mean's sum.
             groups: Whether figures of groups of records are included.
         """
         return {}

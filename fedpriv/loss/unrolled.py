@@ -333,7 +333,8 @@ class _GatherEmbeddingBag(nn.EmbeddingBag):
         Args:
             tokens: Row of the table for each token, (B, tokens) with one token or more.
             offsets: Argument of torch's layer, which has to be None.
-            per_sample_weights: Factors of the rows in a sum, (B, tokens), or None for factors of 1.
+            per_sample_weights: Factors of the rows under "sum" and "mean", (B, tokens), or None for factors of 1.
+                A mean is divided by the number of tokens, whatever their factors.  "max" does not read them.
 
         Raises:
             InputError: There are offsets, or tokens are not (B, tokens).

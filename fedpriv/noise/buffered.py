@@ -400,7 +400,9 @@ class ScaledFactorization(Factorization):
 class IntegerBuffered(IntegerStrategy):
     """C on integers: returns s_t + Σ_i ⌊ω_i b_i / 2^g⌉, and then b_i ← ⌊θ_i b_i⌉ + 2^g s_t.
 
-    θ and ω count multiples of 2^-31.  `digits` is g, the number of binary digits of a unit that the buffers hold.
+    θ and ω count multiples of 2^-31.  `digits` is g, the number of fractional bits of the buffers: b_i is an
+    integer that counts multiples of 2^-g.
+
     Runs on neighbouring data can round differently.  In T rounds the roundings of buffer i change the difference
     of their outputs by at most ω_i min(T, 1 / (1 - θ_i)) / 2^g, and the rounding of its product by at most 1.
     """
@@ -494,7 +496,8 @@ def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: 
     Args:
         theta: Poles θ.
         phi: Zeros φ, as many as poles.
-        digits: Binary digits of a unit that the buffers hold (`IntegerBuffered`).
+        digits: Number g of fractional bits, 0 to 24: the buffers hold multiples of 2^-g.  With more of them the
+            roundings of the buffers need less extra noise, but the buffers hold larger integers.
 
     Raises:
         InputError: The roots do not interlace in this way, the rounded ω_i add up to more than 1, or `digits` is

@@ -241,7 +241,10 @@ class Admission:
     def recall_run(self, canonical: str) -> tuple[Cell, Objective]:
         """Return cell and objective of an earlier run, which was within the policy of its time.
 
-        Today's limits on numbers do not apply.  The objective is the model with its loss.
+        The price of an earlier run (`min_mu`) and a signature under its certificate
+        (`addons/certificate/attest.py`) need this.  Of the limits of today's policy only those on code apply, and
+        also `time_limit`.  Those on numbers, such as rounds and parameters, do not, nor do those on relation and
+        unit.  An add-on need not be allowed any more.  The objective is the model with its loss.
 
         Guarantee: a stored scenario imports no code but fedpriv's own, including add-ons, and the code that the
         policy permits now.

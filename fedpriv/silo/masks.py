@@ -143,7 +143,7 @@ class Masker:
                 same secret with every key.
         """
         try:
-            # X25519 reduces a number modulo the prime, so that two of these keys would be one point.
+            # X25519 reduces a number modulo the prime p, so that p + n and n would be one key.
             if int.from_bytes(peer_key, "little") >= _PRIME:
                 raise ValueError
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(peer_key))

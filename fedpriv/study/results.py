@@ -122,6 +122,9 @@ class RunFolder(RunObserver):
         whole group is computed again, because a smaller group may round otherwise.  Evaluations of unfinished
         cells are removed from history.jsonl, and results.json is written.
 
+        The scenario's section [tuned], which `fedpriv tune` writes, records how its settings were chosen, and so
+        what their choice cost.
+
         Guarantee: statements on all cells of the folder together count the cells of every invocation, since a
         resumed run keeps its seeds and its [tuned]: a scenario without one of the seeds, or with another [tuned]
         or none, is refused.
@@ -132,7 +135,8 @@ class RunFolder(RunObserver):
             engine: Name of the engine.
             resume: Whether the folder may hold results of this run.
             rerun: Command that runs the same again, or None for a run started by a program.
-            fits: Fitted noise of the scenario by request (`FittedNoise.asked`), stored for runs that resume.
+            fits: Fitted noise of the scenario, or None for none, stored so that a resumed run need not fit again.
+                A key is a request, the text of everything that the fit depends on (`FittedNoise.asked`).
             group_cells: Function that groups the cells which the engine computes together, or None if it computes
                 each alone.
             checkpoints: Checkpoints of the folder, or None if the engine writes none.

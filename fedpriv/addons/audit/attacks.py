@@ -298,7 +298,8 @@ def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool,
 
     Returns:
         The coin, True for a bright record, and the outcome of each test, (2,): 1 if some reply is missing or not
-        finite, else 0, and 1 if some reply is too long, else 0.
+        finite, else 0, and 1 if some reply is too long (`_excess_length`), else 0.  The second is always 0 for
+        masked messages.
     """
     objective = make_canary_objective(cell, _HOSTILE_FEATURES)
     plan = make_plan(cell, objective, for_release=True)

@@ -219,7 +219,10 @@ def _worst_result(results: Mapping[str, FamilyResult]) -> FamilyResult:
 
 
 def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
-    """Refuse cells without noise, cells that canaries cannot represent, and options out of range.
+    """Refuse cells that the audit cannot test, and options out of range.
+
+    Such cells are those without noise, those that canaries cannot represent, and those that no deployment runs
+    (trust = "curator").
 
     Raises:
         InputError: With the first reason.

@@ -188,9 +188,10 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
     """Cut a cell to a small size on a linear model, recalibrated to `mu` by the code under audit.
 
     The privacy target becomes `mu`, and the noise follows from it.  The model becomes softmax regression, for
-    which the increments of canaries are known.  A clip that follows from constants of the scenario's loss, or is
-    not set, becomes 1.  Silos become equal, in size and in target, and none is absent.  At most four records of a
-    person or client count.  Settings of metrics and of how a simulation computes get plain values.
+    which the increments of canaries are known.  A clip that follows from constants of the scenario's loss
+    ("lipschitz" or "growing"), or is not set, becomes 1.  Silos become equal, in size and in target, and none is
+    absent.  At most four records of a person or client count.  Settings of [run] on metrics and on how a
+    simulation computes get plain values, but its `dtype`, `passes`, `word` and `evaluations` stay.
 
     Args:
         cell: Cell under audit.

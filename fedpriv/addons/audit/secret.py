@@ -131,8 +131,10 @@ def _claimed_stream(plan: Plan) -> ReleaseStream:
 def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
     """Convert releases to units of one record's clipped weight, and whiten correlated noise.
 
-    A round's weight is that of one record times the round's clip.  Releases with independent noise, or of a
-    mechanism that states no number of bands of C (whose `blocks` is None), are divided by it.
+    A round's weight is that of one record times the round's clip.  The mechanism's `blocks` are the number of
+    bands of its strategy C, which is the most rounds in which a column has entries, and the norms of the columns.
+    Releases are divided by the weight if their noise is independent (one band, and no decay), or if the mechanism
+    states no bands (`blocks` is None).
 
     Others are r = B (C s + z) along a canary: increments s (T,), independent noise z (T,), noise factor B and
     strategy C, both (T, T).  The record of round t moves C s along column c_t of C.  So the result of round t is

@@ -311,16 +311,18 @@ def verify_certificate(
     Guarantee: a certificate that passes was signed, byte for byte, by the coordinator whom `signers` names.  A
     certificate of a deployment was signed by every silo of its scenario, each for itself, or, without
     `require_all_silos`, by those silos that the certificate names.  The record's privacy figures are those that
-    its releases give, up to rounding, except that ε may be up to 1 % larger.
+    its releases give, up to rounding, except that ε may be up to 1 % larger.  For a simulation whose scenario
+    names code that is not here, this holds only for the figures of the claim and for the μ of evaluations.
 
     The releases of a deployment that a silo signed are those of its scenario's plan, and no silo that signed was
     charged otherwise than these releases cost.  The plan was made here, or, if the model is code outside fedpriv
     (`is_planned_here` is False), by each silo that signed.  The releases of a simulation, or of a deployment that
     no silo signed, agree with the scenario as far as `LedgerEntry.disagreement` compares them.
 
-    `model`, if it is given, is the model that was certified.  Nothing else is recomputed.  Scores, missed rounds,
-    the choice of settings (`tuned`), the audit, answers of people, and the date rest on the coordinator's word.
-    All facts of ledgers but the charges rest on the silos' word.
+    `model`, if it is given, is the model that was certified.  Other facts of the record are compared with the
+    scenario where they follow from it and its code is here, such as the number of records.  Nothing else is
+    recomputed.  Scores, missed rounds, the choice of settings (`tuned`), the audit, answers of people, and the
+    date rest on the coordinator's word.  All facts of ledgers but the charges rest on the silos' word.
     """
     tree = read_certificate(path)
     try:

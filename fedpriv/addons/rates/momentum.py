@@ -9,7 +9,12 @@ The momentum m_t is the mean of gradients in which a new one has the weight α, 
 Algorithm 1 sums gradients over prefixes, which are the rounds 1 … t.  Algorithm 2 splits a gradient into that at
 the query of the epoch's start, and a residual.  It sums gradients, and their differences between epochs, over
 windows of N rounds (an epoch), mixed with the weight γ per epoch, and residuals over prefixes.  η is the length of
-a step.
+a step.  With G_t and Δ_t the sums of gradients and of differences over the window that ends at t, decayed by 1-α
+per round,
+
+    w_t = (1-γ) (w_(t-N) + Δ_t) + γ G_t,   p_t = w_t + (1-α)^N p_(t-N),
+
+and m_t/α is p_t plus the residuals.  So m_t holds windows of every age.
 
 The noise of a momentum is √d times the root mean square over rounds of a coordinate of m^_t - m_t.  A tree node
 over rounds a … b holds the sum of (1-α)^(b-t) times the increment of round t, a record's contribution.  Nodes of a
@@ -312,10 +317,18 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
     They are means over 60 random rounds of 2N … T.  Early gradients are those of windows that end within the first
     two epochs.
 
-    Round t is r rounds after the end of epoch q.  Its momentum has the gradients of the first r rounds, decayed,
-    and windows of N rounds that are i = 1 … q epochs old, of which the latest ends at t.  With y = 1 - γ and x =
-    (1-α)^N, a window that is i epochs old has the coefficient (y^i - x^i)/(y - x), times γ for gradients and y for
-    differences.  The oldest one has the factor 1 for gradients, and no differences.
+    Let G_t and Δ_t be the sums of gradients and of differences over the window of N rounds that ends at t, decayed
+    by 1-α per round.  With y = 1 - γ and x = (1-α)^N,
+
+        w_t = y (w_(t-N) + Δ_t) + γ G_t,   p_t = w_t + x p_(t-N),
+
+    and m_t/α is p_t plus the residuals.  The start is w_t = G_t for N ≤ t < 2N, and for t < N p_t is the
+    decayed sum of the gradients of rounds 1 … t.
+
+    Round t is r rounds after the end of epoch q.  So p_t has windows of every age i = 1 … q, in epochs, of which
+    the latest, i = 1, ends at t.  A window of age i has the coefficient (y^i - x^i)/(y - x), times γ for gradients
+    and y for differences.  The oldest one, i = q, is a w_t of the start: it has the factor 1 in place of γ for
+    gradients, and no differences.  The gradients of the r rounds before it have the coefficient x^q = (1-α)^(t-r).
 
     Args:
         records: N.

@@ -25,10 +25,13 @@ _MAX_TEXTS = 10_000
 def find_format(path: Path, known_format: CellFormat) -> CellFormat:
     """Find the separator of a text file's cells, and the marks of decimals and thousands in its numbers.
 
-    The separator is the one that gives the header most names.  The marks are those with which most texts read as
-    numbers, where each different text of a column counts once.  A column counts for a choice of marks if at least
-    nine in ten of its texts are then numbers.  Of a column with more than 10,000 different texts, those in the
-    first 10,000 records count.  In doubt, as with 1,234, which may be 1.234 or 1234, the format has no marks.
+    The separator is the one that gives the header most names.  In a .tsv file commas are not tried.
+
+    Marks are sought only if some text has a comma, an apostrophe or a space before a digit (between two digits, or
+    at the start), or two points, as in 1.234.567.  The marks are those with which most texts read as numbers,
+    where each different text of a column counts once.  A column counts for a choice of marks if at least nine in
+    ten of its texts are then numbers.  Of a column with more than 10,000 different texts, those in the first
+    10,000 records count.  In doubt, as with 1,234, which may be 1.234 or 1234, the format has no marks.
 
     Args:
         path: File of a table.  For a Parquet file or a spreadsheet, the known format is returned.

@@ -415,7 +415,7 @@ class CurveScores(SummedScores):
 
         Args:
             mean: Mean of the increments with its noise, (`dimension`,).
-            records: Number of row indices that the mean is over.
+            records: Number of row indices that the mean is over, those of absent rows included.
 
         Returns:
             A table (groups, 2, bins) for each grouping, class 0 first.
@@ -432,7 +432,8 @@ class CurveScores(SummedScores):
         Args:
             mean: Mean of the increments with its noise, (`dimension`,).
             std: Standard deviation of the noise in each coordinate of the mean.
-            places: Number of row indices that the mean is over.
+            places: Number of row indices that the mean is over.  A row index is that of a record, or of an absent
+                row, which adds 0 to the mean's sum.
             groups: Whether to add the figures of groups, if there are groups, and the shares of class 1 by score.
         """
         tables, noise = self.tables(mean, places), float(std) * places / self.scale

@@ -24,7 +24,7 @@ from fedpriv.silo.policy import Policy
 
 
 class StatisticsGuard:
-    """Checks of a guard on a run of statistics."""
+    """Guard's check of a run of statistics, and the policy's entry that allows such a run."""
 
     @staticmethod
     def why_refused(policy: Policy, cell: Cell) -> str | None:

@@ -325,8 +325,9 @@ def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismC
     """Yield buffered noise with a scale, for one pass with equal clips, and nothing for other workloads.
 
     Scaled noise divides the noise of increment t by D_t, so that all columns of C diag(D) have one norm.
-    Candidates are fitted with 1, 2 or 3 pairs of a pole θ_i and a zero φ_i of `BufferedToeplitz` as far as the
-    state allows, with the last φ fitted (`last_free`), and with one pair also for φ_1 = 0.
+    Candidates are fitted with at most 1, 2 or 3 pairs of a pole θ_i and a zero φ_i of `BufferedToeplitz` as far as
+    the state allows, with the last φ fitted (`last_free`), and with one pair also for φ_1 = 0.  A fit may have
+    fewer pairs, since pairs that nearly cancel are left out (`fit_roots`).
 
     Args:
         cost: Cost of noise for the run.
