@@ -161,7 +161,8 @@ class PatientGrid(Grid):
     """Grid around another Grid, on which a silo keeps its first node id, wherever the silo is now.
 
     Guarantee: if `has_registered_nodes`, a silo is the node whose key the SuperLink's owner registered as
-    `silo-N`. Nodes are not asked for their silo numbers, and nodes with other names are no silos.
+    `silo-N`.  Nodes are not asked for their silo numbers, nodes with other names are no silos, and silos that the
+    run does not have take no part.
     """
 
     def __init__(
@@ -185,8 +186,8 @@ class PatientGrid(Grid):
         """Wait for all silos and return the node ids of silo 0, 1, ….
 
         Raises:
-            RunError: If silos are missing after `timeout` seconds, two nodes are the same silo, or a node says no
-                silo number or one that does not exist.
+            RunError: If silos are missing after `timeout` seconds, or if, without registered nodes, two nodes are
+                the same silo, or a node says no silo number or one that does not exist.
         """
         deadline, reporter = time.monotonic() + timeout, _WaitReporter(self._on_wait)
         while len(node_by_silo := self._find_nodes(silos)) < silos:
@@ -203,6 +204,16 @@ class PatientGrid(Grid):
         return [node_by_silo[silo] for silo in range(silos)]
 
     def _find_nodes(self, silos: int) -> dict[int, int]:
+        """Return the known nodes of the run's silos, by silo.
+
+        The SuperLink's owner may register further silos or replace a silo's key at any time, so registered nodes
+        of other silos are left out, and of two registered nodes of a silo the newer one is returned.
+
+        Raises:
+            RunError: If two unregistered nodes say the same silo number, or one says a number that does not exist.
+        """
+        if self._has_registered_nodes:
+            return {silo: node for node, silo in self._silo_by_node.items() if silo < silos}
         node_by_silo: dict[int, int] = {}
         for node, silo in self._silo_by_node.items():
             assign_node(node_by_silo, silos, silo, node)
@@ -378,8 +389,7 @@ class PatientGrid(Grid):
 
 def _registered_silos(nodes: Iterable[Any]) -> dict[int, int]:
     """Return silo numbers by node id, for the nodes that are registered as silo-N."""
-    matches = {node.node_id: re.fullmatch(r"silo-([0-9]+)", node.name) for node in nodes}
-    return {node: int(match[1]) for node, match in matches.items() if match}
+    return {node.node_id: int(match[1]) for node in nodes if (match := re.fullmatch(r"silo-([0-9]+)", node.name))}
 
 
 def _format_superlink_refusals(silos: Iterable[int]) -> str:
@@ -395,8 +405,7 @@ def _is_transient(reply: Message) -> bool:
     """Whether a repeated query may have another reply."""
     if reply.has_error():
         return reply.error.code in _TRANSIENT_ERRORS
-    refusal = read_refusal(reply.content)
-    return refusal is not None and not refusal.is_final
+    return (refusal := read_refusal(reply.content)) is not None and not refusal.is_final
 
 
 def _make_refusal_reply(message: Message, reply: Message) -> Message:

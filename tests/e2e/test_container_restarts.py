@@ -87,6 +87,15 @@ def rounds_done(containers: Containers) -> int:
     return max((entries(path.stat().st_size, np.float32) for path in journals), default=0)
 
 
+def wait_for_rounds(containers: Containers, rounds: int, what: str) -> None:
+    """A job that ends before fails at once, with its last lines."""
+    wait_until(
+        lambda: rounds_done(containers) >= rounds or not seen(containers, "job")["State"]["Running"], what, 600.0
+    )
+    logs = f"docker logs --tail 20 {container_of(containers, 'job')} 2>&1"
+    assert rounds_done(containers) >= rounds, run("sh", "-c", logs, env=containers.environment)
+
+
 def ledger(containers: Containers, silo: int, query: str) -> list[list[Any]]:
     """A query to a silo's ledger, whether its guard runs or not."""
     code = "import json, sqlite3, sys; d = sqlite3.connect('file:/silo/ledger/ledger.sqlite?mode=ro', uri=True); "
@@ -124,7 +133,7 @@ def test_a_superlink_that_is_killed_loses_a_part_or_is_restarted_finds_sites_tha
         count = seen(containers, "superlink")["RestartCount"]
         signal_inside(containers, "superlink", "9", pattern)
         wait_until(lambda: seen(containers, "superlink")["RestartCount"] > count, f"a SuperLink after {what}")
-        wait_until(lambda: rounds_done(containers) >= before + 3, f"rounds after {what}", 600.0)
+        wait_for_rounds(containers, before + 3, f"rounds after {what}")
         codes.extend(exit_codes(containers, "superlink", since))
         say(f"{what}: exit codes {codes}, round {before} and then {rounds_done(containers)}")
 
@@ -141,7 +150,7 @@ def test_a_superlink_that_is_killed_loses_a_part_or_is_restarted_finds_sites_tha
         crash("kill -9 of its executor", EXECUTOR)
         before = rounds_done(containers)
         assert containers.compose("restart", "superlink").returncode == 0
-        wait_until(lambda: rounds_done(containers) >= before + 3, "rounds after a restart", 600.0)
+        wait_for_rounds(containers, before + 3, "rounds after a restart")
         for name in SITES:
             state = seen(containers, name)
             assert (state["RestartCount"], state["State"]["StartedAt"]) == (0, starts[name]), name

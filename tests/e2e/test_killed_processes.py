@@ -8,13 +8,15 @@ import numpy as np
 import psutil
 import pytest
 
-from fedpriv.addons.services.deployment import LocalSilo, start_superlink
-from fedpriv.addons.services.flower_private.presence import list_runs
+from fedpriv.addons.services.certificates import make_node_key
+from fedpriv.addons.services.deployment import LocalSilo, node_key_folder, start_superlink
+from fedpriv.addons.services.flower_private.presence import list_runs, list_silos
 from tests.e2e.federation import Federation, federation, finish, kill_process, results, say, wait_until
 
 pytestmark = pytest.mark.deployment
 
 
+ROUNDS = 40
 PRIVATE = "fedpriv.addons.services.flower_private"
 
 
@@ -58,13 +60,15 @@ def test_a_silo_that_never_comes_back_ends_the_run_with_its_number_and_round(tmp
 
 
 def test_a_superlink_that_is_restarted_goes_on_with_its_silos_and_its_run(tmp_path: Path) -> None:
-    with federation(tmp_path) as fed:
+    """A silo that was added meanwhile takes no part, and ends nothing."""
+    with federation(tmp_path, f"federation.rounds={ROUNDS}", "federation.batch=45") as fed:
         fed.start_silos()
         running = fed.run()
         fed.wait_for_round(2, running)
         token = fed.token()
         silo_keys, server_key = fed.silo_keys(token), fed.server_key()
         assert fed.link.process is not None
+        add_silo(fed)
         say(f"killing the SuperLink after round {fed.rounds_done()}")
         fed.link.process.kill()
         fed.link.process.wait()
@@ -89,9 +93,26 @@ def test_a_superlink_that_is_restarted_goes_on_with_its_silos_and_its_run(tmp_pa
         start_superlink(fed.home, ["--keys", str(fed.home / "keys"), "--state", runs], port)
         say("started once more; another run, which no silo allows")
         (known,) = list_runs(fed.link.control)
-        assert (known.state, known.rounds, known.orphan) == ("finished:completed", 6, False)
+        assert (known.state, known.rounds, known.orphan) == ("finished:completed", ROUNDS, False)
         output = finish(fed.run("--quiet", out="another"), code=1)
         assert "3 of 3 silos do not take part" in output  # their budgets are spent, and they are all there
+
+
+def add_silo(fed: Federation) -> None:
+    """A fourth silo's key and SuperNode, without a guard, once its SuperLink has heard of it."""
+    number, keys = len(fed.silos), node_key_folder(fed.home, len(fed.silos))
+    keys.mkdir(mode=0o700)
+    (keys / "ca.crt").write_bytes((fed.home / "keys" / "ca.crt").read_bytes())
+    make_node_key(keys / "node.key", fed.home / "keys" / "nodes" / f"silo-{number}.pub")
+    policy = fed.folder / "silos" / f"silo-{number}" / "policy.toml"
+    policy.parent.mkdir()
+    assert fed.link.address is not None
+    LocalSilo(number, policy, fed.link.address, keys).start("supernode")
+    wait_until(
+        lambda: any(silo.silo == number and silo.connected for silo in list_silos(fed.link.control)),
+        f"silo {number}",
+    )
+    say(f"silo {number} is connected after round {fed.rounds_done()}")
 
 
 def test_a_superlink_whose_executor_is_killed_ends_and_says_so(tmp_path: Path) -> None:

@@ -68,6 +68,13 @@ class ScriptedGrid(Grid):
         return Run.create_empty(1)
 
 
+class RegisteredGrid(ScriptedGrid):
+    """Nodes with the names that their keys were registered with."""
+
+    def get_nodes(self) -> list[Any]:
+        return [SimpleNamespace(node_id=node, name=f"silo-{silo}") for node, silo in self.silo_of.items()]
+
+
 def release(message: Message, times: int) -> list[Message]:
     return [Message(RecordDict({"release": ArrayRecord()}), reply_to=message)]
 
@@ -152,10 +159,6 @@ def test_a_silo_is_followed_to_its_new_node_and_stays_there() -> None:
 def test_a_silo_whose_key_was_replaced_is_followed_to_the_node_of_its_new_key(number: int) -> None:
     """Was: asked at the node of the revoked key until patience ended, while its new one was connected."""
 
-    class RegisteredGrid(ScriptedGrid):
-        def get_nodes(self) -> list[Any]:
-            return [SimpleNamespace(node_id=node, name=f"silo-{silo}") for node, silo in self.silo_of.items()]
-
     def replace(message: Message, times: int) -> list[Message]:
         if message.metadata.dst_node_id == nodes[number]:
             grid.silo_of.pop(nodes[number], None)
@@ -172,6 +175,31 @@ def test_a_silo_whose_key_was_replaced_is_followed_to_the_node_of_its_new_key(nu
         assert sorted(reply.metadata.src_node_id for reply in replies) == sorted({17, *nodes} - {nodes[number]})
     assert grid.asked.count(nodes[number]) < 4
     assert grid.asked[-2:].count(17) == 1, "it stays there"
+
+
+def test_a_registered_silo_that_the_run_does_not_have_is_left_alone() -> None:
+    """Was: a silo added during a run ended it after a restart of the SuperLink: "a node says it is silo 3"."""
+    grid = RegisteredGrid({6: 3, 9: 2, 7: 0, 8: 1}, release)
+    patient = PatientGrid(grid, has_registered_nodes=True)
+    assert patient.roster(3, 5.0) == [7, 8, 9]
+    replies = patient.send_and_receive([Message(RecordDict(), node, TRAIN) for node in (7, 8, 9)], timeout=5.0)
+    assert len(replies) == 3
+    assert sorted(grid.asked) == [7, 8, 9]
+
+
+def test_a_key_that_is_replaced_while_a_run_waits_for_another_silo_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Was: "a node says it is silo 0: expected each of 0 … 1 once"."""
+
+    def replace_key(missing: Iterable[int], _: float) -> None:
+        if list(missing) == [1]:
+            grid.silo_of = {17: 0, 8: 1}
+
+    monkeypatch.setattr(fedpriv.server.grid, "_MIN_REPORTED_SECONDS", 0.01)
+    grid = RegisteredGrid({7: 0}, release)
+    patient = PatientGrid(grid, has_registered_nodes=True, on_wait=replace_key)
+    assert patient.roster(2, 5.0) == [17, 8]
 
 
 def test_patience_ends_and_the_last_refusal_is_handed_on() -> None:
