@@ -301,7 +301,7 @@ def add_participation(kind: type[DrawnOrder]) -> None:
     name = getattr(kind, "name", "")
     if name in PARTICIPATIONS:
         raise InputError(f"add_participation: {name!r} is a participation of fedpriv; give yours another name")
-    if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) and getattr(kind, "title", "")):
+    if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9][a-z0-9-]*", name)) or not getattr(kind, "title", ""):
         raise InputError(
             f"add_participation: {kind.__name__} has the name {name!r}: needed are a `title`, and a `name` of "
             "lower-case letters, digits and dashes"
