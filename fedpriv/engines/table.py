@@ -101,9 +101,9 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
         workers: Number of processes that run groups of cells at once.
 
     Raises:
-        InputError: The engine cannot compute a cell, or a cell cannot be loaded or planned.
+        InputError: There is no such engine, it cannot compute a cell, or a cell cannot be loaded or planned.
     """
-    engine_row = ENGINES[engine]
+    engine_row = find_engine_row(engine)
     if engine_row.group_cells is None or not cells:
         return None
     largest: dict[str, int] = {}
@@ -186,7 +186,7 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
     """Estimate the bytes of the vectorized engine for one group of replicates, by purpose.
 
     A replicate is a cell of the group.  Its state is the optimizer's vectors, and those of the running sum, of
-    past rounds and of the mechanism.  If silos take local steps, each silo has these other vectors by itself.
+    past rounds and of the mechanism.  If silos take local steps, each silo has all of these but the optimizer's.
     States count twice, before and after a round, and twice again in a checkpoint.  Directions and copies are
     values that a loss makes besides increments, such as random directions or augmented copies of records.
 

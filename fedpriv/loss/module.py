@@ -124,7 +124,7 @@ class ModuleObjective(BaseModuleObjective):
         return Increment(total.view(*leading, -1), clipped.view(leading))
 
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the clipped increments of one replicate, a chunk of records at a time, which bounds the memory.
+        """Sum the weighted clipped increments of one replicate, a chunk of records at a time.
 
         Args:
             query: Combination of gradients, at points (d,).

@@ -319,7 +319,8 @@ class EvaluationPlan:
 
         Means over the rows read are divided by `counted_share`, to become means over the rows that count.  With
         `silo_names` each silo's metrics follow under "metric_at_name", with their unweighted mean and their worst
-        value.  Figures of curves are added, for all silos and for each, if the scores have any.
+        value.  If the scores have curves, such as the ROC curve, their figures are added, for each silo only with
+        `silo_names` and without groups.
 
         Args:
             published: Mean scores over the rows read, with any noise: (silos, numbers of a score), or (1, numbers

@@ -409,7 +409,8 @@ def _resolve_point(
 ) -> Cell:
     """Resolve one point of the sweep: the file, the swept values, the rules, then the fixed overrides.
 
-    Each of these may replace values of those before.  Then the keys are dropped that an override excludes.
+    Each of these may replace values of those before.  Then the keys are dropped that an override excludes, as
+    `privacy.mu` does `privacy.epsilon`.
 
     Args:
         base: Nested keys of the file, without sections about the sweep and the results.

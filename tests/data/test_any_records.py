@@ -88,6 +88,18 @@ def test_a_form_is_read_as_plain_arrays_are(form: str) -> None:
     np.testing.assert_array_equal(labels, PLAIN[1])
 
 
+@pytest.mark.parametrize("batch_size", [None, 50])
+def test_a_loader_of_several_inputs_is_read_as_its_dataset_is(batch_size: int | None) -> None:
+    """Before: torch makes a list of the tuple, and two inputs of one shape became one of two rows, in silence."""
+    data = Items(lambda x, y, row: ((x, 2.0 * x), y))
+    records, labels = to_record_arrays(DataLoader(data, batch_size=batch_size), "train", None)
+    expected, expected_labels = to_record_arrays(data, "train", None)
+    assert records.dtype.names is not None
+    for name in records.dtype.names:
+        np.testing.assert_array_equal(records[name], expected[name])
+    np.testing.assert_array_equal(labels, expected_labels)
+
+
 def test_items_of_several_inputs_are_read_by_their_names() -> None:
     data = Items(lambda x, y, row: {"id": row, "mask": x > 0, "tokens": (10 * x).long(), "label": y})
     records, labels = to_record_arrays(data, "train", (("tokens", "mask"), "label"))

@@ -75,7 +75,7 @@ def test_a_record_never_enters_the_features_of_another(
     """The encoding's guarantee: replacing one record leaves every other record's features as they were."""
     place %= len(records)
     for each in (other, *records):
-        if each["pain"].lower() in {"", "?", "na", "n/a", "nan", "null"}:
+        if each["pain"].lower() in MISSING_TEXTS:
             each["pain"] = "none"
     changed = [*records]
     changed[place] = other

@@ -188,6 +188,11 @@ def test_the_peak_of_each_kind_is_within_what_was_said(tmp_path: Path, kind: str
     assert told["bytes"] <= told["said"] <= max(6 * told["bytes"], told["bytes"] + 400 * 10**6), told
 
 
+def test_a_dry_run_on_no_engine_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--engine vectorised: known engines are .* did you mean 'vectorized'"):
+        table.estimate_memory([small_cell()], "vectorised")
+
+
 def test_a_dry_run_says_the_memory_and_runs_nothing(tmp_path: Path) -> None:
     said = fedpriv("run", "quickstart", "--dry-run", "--out", "run", "--set", "seeds=1", cwd=tmp_path)
     assert "engine vectorized\nmemory: at most " in said.stdout

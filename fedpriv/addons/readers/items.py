@@ -41,7 +41,21 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
     pairs = [_split_item(item, source, fields) for item in _iterate_items(data, source)]
     if not pairs:
         raise InputError(f"{source}: has no records; give one record with its label at least")
-    records, labels = zip(*pairs, strict=True)
+    # A DataLoader makes a list of a tuple of inputs.
+    records, labels = zip(
+        *(
+            (
+                tuple(record)
+                if isinstance(data, DataLoader)
+                and isinstance(record, list)
+                and all(isinstance(part, Tensor) for part in record)
+                else record,
+                label,
+            )
+            for record, label in pairs
+        ),
+        strict=True,
+    )
     # A DataLoader has batches as items, unless it was made with batch_size=None.
     is_batched = isinstance(data, DataLoader) and data.batch_sampler is not None
     label_array = _join_arrays(labels, "labels", source, is_batched)

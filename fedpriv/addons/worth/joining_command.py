@@ -2,7 +2,8 @@
 
 The chart shows the mean gain over the local models against ε.  A local model is fitted by one silo to its own
 records.  A split is a division of the records into training and test records: the published one is the scenario's
-own, and others are drawn.  The break-even is the ε from which the mean gain stays at or above 0.
+own, and others are drawn.  The break-even is the ε from which the mean gain stays at or above
+0.  If settings are chosen at each ε, a non-decreasing curve that is fitted to the mean gains takes their place.
 """
 
 import json
