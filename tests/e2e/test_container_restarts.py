@@ -18,7 +18,7 @@ from tests.e2e.docker_host import ROOT, Docker, run, works
 from tests.e2e.federation import entries, say, wait_until
 
 RESTARTS = "scenarios/restarts.toml"
-SILOS, ROUNDS = 3, 40
+SILOS, ROUNDS = 3, 200  # long enough for a silo that is added and three disturbances
 SITES = tuple(f"{kind}-{silo}" for kind in ("guard", "node") for silo in range(SILOS))
 SUPERLINK, EXECUTOR, GUARD = "fedpriv superlink", "flower_private.executor", "fedpriv silo run"
 NODE = "flower_private.silo_node"
@@ -35,7 +35,7 @@ def containers(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def many_rounds(checkout: Path) -> None:
     text = (checkout / "scenarios" / "containers.toml").read_text(encoding="utf-8")
-    text = text.replace("rounds = 6", f"rounds = {ROUNDS}").replace("batch = 300", "batch = 45")
+    text = text.replace("rounds = 6", f"rounds = {ROUNDS}").replace("batch = 300", "batch = 9")
     (checkout / RESTARTS).write_text(text.replace('name = "containers"', 'name = "restarts"'), encoding="utf-8")
 
 
