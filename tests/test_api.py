@@ -110,7 +110,11 @@ def test_losses_that_close_over_other_values_have_other_names() -> None:
     def by_class(weight: float) -> nn.Module:
         return nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight]))
 
-    for make in (scaled, powered, weighted, partial, nested, by_class):
+    def in_bfloat16(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+        factors = torch.full((2, 1), factor, dtype=torch.bfloat16)
+        return lambda outputs, label: (factors * (outputs - label) ** 2).mean()
+
+    for make in (scaled, powered, weighted, partial, nested, by_class, in_bfloat16):
         assert _describe_loss(make(1.0)) == _describe_loss(make(1.0)) != _describe_loss(make(5.0))
         assert " at 0x" not in _describe_loss(make(1.0)), "a name of another process, too"
 

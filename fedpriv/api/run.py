@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
+from torch import Tensor, nn, uint8
 
 from fedpriv.api.results import RunResults, load_results
 from fedpriv.claims.outcome import RunObserver
@@ -169,15 +169,26 @@ def _describe_loss(loss: Any) -> str:
     part, and anything else by `str`.
     """
     match loss:
-        case np.ndarray() | Tensor():
-            return _digest_arrays(np.asarray(loss.detach().cpu() if isinstance(loss, Tensor) else loss)).hex()
+        case np.ndarray():
+            return _digest_arrays(loss).hex()
+        case Tensor():  # by its bytes, since NumPy has no bfloat16
+            return " ".join(
+                (
+                    str((loss.dtype, tuple(loss.shape))),
+                    _describe_loss(loss.detach().cpu().reshape(-1).view(uint8).numpy()),
+                )
+            )
         case nn.Module():
             return f"{loss} {_describe_loss(loss.state_dict())}"
         case CodeType():
             parts: Sequence[Any] = [loss.co_code.hex(), loss.co_names, loss.co_consts]
         case FunctionType():
-            closed_over = [cell.cell_contents for cell in loss.__closure__ or () if cell.cell_contents is not loss]
-            parts = [loss.__code__, loss.__defaults__ or (), loss.__kwdefaults__ or {}, closed_over]
+            parts = [
+                loss.__code__,
+                loss.__defaults__ or (),
+                loss.__kwdefaults__ or {},
+                [cell.cell_contents for cell in loss.__closure__ or () if cell.cell_contents is not loss],
+            ]
         case functools.partial():
             parts = [loss.func, loss.args, loss.keywords]
         case Mapping():

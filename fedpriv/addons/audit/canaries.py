@@ -217,7 +217,8 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
     )  # fmt: skip
     data = cell.data.model_copy(update={"partition": "iid", "concentration": None, "shards": None})
     algorithm = cell.algorithm
-    if getattr(algorithm.settings, "clip", _CLIP) in ("lipschitz", "growing", None):
+    # A name, such as "lipschitz", stands for a formula of the loss's constants.
+    if (clip := getattr(algorithm.settings, "clip", _CLIP)) is None or isinstance(clip, str):
         algorithm = algorithm.model_copy(update={"clip": _CLIP})
     model = ModelSection.model_validate({"name": "softmax-regression", "feature_norm": FAR_NORM})
     return cell.derive_cell(privacy, federation, algorithm, data=data, model=model, run=run)

@@ -230,7 +230,7 @@ class RunHistory:
         self._runs: dict[str, dict[str, Any]] = {}
         self._reports: dict[str, tuple[RunReport, float]] = {}
         self._start_times: dict[str, float] = {}
-        self._written: list[dict[str, Any]] = []
+        self._stored_entries: list[dict[str, Any]] = []
         if path is None:
             return
         end_fields = {
@@ -288,10 +288,10 @@ class RunHistory:
         self._runs |= {data["run"]: data for data in current_runs}
         self._runs = dict(list(self._runs.items())[-_MAX_RUNS:])
         entries = [{key: value for key, value in run.items() if key != "details"} for run in self.runs()]
-        if self._path is not None and (entries != self._written or not self._path.exists()):
+        if self._path is not None and (entries != self._stored_entries or not self._path.exists()):
             with suppress(OSError):
                 write_bytes(self._path, json.dumps(entries).encode(), PRIVATE_MODE)
-                self._written = entries
+                self._stored_entries = entries
 
     def _log_changes(self, data: Mapping[str, Any], now: float) -> None:
         """Log a run's start and end, changes of the silos that it waits for, and rounds once a minute at most.
