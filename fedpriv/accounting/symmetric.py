@@ -85,6 +85,7 @@ class SymmetricPairEpoch:
             loose_curve: Another upper bound, which takes less time.
         """
         finer = replace(self, size=2 * self.size)
+        # Small noise has long tails, for which a grid that leaves out more mass may give the smaller bound.
         shares = (_TAIL_SHARE, _LARGE_TAIL_SHARE) if self.multiplier < _SMALL_MULTIPLIER else (_TAIL_SHARE,)
 
         @cache

@@ -307,6 +307,7 @@ class PrivateStrategy(FedAvg):
         """
         if (limit := self._max_epsilon) is None:
             return planned_rounds
+        # Without noise ε is None, and a limit that is NaN compares with nothing: both are refused below.
         rounds = bisect_right(range(1, planned_rounds + 1), limit, key=lambda t: self.epsilon(t) or 0.0)
         refuse(
             {

@@ -284,6 +284,7 @@ def train_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
     If persons are protected and the data name them, a silo gets all records of its persons, whether they count or
     not.  If its units are other groups of records, such as clients, it gets their records, unit by unit.
     """
+    # A share has indices of records, of persons or of other units, as the cell's unit of protection is.
     task, shares = load_task(cell), [share.numpy() for share in partition_records(cell)]
     if task.unit_indices is None:
         return shares

@@ -190,7 +190,10 @@ class Plan:
     """Rounds 1, 2, …"""
 
     def __post_init__(self) -> None:
-        """Derive all fields below `model_length`, with the table of rounds as the last one."""
+        """Derive all fields below `model_length`, with the table of rounds as the last one.
+
+        The fields' own docstrings say what each one is, and that of `message_dtype` has the table of types.
+        """
         is_exact, trust = self.exact_plan is not None, self.trust
         masked, integers_at_server = (
             trust.masked and bool(self.noise.sources),

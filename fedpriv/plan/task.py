@@ -461,8 +461,9 @@ def _load_unit_task(
 def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     """Return the task's objective with the metrics of the scenario, as views that score the test records.
 
-    A view wraps the objective.  One is for `run.metrics` and metrics of each site, and one for
-    `run.goldstein_radius`.  If silos evaluate, the objective is unchanged.
+    A view wraps the objective.  A `ScoreView` computes `run.metrics` and metrics of each site.  A `GoldsteinView`
+    estimates how stationary the model is, by gradients within `run.goldstein_radius`.  If silos evaluate, the
+    objective is unchanged.
 
     Raises:
         InputError: A metric cannot be computed on the test records.

@@ -272,7 +272,7 @@ def _joining_data(result: JoiningResult) -> dict[str, Any]:
                 estimate_gain(values, result.test_train_ratio)._asdict()
                 for values in result.mean_over_silos(trust)
             ],
-            "published": result.published.gains[trust].mean(axis=(1, 2)).tolist(),
+            "published": result.published.gains[trust].mean(axis=(1, 2)).tolist(),  # over seeds and silos
             "line": break_even.fitted_gains.tolist(),
             "break_even": format_grid_epsilon(break_even.epsilon, grid),
             "interval": [
