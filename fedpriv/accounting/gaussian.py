@@ -312,7 +312,8 @@ def noise_for(mu: float, sensitivity: float) -> float:
 def _log_delta(mu: float, epsilon: float) -> float:
     """Return ln δ(ε) for `mu` = μ > 0 and `epsilon` = ε ≥ 0, rounded up.
 
-    The result is -inf if δ is far below the smallest float.
+    The result is -inf, and not rounded up, if a² is too large for a float, with a as below.  δ is then far below
+    the smallest float.
 
     Let a = ε/μ - μ/2, b = ε/μ + μ/2, and m = (1 - Φ)/φ, the Mills ratio.  As e^ε φ(b) = φ(a), the formula of the
     module's docstring is δ(ε) = φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.

@@ -162,6 +162,7 @@ class KeyedNormal:
 
         Raises:
             ValueError: The key has another length, or the type is another one.
+            TypeError: NumPy has no such type.
         """
         if len(key) != 32:
             raise ValueError(f"a key has 32 bytes, not {len(key)}")

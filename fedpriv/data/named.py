@@ -78,7 +78,8 @@ def add_data(
         load: Function that returns the training pair and the test pair of (records, labels).
         classes: Number of classes, 0 for a regression, or None to infer it from the labels, which makes the number
             public.
-        sites: Site of each record, for the partition "site", or None.
+        sites: Site of each record, or None.  Scenarios take sites only of a name that begins with "given-", as
+            `fedpriv.run` makes it.
 
     Raises:
         InputError: The name is one of fedpriv's own, or not of the form above.

@@ -102,14 +102,18 @@ class LayeredObjective(BaseModuleObjective):
             dtype: Type of the parameters.
 
         Returns:
-            The objective, or None if the module is no nn.Sequential of layers with closed forms in which every
-            parameter is trained and used once.
+            The objective, or None if the module is no nn.Sequential itself, has forward hooks, or has a layer
+            without a closed form or a parameter that is not trained and used once.
 
         Raises:
             InputError: The module cannot be trained (`check_module`).  Errors of a layer on zeros are passed on.
         """
         check_module(module)
-        if type(module) is not nn.Sequential:
+        # Closed forms run neither hooks nor a `forward` that an instance has of its own.
+        if type(module) is not nn.Sequential or any(
+            layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+            for layer in module.modules()
+        ):
             return None
         # A record of zeros goes through the layers, which shows the shapes of inputs and outputs.
         leading_layers: list[StatelessLayer] = []

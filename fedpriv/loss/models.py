@@ -173,12 +173,16 @@ def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     """Compute the features that the settings name, scaled, without the constant 1, (n, features).
 
     The features are pixels / 255 (or numbers) minus `centre`, or histograms of oriented gradients.  They are then
-    mapped by the backbone, a frozen module, if there is one, and scaled to `feature_norm` if this is set.
+    mapped by the backbone, a frozen module, if there is one.  If `feature_norm` is set, longer rows are scaled
+    down to this norm, and with `scaling` = "exactly" shorter rows are scaled up to it, too.
 
     Args:
         images: Raw records, (n, ...).
         dtype: Type of the features.
         settings: Settings of the features.
+
+    Raises:
+        InputError: The images do not fit the settings, or the backbone cannot be used.
     """
     oriented = settings.features == "orientations"
     values = (

@@ -96,6 +96,7 @@ class SlidingDifferences(DifferenceTrees):
 
         The variances of p_t and w_t and their covariance follow by a recursion with a lag of N rounds, since G_t
         and Δ_t are independent of the noise up to round t - N.  The variance of the residual tree is added.
+        For N = 1 `std_residual` has to be 0, as `calibrate_trees` sets it.
 
         Args:
             workload: Workload with the rounds.

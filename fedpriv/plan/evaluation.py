@@ -54,7 +54,7 @@ def first_step_cell(cell: Cell) -> Cell | None:
     first step without noise.
 
     Raises:
-        InputError: DP-SGD cannot be run with the algorithm's trust setting.
+        InputError: DP-SGD cannot be run with the algorithm's trust setting, or the algorithm's rounds do not fit.
     """
     schema = cell.data.table_schema
     if schema is None or not cell.data.needs_first_step:

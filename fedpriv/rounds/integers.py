@@ -252,8 +252,8 @@ def add_discrete_noise(
     """Return y_t = (C s)_t + z_t and the next state of C, which is as secret as the records.
 
     Guarantee: the y_t of all rounds together satisfy the claim that was computed for these `sigmas`, as long as
-    one record moves the sums by no more than the norms of the claim (`IntegerRound.norms`), whatever else the
-    sums are.
+    one record's integers in the sums have no larger norms than those of the claim (`IntegerRound.norms`), whatever
+    else the sums are.
 
     Args:
         strategy: C on integers.

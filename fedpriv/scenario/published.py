@@ -28,7 +28,7 @@ def assign_key(tree: dict[str, Any], dotted: str, value: Any) -> None:
         value: Value of the key.
 
     Raises:
-        InputError: A section on the path is a value.
+        InputError: A section on the path is a value or a list.
     """
     *sections, key = dotted.split(".")
     node = tree

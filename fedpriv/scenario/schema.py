@@ -8,7 +8,7 @@ A cell is one run of a scenario.  The checks across its sections are here.
 * Participation says which records take part in which rounds: in public, or in secret, which amplifies privacy.
 * μ is the parameter of Gaussian differential privacy, and the target is the μ that noise is calibrated to.
 * A first step is a release before the rounds, about the same records, by whose result columns are scaled.
-* Budget shares are the targets of silos relative to the largest target.
+* Budget shares are the silos' parts of the target, in the unit in which [privacy] gives it: ε, zCDP or μ.
 """
 
 from typing import Annotated, Any, Self
@@ -138,6 +138,8 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
 
 def check_shares(privacy: PrivacySection, data: DataSection, federation: FederationSection, trust: Trust) -> None:
     """Refuse budget shares that are not one for each silo, or that the noise cannot honour.
+
+    Shares of a pool of clients, or with a first step, are refused, too.
 
     Guarantee: only a silo that adds all of its noise itself has a budget of its own.  Noise that is added once for
     all silos is the same for all of them.
@@ -344,8 +346,8 @@ class Cell(Section):
     def target_mus(self) -> tuple[float, ...] | None:
         """μ of the rounds for the records of silo 0, 1, …, or None for a run that is not private.
 
-        With budget shares each silo has its share of the target, and without them μ is the same for all silos.  A
-        pool of clients counts as one silo.
+        A budget share multiplies the ε, zCDP parameter or μ that [privacy] gives, before the conversion to μ.
+        Without shares μ is the same for all silos.  A pool of clients counts as one silo.
         """
         if (target := self.target_mu) is None:
             return None

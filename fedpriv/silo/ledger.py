@@ -416,7 +416,7 @@ class SiloLedger:
         and other heads than before, and checkpoints under its former name count.
 
         Guarantee: checkpoints of the server are compared and change nothing: no row, no mark, no other request.
-        Of commits from before the ledger's conversion only the numbers are compared, since their heads cannot be
+        Of checkpoints under the former name only the numbers are compared, since the former heads cannot be
         computed again.
 
         Args:
@@ -586,7 +586,7 @@ class SiloLedger:
                 if not self._journal_is_wiped:
                     self._wipe()
                 return
-            # The file is built anew, without the pages that dropped rows left free.
+            # The file is built anew, without the pages that dropped replies left free.
             self._database.execute("VACUUM")
             self._wipe()
             commit = self._check_mark()

@@ -126,8 +126,8 @@ class RunFolder(RunObserver):
         what their choice cost.
 
         Guarantee: statements on all cells of the folder together count the cells of every invocation, since a
-        resumed run keeps its seeds and its [tuned]: a scenario without one of the seeds, or with another [tuned]
-        or none, is refused.
+        resumed run keeps its seeds and its [tuned]: once the folder has progress, a scenario without one of the
+        seeds, or with another [tuned] or none, is refused.
 
         Args:
             path: The folder.

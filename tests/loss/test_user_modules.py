@@ -124,6 +124,28 @@ def test_a_tied_weight_is_counted_once_in_the_norm() -> None:
     assert back.get_parameter("words.weight") is back.get_parameter("head.weight")
 
 
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda net: net[0].register_forward_hook(lambda layer, inputs, output: 2.0 * output),
+        lambda net: net.register_forward_pre_hook(lambda layer, inputs: (inputs[0] + 1.0,)),
+        lambda net: setattr(net[1], "forward", torch.cos),
+    ],
+    ids=["hook", "hook before", "forward of an instance"],
+)
+def test_what_was_hung_on_a_plain_network_is_trained_with_it(alter: Callable[[nn.Sequential], object]) -> None:
+    """The closed forms of a plain network's layers would leave it out."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(F64)
+    alter(net)
+    objective = make_module_objective(net, 3, CrossEntropy(), 0, F64)
+    point, rows = objective.initial(), Records(torch.eye(3, dtype=F64), torch.tensor([0, 1, 0]))
+    expected = torch.func.functional_call(net, unflatten_parameters(net, point), (rows.features,))
+    assert torch.allclose(objective.outputs(point, rows), expected)
+    general = ModuleObjective(net, CrossEntropy(), 0, F64)
+    totals = [sum_increments(each, point, rows, 0.5).total for each in (objective, general)]
+    assert torch.allclose(*totals)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(Of the|The model|By its)")  # findings on what was learnt and read
 @pytest.mark.filterwarnings("error::UserWarning")

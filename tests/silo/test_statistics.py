@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedpriv.addons.statistics.indicators import MAX_CELLS, Cells
-from fedpriv.addons.statistics.plan import read_plan
+from fedpriv.addons.statistics.plan import StatisticsGuard, read_plan
 from fedpriv.addons.statistics.tables import Statistics
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.clients.simulated import SimulatedFederation
@@ -57,16 +57,21 @@ def guard_at(folder: Path, records: list[dict[str, str]] | None = None, **allow:
     return guard_of(write_table_policy(folder, shard, {**ALLOW, **allow}, FILLED))
 
 
-def plan(path: Path, trust: str = "untrusted", tables: Any = TABLES, **privacy: Any) -> Statistics:
-    tree = {
+def plan_tree(
+    path: Path, schema: dict[str, Any], trust: str = "untrusted", tables: Any = TABLES, **privacy: Any
+) -> Any:
+    return {
         "name": "table-one",
         "trust": trust,
         "records": [36, 24],
-        "data": {"name": str(path / "table.csv"), "table": FILLED},
+        "data": {"name": str(path / "table.csv"), "table": schema},
         "privacy": {"relation": "replace-one", "mu": 0.5, **privacy},
         "table": tables,
     }
-    return Statistics.from_plan(read_plan(tree))
+
+
+def plan(path: Path, trust: str = "untrusted", tables: Any = TABLES, **privacy: Any) -> Statistics:
+    return Statistics.from_plan(read_plan(plan_tree(path, FILLED, trust, tables, **privacy)))
 
 
 def scenario(asked: Statistics, **changes: Any) -> str:
@@ -85,6 +90,19 @@ def query_of(text: str) -> torch.Tensor:
 
 def ask(guard: Guard, text: str, run: str = "run") -> torch.Tensor:
     return guard.answer(run, text, 1, query_of(text))
+
+
+@pytest.mark.parametrize("missing", [(), ("split",), ("person",), ("split", "person")])
+def test_silos_may_count_a_table_whose_cells_decide_which_rows_are_for_testing(
+    tmp_path: Path, missing: tuple[str, ...]
+) -> None:
+    table = {key: value for key, value in {**FILLED, "person": "patient"}.items() if key not in missing}
+    cell = Statistics.from_plan(read_plan(plan_tree(tmp_path, table))).cell
+    if missing == ("split", "person"):
+        with pytest.raises(InputError, match="give a column `split` or `person`, or test_share = 0"):
+            StatisticsGuard.allowance(cell)
+    else:
+        assert StatisticsGuard.allowance(cell) == {"statistics": ["age", "sex", "outcome"]}
 
 
 def test_a_plan_is_answered_once_whoever_asks_how_often(tmp_path: Path) -> None:

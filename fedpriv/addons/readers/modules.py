@@ -18,7 +18,7 @@ _WRAPPERS = (nn.DataParallel, DistributedDataParallel)
 
 
 def prepare_module(model: Any, labels: NDArray[Any], classes: int | None, loss: Any) -> nn.Module | None:
-    """Check a program's module and labels, and return the module without wrappers for several devices.
+    """Check a program's module and labels, and return the module without its wrapper for several devices.
 
     Args:
         model: Module of a program, or None for the scenario's model.

@@ -423,7 +423,7 @@ def run_deployment(
     Raises:
         InputError: A cell cannot be run as a deployment, no policy can allow the run, the root certificates cannot
             be used, a server refuses its run, or the user is root and processes are to be started.
-        RunError: A run failed, or a SuperLink does not start or answer.
+        RunError: A run failed, a SuperLink does not start or answer, or a program of Flower is missing.
     """
     # Refuse settings that a deployment cannot have before the first cell is started.
     is_local = connection.superlink is None
@@ -524,7 +524,7 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOut
     Raises:
         InputError: Ray is not installed, the user is root, a cell has settings of the vectorized engine, or a
             server refuses its run.
-        RunError: A run failed, or the SuperLink does not start or answer.
+        RunError: A run failed, the SuperLink does not start or answer, or a program of Flower is missing.
     """
     refuse({"--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'": find_spec("ray") is None})
     refuse_root("--engine ray")

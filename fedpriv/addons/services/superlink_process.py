@@ -93,7 +93,8 @@ class PathFilter:
         """Answer an HTTP request by its path, or forward it to the inner app.
 
         /health gets 200, or 503 with the fault.  The events by which a server starts and ends an app (lifespan),
-        which have no path, go to the inner app.  Other kinds of connections, such as a WebSocket, get no answer.
+        which have no path, go to the inner app.  Other kinds of connections, such as a WebSocket, are not
+        served: uvicorn ends their handshake with 500.
         """
         if scope["type"] not in ("http", "lifespan"):
             return

@@ -54,15 +54,16 @@ class StatisticsGuard:
         statistics of a table.
 
         Raises:
-            InputError: Test rows are chosen by their position in the file, which is another in a silo's own file.
+            InputError: The table has test rows, and neither a column `split` nor persons decide which they are.
         """
         settings, schema = cell.model.settings, cell.data.table_schema
         if not isinstance(settings, StatisticsSettings) or schema is None:
             return {}
-        if schema.split is None and schema.expected_test_share:
+        if not schema.splits_by_content and schema.expected_test_share:
             raise InputError(
                 "table.test_share: rows for testing are chosen by their place in the file, and a silo's own file "
-                "has other rows there; for statistics of a deployment give a column `split`, or test_share = 0"
+                "has other rows there; for statistics of a deployment give a column `split` or `person`, or "
+                "test_share = 0"
             )
         return {"statistics": [schema.raw_columns[place] for place in sorted(settings.used_columns)]}
 

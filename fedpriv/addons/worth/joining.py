@@ -236,12 +236,12 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
 
 
 def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
-    """Return the requested trust settings, or all that the scenario can be run with, except curators.
+    """Return the requested trust settings, or all but curators with which the scenario's grid can be loaded.
 
     A trust setting says who adds the noise and against whom it protects.  A curator has all records in one place.
 
     Raises:
-        InputError: No setting is requested, and the scenario cannot be loaded or can be run with none.
+        InputError: No setting is requested, and the scenario cannot be loaded, or its grid with none but a curator.
     """
     if request.trusts:
         return request.trusts
