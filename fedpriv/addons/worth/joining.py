@@ -241,7 +241,7 @@ def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
     A trust setting says who adds the noise and against whom it protects.  A curator has all records in one place.
 
     Raises:
-        InputError: No setting is requested, and the scenario cannot be loaded, or its grid with none but a curator.
+        InputError: No setting is requested, and the scenario cannot be loaded, or only with a curator.
     """
     if request.trusts:
         return request.trusts

@@ -1,0 +1,40 @@
+"""Random allocation beside an accountant of other hands, pld-accounting, which gives a lower and an upper end of ε."""
+
+import numpy as np
+import pytest
+
+from fedpriv.accounting.allocation import AllocatedGaussian
+from tests.parts import in_parts
+
+DELTA = 1e-5
+CASES = [  # multiplier, rounds of an epoch, epochs
+    (0.92, 60, 1), (0.5, 60, 1), (0.5, 60, 5), (0.6, 120, 8), (0.8, 16, 4),
+]  # fmt: skip
+NUMERICS = 1e-9
+"""Relative error of theirs, which adds up floats."""
+LOOSENESS = 1.05
+"""What is given away at most of an ε below 12."""
+
+
+@pytest.mark.parametrize(("multiplier", "rounds", "epochs"), in_parts(CASES, CASES[-1:]))
+def test_epsilon_is_between_the_truth_and_a_twentieth_more(multiplier: float, rounds: int, epochs: int) -> None:
+    accountant = pytest.importorskip("PLD_accounting")
+    upper, lower = accountant.gaussian_allocation_epsilon_range(
+        delta=DELTA, sigma=multiplier, num_steps=rounds, num_epochs=epochs
+    )
+    epsilon = AllocatedGaussian(multiplier, rounds, epochs).epsilon_of(DELTA)
+    assert lower * (1 - NUMERICS) <= epsilon <= LOOSENESS * upper
+    assert upper < 12.0
+
+
+@pytest.mark.slow
+def test_epsilon_of_any_epoch_is_between_them_too() -> None:
+    accountant = pytest.importorskip("PLD_accounting")
+    draw = np.random.default_rng(53)
+    for _ in range(4):
+        multiplier, rounds = float(draw.uniform(0.5, 4.0)), int(draw.integers(2, 100))
+        upper, lower = accountant.gaussian_allocation_epsilon_range(
+            delta=DELTA, sigma=multiplier, num_steps=rounds
+        )
+        epsilon = AllocatedGaussian(multiplier, rounds).epsilon_of(DELTA)
+        assert lower * (1 - NUMERICS) <= epsilon <= LOOSENESS * upper, (multiplier, rounds)
