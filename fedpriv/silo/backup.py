@@ -18,7 +18,8 @@ Guarantee: no budget is spent twice by a restore, unless the mark itself was rep
 mark, which no backup contains, says that the backup's last commit was the ledger's last one, nothing was released
 since.  If the mark does not say so, or is gone, or the key of the fingerprint does not lie beside the records, the
 whole budget of the policy is charged to the restored ledger, since as much may have been released; and the ledger
-gets another name, so that nobody takes it for the lost one.  The checkpoints of a server are no evidence, because
+gets another name, so that nobody takes it for the lost one.  A restore that was killed, or that the disk refused,
+is given again.  The checkpoints of a server are no evidence, because
 the server would gain from a wrong one.
 """
 
@@ -143,13 +144,13 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
                             ),
                         )
                     ledger.tidy()
-            mark_content = draft_mark.read()
             journal = policy.ledger.with_name(policy.ledger.name + "-journal")
             with suppress(FileNotFoundError):  # SQLite would play the lost ledger's journal into the restored one
                 journal.replace(journal.with_name(journal.name + ".lost"))
+            # The lost ledger's mark goes first: after a kill in between, another restore charges the whole budget.
+            mark.write(draft_mark.read())
             draft.replace(policy.ledger)
             sync_folder(policy.ledger.parent)
-            mark.write(mark_content)
     except (OSError, sqlite3.Error, TypeError, ValueError) as error:
         raise InputError(f"{copy}: cannot be restored: {error}") from None
     if is_latest:

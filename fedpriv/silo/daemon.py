@@ -345,8 +345,11 @@ class RequestQueue:
     def _collect_metrics(self) -> list[ServiceMetric]:
         if not self._collects_metrics:
             return []
-        guards = {"training": self._guards.training, "tests": self._guards.tests}
-        statuses = {records: guard.budget_status for records, guard in guards.items() if guard is not None}
+        statuses = {
+            records: guard.budget_status
+            for records, guard in (("training", self._guards.training), ("tests", self._guards.tests))
+            if guard is not None
+        }
         return [
             *self._events.metrics(self._policy.silo, statuses),
             *(

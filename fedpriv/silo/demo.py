@@ -322,5 +322,11 @@ def format_toml(keys: Mapping[str, object]) -> str:
 
 
 def _federation_key(cell: Cell) -> tuple[object, ...]:
-    test_records = cell.evaluation and cell.evaluation.records
-    return cell.data, cell.federation, cell.seed, cell.algorithm.trust, cell.privacy.relation, test_records
+    return (
+        cell.data,
+        cell.federation,
+        cell.seed,
+        cell.algorithm.trust,
+        cell.privacy.relation,
+        cell.evaluation and cell.evaluation.records,
+    )

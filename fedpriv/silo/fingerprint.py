@@ -14,17 +14,18 @@ import math
 import os
 import secrets
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from fedpriv.core.errors import InputError, sanitize_line
-from fedpriv.core.files import PRIVATE_MODE
+from fedpriv.core.files import PRIVATE_MODE, acquire_lock, sync_folder, write_bytes
 from fedpriv.core.random import system_key
 from fedpriv.silo import chain
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.chain import Commit, MarkContent, RollbackMark
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Policy
-from fedpriv.silo.rows import connect_database, create_tables, file_digest
+from fedpriv.silo.rows import create_tables, file_digest
 from fedpriv.silo.shard import Shard, key_check, load_or_create_key, read_key
 
 _log = logging.getLogger("fedpriv.guard")
@@ -47,42 +48,66 @@ def make_charge(policy: Policy, title: str, releases: str, mu: float, slack: flo
 def begin_ledger(policy: Policy, shard: Shard, earlier_charge: SpentBefore | None = None) -> None:
     """Begin the ledger of these records.
 
-    A run that is over stands for the budget that was spent before, if any.
+    A run that is over stands for the budget that was spent before, if any.  A lock keeps out another process that
+    begins or opens the ledger.
 
     Raises:
         InputError: If there is a ledger, or the rollback mark of a former one, or if the ledger cannot be written
             or the key of the records cannot be used.
     """
-    for path in (policy.ledger, policy.mark_path):
-        if path.exists():
-            raise InputError(
-                f"{path} exists: a ledger is begun once; what it says was released cannot be forgotten"
-            )
     run = earlier_charge and (
         f"said by {earlier_charge[2]}",
         make_charge(policy, "spent elsewhere", "other programs", *earlier_charge[:2]),
     )
-    create_ledger(policy.ledger, policy.mark_path, shard.fingerprint(load_or_create_key(policy.shard_key)), run)
+    # Where no key can be made nothing is left behind.
+    key = None if is_begun(policy) else load_or_create_key(policy.shard_key)
+    try:
+        lock_path = policy.ledger.with_name(policy.ledger.name + ".lock")
+        with open(os.open(lock_path, os.O_CREAT | os.O_RDWR, PRIVATE_MODE), "rb") as lock_file:
+            acquire_lock(lock_file.fileno())
+            if key is None or is_begun(policy):
+                raise InputError(
+                    f"{policy.ledger if policy.ledger.exists() else policy.mark_path} exists: a ledger is begun "
+                    "once; what it says was released cannot be forgotten"
+                )
+            create_ledger(policy.ledger, policy.mark_path, shard.fingerprint(key), run)
+    except OSError as error:
+        raise InputError(f"{policy.ledger}: cannot be made a ledger: {error}") from None
+
+
+def is_begun(policy: Policy) -> bool:
+    """Whether the ledger of a policy was begun, so that it exists or was lost.
+
+    A mark beside the draft of `create_ledger` is that of a ledger which was never used.
+    """
+    return policy.ledger.exists() or (policy.mark_path.exists() and not _draft_path(policy.ledger).exists())
+
+
+def _draft_path(ledger: Path) -> Path:
+    return ledger.with_name(ledger.name + ".begun")
 
 
 def create_ledger(path: Path, mark: Path, fingerprint: bytes, run: tuple[str, Charge] | None = None) -> None:
     """Write a new ledger for the records with this fingerprint, and its rollback mark.
 
+    A draft of the whole ledger is written, then the mark, and then the draft is renamed to the ledger.
+
+    Guarantee: after a kill or an error at any step either the ledger and its mark are complete, or there is no
+    ledger and `is_begun` is False, so that it can be begun once more.
+
     Args:
-        path: File of the ledger.
+        path: File of the ledger, which is replaced if it exists.
         mark: File of the rollback mark, which is replaced if it exists.
         fingerprint: Fingerprint of the records under a key, which the ledger does not contain.
         run: Name and charge of a run that is over, which stands for budget that was spent before, or None.
 
     Raises:
-        InputError: If `path` exists, or a file cannot be written.
+        OSError: If a file cannot be written.
     """
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE_MODE))
-        database = connect_database(path)
-        ledger_name = secrets.token_hex(16)
+    ledger_name, draft = secrets.token_hex(16), _draft_path(path)
+    first_commit = Commit(0, chain.first_head(ledger_name, fingerprint))
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         create_tables(database)
-        first_commit = Commit(0, chain.first_head(ledger_name, fingerprint))
         if run is not None:
             entry = chain.opening_entry(run[0], *run[1], seal := chain.make_seal(system_key()))
             first_commit = Commit(1, chain.next_head(first_commit.head, 1, [entry, chain.ending_entry(run[0])]))
@@ -96,10 +121,10 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes, run: tuple[str, Ch
         database.execute(
             "INSERT INTO about VALUES (?, ?, ?, ?, ?)", (ledger_name, ledger_name, fingerprint, *first_commit)
         )
-        database.close()
-        RollbackMark(mark).write(MarkContent(ledger_name, first_commit, first_commit, file_digest(path)))
-    except (OSError, sqlite3.Error) as error:
-        raise InputError(f"{path}: cannot be made a ledger: {error}") from None
+        write_bytes(draft, database.serialize(), PRIVATE_MODE)
+    RollbackMark(mark).write(MarkContent(ledger_name, first_commit, first_commit, file_digest(draft)))
+    draft.replace(path)
+    sync_folder(path.parent)
 
 
 def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:

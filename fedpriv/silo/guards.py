@@ -20,7 +20,7 @@ from fedpriv.plan.evaluation import evaluation_cell, evaluation_count, make_eval
 from fedpriv.plan.plan import Plan
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUND_UP, Admission, TimeLimit
-from fedpriv.silo.fingerprint import SpentBefore, begin_ledger, check_records
+from fedpriv.silo.fingerprint import SpentBefore, begin_ledger, check_records, is_begun
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.memory import MemoryPool
@@ -94,16 +94,11 @@ def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> 
                 "--spent: give --said-by, the person who says so, and how it is known, in one line of text": (
                     not said_by.strip() or not said_by.isprintable()
                 ),
-                f"--spent: {policy.ledger} has been begun, and nothing is entered in it": policy.ledger.exists()
-                or policy.mark_path.exists(),
+                f"--spent: {policy.ledger} has been begun, and nothing is entered in it": is_begun(policy),
             }
         )
     pairs = policies_with_shards(policy)
-    missing = [
-        (record_policy, shard)
-        for record_policy, shard in pairs
-        if not (record_policy.ledger.exists() or record_policy.mark_path.exists())
-    ]
+    missing = [(record_policy, shard) for record_policy, shard in pairs if not is_begun(record_policy)]
     for record_policy, shard in pairs:
         if missing and record_policy.ledger.exists():
             with closing(SiloLedger(record_policy.ledger, record_policy.mark_path)) as ledger:

@@ -404,10 +404,12 @@ class SiloLedger:
 
     def checkpoint(self, run_id: str, t: int) -> Checkpoint:
         """Return the checkpoint after the reply to round t, which was answered, for its receiver to remember."""
-        row = self._database.execute(
-            "SELECT answered, head FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
-        ).fetchone()
-        return Checkpoint(self._ledger_name, *row)
+        return Checkpoint(
+            self._ledger_name,
+            *self._database.execute(
+                "SELECT answered, head FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
+            ).fetchone(),
+        )
 
     def check_checkpoints(self, checkpoints: bytes) -> None:
         """Compare checkpoints, which a server remembers, with the commits of this ledger.

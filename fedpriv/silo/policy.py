@@ -474,8 +474,9 @@ class Policy(BaseModel):
         ledger, mark = (
             path and path.with_name(f"{path.stem}-tests{path.suffix}") for path in (self.ledger, self.mark)
         )
-        values = {"ledger": ledger, "mark": mark, "allow": self.allow.model_copy(update=allow)}
-        return self.model_copy(update=values)
+        return self.model_copy(
+            update={"ledger": ledger, "mark": mark, "allow": self.allow.model_copy(update=allow)}
+        )
 
     @property
     def mark_path(self) -> Path:
@@ -517,8 +518,11 @@ def read_policy(path: Path) -> Policy:
     except ValidationError as error:
         raise InputError(f"{path}: {format_validation_error(error, Policy)}") from None
     folder = path.resolve().parent
-    files = ("shard", "ledger", "mark", "socket", "identity", "peers")
-    paths = {name: folder / getattr(policy, name) for name in files if getattr(policy, name) is not None}
+    paths = {
+        name: folder / getattr(policy, name)
+        for name in ("shard", "ledger", "mark", "socket", "identity", "peers")
+        if getattr(policy, name) is not None
+    }
     resolved_policy = policy.model_copy(update=paths)
     trusted_files = [
         resolved_policy.shard,

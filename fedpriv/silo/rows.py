@@ -196,12 +196,14 @@ def bind_rows(
     Returns:
         New head of the chain.
     """
-    select = "SELECT run_id, cell, mu, slack, seal, key FROM runs"
-    for run_id, cell, charged_mu, slack, seal, run_key in database.execute(select).fetchall():
+    for run_id, cell, charged_mu, slack, seal, run_key in database.execute(
+        "SELECT run_id, cell, mu, slack, seal, key FROM runs"
+    ).fetchall():
         new_seal, mu = chain.reseal(seal, run_key, key), new_mus.get(run_id, charged_mu)
         entry = chain.opening_entry(run_id, cell, mu, slack, new_seal).digest
-        update = "UPDATE runs SET mu = ?, seal = ?, entry = ? WHERE run_id = ?"
-        database.execute(update, (mu, new_seal, entry, run_id))
+        database.execute(
+            "UPDATE runs SET mu = ?, seal = ?, entry = ? WHERE run_id = ?", (mu, new_seal, entry, run_id)
+        )
     # Keys and states were checked before.
     entries, heads = _collect_entries(database, keyless=True)
     header = read_header(database)

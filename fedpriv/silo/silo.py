@@ -360,8 +360,13 @@ def pack_state(state: RoundState) -> bytes:
     then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.
     """
     vectors, dtypes = (*state.past_vectors, *state.accumulator, *state.mechanism_state), list(_NUMPY_TYPES)
-    counts = len(state.past_vectors), len(state.accumulator), len(state.mechanism_state)
-    header = _HEADER.pack(state.last_round, *counts, len(state.query_chain))
+    header = _HEADER.pack(
+        state.last_round,
+        len(state.past_vectors),
+        len(state.accumulator),
+        len(state.mechanism_state),
+        len(state.query_chain),
+    )
     type_codes = bytes(dtypes.index(vector.dtype) for vector in vectors)
     parts = [
         memoryview(header + state.query_chain + type_codes),

@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +59,35 @@ def arm(folder: Path, at: int, fault: int, log: Path) -> None:
 
 def try_round(folder: Path, t: int, at: int, fault: int, log: Path) -> str:
     """What a guard in a process of its own says in round t, with this fault at this step."""
+    opened = list[Guard]()
+    return in_a_process(
+        folder,
+        lambda: say(opened[0], t),
+        at,
+        fault,
+        log,
+        before=lambda: opened.append(guard_of(folder / "silo-0.toml")),
+    )
+
+
+def in_a_process(
+    folder: Path,
+    speak: Callable[[], str],
+    at: int,
+    fault: int,
+    log: Path,
+    before: Callable[[], None] = lambda: None,
+) -> str:
+    """What is said in a process of its own, with a fault at a step of what is written after `before`."""
     read, written = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            guard = guard_of(folder / "silo-0.toml")
+            before()
             arm(folder, at, fault, log)
-            os.write(written, say(guard, t).encode())
+            os.write(written, speak().encode())
+        except Exception as error:  # none may come
+            os.write(written, f"{type(error).__name__}: {error}".encode())
         finally:
             os._exit(0)
     os.close(written)

@@ -236,7 +236,7 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
 
 
 def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
-    """Return the requested trust settings, or all but curators with which the scenario's grid can be loaded.
+    """Return the requested trust settings, or all but curators that the scenario can be loaded with.
 
     A trust setting says who adds the noise and against whom it protects.  A curator has all records in one place.
 
