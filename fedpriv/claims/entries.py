@@ -182,6 +182,9 @@ class LedgerEntry:
 
         If the scenario names code that is not imported here, rounds, participation, weights and clips are not
         compared, and an increment diameter below two clips counts as a difference, because it cannot be checked.
+
+        Raises:
+            InputError, LookupError, TypeError, AttributeError or ValueError: The record is none of a run.
         """
         federation, privacy = self._sections
         scenario_values: dict[str, Any] = {
@@ -404,6 +407,9 @@ def _promise_shares(streams: Sequence[ReleaseStream], section: Mapping[str, Any]
     Args:
         streams: Streams of the rounds, with noise.
         section: Section [privacy] of the scenario, as plain data.
+
+    Raises:
+        InputError: A stream cannot be accounted for, or a target cannot be converted to μ.
     """
     from fedpriv.scenario.sections import PrivacySection
 

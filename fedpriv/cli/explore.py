@@ -144,7 +144,7 @@ def list_kinds(kind_name: str | None, *, as_json: bool = False) -> None:
 
 
 def show_run(folder: Path, *, as_json: bool = False) -> None:
-    """Print a run's tables, warnings, measurement, guarantees and folder.
+    """Print a run's title, tables, warnings, measurement, guarantees and folder.
 
     Privacy figures of cells are computed anew from the stored releases.
 

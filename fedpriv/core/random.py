@@ -200,6 +200,9 @@ class KeyedNormal:
             party: Party of the vector.
             t: Round.
             node: Number of the vector in its stream.
+
+        Raises:
+            ValueError: The node is out of range, or the vector is too long.
         """
         out, (half, _) = np.empty(last - first, self.dtype), self._chunks(1, size)
         per_block, streams = BLOCK_BYTES // self.dtype.itemsize, _stream_counters([party], [t])

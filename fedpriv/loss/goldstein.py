@@ -255,7 +255,7 @@ class RandomSmoothing(View):
             clip: Norm bound.
 
         Raises:
-            ValueError: The batch layout has not just one silo.
+            ValueError: There are rows, and the batch layout has not just one silo.
         """
         records, weights = batch
         if not len(rows):

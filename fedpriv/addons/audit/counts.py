@@ -150,7 +150,7 @@ class _CountingSilo(GuardedSilo):
         that the features of the shard are zeros.
 
         Args:
-            folder: Folder for the guard's ledger and socket.
+            folder: Folder for the guard's ledger, its socket and the key of the records.
             silo_id: Number of the silo.
             cell: Cell of the plan of statistics.
             raw: Raw record of the silo's world, (columns,).

@@ -503,7 +503,7 @@ _DECISIONS = {
 
 
 def _describe_guesses(certificate: VerifiedCertificate) -> list[str]:
-    """Describe in sentences how often an attacker's guess is right at most.
+    """Describe in sentences how often an attacker's guess is right at most, and the level of protection.
 
     The guesses are about one protected unit and, as far as the certificate has a μ for them, about several
     records of a person and about a test record (otherwise the last text is empty).  Without noise the only

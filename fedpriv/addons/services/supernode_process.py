@@ -184,8 +184,9 @@ class SupernodeMonitor:
     def why_unhealthy(self) -> str | None:
         """Return the fault of the service itself, or None.
 
-        The certificate and the key have to be valid, and the part with heartbeats has to be at work.  Attempts of
-        a silo's node to reach a SuperLink that is away count as work.
+        The certificate and the key have to be valid, if there are any, and the part with heartbeats has to be at
+        work.  Attempts of a silo's node to reach a SuperLink that is away count as work.  If the node starts tasks
+        itself, the last trial of a task has to have succeeded.
         """
         try:
             if self._keys is not None:
