@@ -291,7 +291,7 @@ class _RoundHockeyStick:
 
     def to_grid(self, step: float) -> GridLossDistribution:
         """Return a loss distribution on the multiples of `step` whose hockey stick is at least this one."""
-        first, last = math.floor(self.low / step), math.ceil(self.high / step)
+        first, last = math.floor(self.low / step), math.floor(self.high / step) + 1
         return connect_dots(step, first, as_floats(self.deltas(as_floats(step * np.arange(first, last + 1)))))
 
     def is_useless(self, rounds: int) -> bool:
@@ -299,7 +299,8 @@ class _RoundHockeyStick:
 
         Such an ε protects nobody.
         """
-        preview = self.to_grid((self.high - self.low) / _PREVIEW_GRID_SIZE)
+        # All outputs may have one loss, up to rounding.
+        preview = self.to_grid(max(self.high - self.low, 2.0**-10) / _PREVIEW_GRID_SIZE)
         return float(preview.self_compose(rounds).deltas(MAX_EPSILON)) > _USELESS_DELTA
 
 

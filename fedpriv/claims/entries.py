@@ -18,7 +18,6 @@ contains the factor of the neighbouring relation.
 """
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +42,7 @@ from fedpriv.claims.claim import (
 from fedpriv.claims.ledger import FIRST_STEP, ROUNDS, ReleaseStream, stream_from_data
 from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.core.extensions import ADD_ON_PARTS
-from fedpriv.core.files import read_complete_lines
+from fedpriv.core.files import load_json, read_complete_lines
 from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
 
 if TYPE_CHECKING:  # these import torch, for which a reader of a ledger need not wait
@@ -133,7 +132,7 @@ class LedgerEntry:
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
         # The file can come from anybody, so that any field may be missing or of another type.
-        except (LookupError, TypeError, AttributeError, ValueError, InputError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, InputError) as error:
             return f"is no record of a run ({type(error).__name__}: {sanitize_line(str(error), 100)})"
 
     @cached_property
@@ -484,10 +483,8 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     """
     path, newer_path = folder / "results.json", folder / "cells.jsonl"
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        cells = {
-            cell["cell"]: cell for cell in (*tree["cells"], *map(json.loads, read_complete_lines(newer_path)))
-        }
+        tree = load_json(path.read_text(encoding="utf-8"))
+        cells = {cell["cell"]: cell for cell in (*tree["cells"], *map(load_json, read_complete_lines(newer_path)))}
         check_copies(folder, tree.get("versions", {}), cells.values())
         return [make_entry(cell) for _, cell in sorted(cells.items())]
     except FileNotFoundError:

@@ -149,8 +149,9 @@ def import_files(files: Sequence[Path]) -> None:
     absolute = [str(path.resolve()) for path in files]
     for path in absolute:
         _import_file(Path(path))
-    imported_paths = [path for path in os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep) if path]
-    os.environ[IMPORT_VARIABLE] = os.pathsep.join(dict.fromkeys([*imported_paths, *absolute]))
+    os.environ[IMPORT_VARIABLE] = os.pathsep.join(
+        dict.fromkeys([*filter(None, os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep)), *absolute])
+    )
 
 
 def load_extensions() -> None:

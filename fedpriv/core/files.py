@@ -83,8 +83,26 @@ def append_line(path: Path, value: Any, *, allow_nan: bool = True) -> None:
 
 def read_complete_lines(path: Path) -> list[bytes]:
     """Read the complete lines of a journal, or none if there is no file."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [line for line in lines if line.endswith(b"\n")]
+    return [
+        line
+        for line in (path.read_bytes().splitlines(keepends=True) if path.exists() else [])
+        if line.endswith(b"\n")
+    ]
+
+
+def load_json(text: str | bytes) -> Any:
+    """Parse JSON that anybody may have written, and refuse a whole number that no float can hold.
+
+    Raises:
+        ValueError: The text is no JSON, or has a whole number of more than 300 digits.
+    """
+    return json.loads(text, parse_int=_parse_integer)
+
+
+def _parse_integer(digits: str) -> int:
+    if len(digits) > 300:
+        raise ValueError("it has a whole number of more than 300 digits")
+    return int(digits)
 
 
 def sync_folder(folder: Path) -> None:

@@ -26,8 +26,7 @@ _PLAIN_VALUE = re.compile(r"[\w.:/-]+", re.ASCII)
 
 def log_fields(run: str | None = None, t: int | None = None, event: str | None = None) -> dict[str, Any]:
     """Return a log record's event, run and round as the argument `extra` of a logger."""
-    fields = {"event": event, "run": run, "round": t}
-    return {key: value for key, value in fields.items() if value is not None}
+    return {key: value for key, value in (("event", event), ("run", run), ("round", t)) if value is not None}
 
 
 class _LineFormatter(logging.Formatter):
@@ -47,8 +46,7 @@ class _LineFormatter(logging.Formatter):
         fields = {key: getattr(record, key) for key in _LOG_FIELDS if hasattr(record, key)}
         message = super().format(record)
         if self._as_json:
-            basic_fields = {"time": time_text, "level": record.levelname.lower()}
-            return json.dumps({**basic_fields, **fields, "message": message})
+            return json.dumps({"time": time_text, "level": record.levelname.lower(), **fields, "message": message})
         field_texts = "".join(f" {key}={_quote_value(value)}" for key, value in fields.items())
         # Only the first line begins with a time, so that a message cannot forge a record.
         lines = "\n  | ".join(sanitize_line(line, _MAX_LENGTH) for line in message.splitlines())

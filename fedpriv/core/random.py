@@ -255,8 +255,7 @@ class KeyedNormal:
         rows_per_draw = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
         for start in range(0, len(rows), rows_per_draw):
             chunk = slice(start, start + rows_per_draw)
-            rounds = [t] * len(out[chunk])
-            self._fill(out[chunk], parties[chunk].tolist(), rounds, rows[chunk].astype(np.uint64))
+            self._fill(out[chunk], parties[chunk].tolist(), [t] * len(out[chunk]), rows[chunk].astype(np.uint64))
         return out
 
     def weighted_sum(
@@ -508,8 +507,7 @@ class RowRandomIntegers:
             blocks, dtype=np.uint64
         )
         bits = np.frombuffer(self._encrypt.update(counters.tobytes()), np.uint64)
-        numbers = bits.reshape(*rows.shape, -1)[..., : len(choices)] % choices.astype(np.uint64)
-        return numbers.astype(np.int64)
+        return (bits.reshape(*rows.shape, -1)[..., : len(choices)] % choices.astype(np.uint64)).astype(np.int64)
 
 
 def _random_bits(encrypt: "CipherContext", count: int, party: int, t: int, attempt: int) -> NDArray[np.uint64]:

@@ -171,8 +171,7 @@ def _is_surely_within(features: Tensor, norm: float) -> Tensor:
 
     The mask is False for a row with a NaN.
     """
-    rounding_error = (features.shape[1] + 16.0) * torch.finfo(features.dtype).eps
-    return upper_norm(features) * (1.0 + rounding_error) <= norm
+    return upper_norm(features) * (1.0 + (features.shape[1] + 16.0) * torch.finfo(features.dtype).eps) <= norm
 
 
 def compute_frozen_features(

@@ -107,8 +107,10 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
 def replace_batch_norm(module: nn.Module) -> nn.Module:
     """Replace BatchNorm layers by GroupNorm, whose output for a record depends on this record only.
 
-    The number of groups is the largest divisor of the number of channels up to 32.  Submodules are replaced in
-    place.  A GroupNorm has initial parameters, and a lazy BatchNorm that has no channels yet stays.
+    The number of groups is the largest divisor of the number of channels up to 32.  It is 1 for BatchNorm1d, since
+    its records may have one value a channel, and two such values are ±1 after they were normalized.  Submodules
+    are replaced in place, at every place where they are used.  A GroupNorm has initial parameters, all trained and
+    in float32.  A lazy BatchNorm that has no channels yet stays.
 
     Args:
         module: Module, whose submodules are replaced.
@@ -116,13 +118,20 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     Returns:
         The module, or its replacement if the module itself is a BatchNorm.
     """
-    if isinstance(module, _BatchNorm) and module.num_features:  # a lazy layer has none yet
-        channels = module.num_features
-        groups = next(count for count in range(min(_MAX_GROUPS, channels), 0, -1) if channels % count == 0)
-        return nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
-    for name, child in module.named_children():
-        setattr(module, name, replace_batch_norm(child))
-    return module
+    group_norms: dict[nn.Module | None, nn.Module] = {
+        norm: nn.GroupNorm(_group_count(norm), norm.num_features, eps=norm.eps, affine=norm.affine)
+        for norm in module.modules()
+        if isinstance(norm, _BatchNorm) and norm.num_features  # a lazy layer has none yet
+    }
+    for parent in list(module.modules()):
+        for name in [name for name, child in parent._modules.items() if child in group_norms]:
+            setattr(parent, name, group_norms[parent._modules[name]])
+    return group_norms.get(module, module)
+
+
+def _group_count(norm: _BatchNorm) -> int:
+    most = 1 if isinstance(norm, nn.BatchNorm1d) else min(_MAX_GROUPS, norm.num_features)
+    return next(count for count in range(most, 0, -1) if norm.num_features % count == 0)
 
 
 _PROBE_RECORDS = 3
@@ -554,7 +563,9 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
     trainable_names = {
         name for name, parameter in module.named_parameters(remove_duplicate=False) if parameter.requires_grad
     }
-    if missing_names := [name for name in module.state_dict() if name not in {*trainable_names, *state}]:
+    # A module may leave parameters out of its state_dict.
+    needed_names = [*module.state_dict(), *(name for name, _ in module.named_parameters(remove_duplicate=False))]
+    if missing_names := [name for name in needed_names if name not in {*trainable_names, *state}]:
         raise InputError(
             f"model.weights = {weights!r}: holds no {sanitize_line(missing_names[0])}, which is not trained"
         )

@@ -221,8 +221,7 @@ class CrossEntropy:
         )
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        is_right = outputs.max(-1).indices == labels
-        return is_right.to(outputs.dtype).mean(-1)
+        return (outputs.max(-1).indices == labels).to(outputs.dtype).mean(-1)
 
 
 @dataclass(frozen=True)
@@ -603,6 +602,11 @@ class LossChoice:
         if kind.takes_classes is None and classes > 2:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"
+            )
+        if self.name == "hazard" and (classes < 3 or classes % 2 == 0):
+            raise InputError(
+                "loss = 'hazard': is for labels of a time and an event, 2K + 1 classes for K bins of time, and "
+                f"here are {classes} classes"
             )
         if self.class_weights and len(self.class_weights) != (
             weight_count := 2 if kind.has_single_output else classes

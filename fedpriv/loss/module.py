@@ -68,8 +68,9 @@ class BaseModuleObjective(Deterministic):
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         outputs = self.outputs(point, records)
-        loss = self.loss.value(outputs, records.labels).mean(-1)
-        return ModelEvaluation(loss, self.loss.accuracy(outputs, records.labels))
+        return ModelEvaluation(
+            self.loss.value(outputs, records.labels).mean(-1), self.loss.accuracy(outputs, records.labels)
+        )
 
 
 @dataclass(frozen=True)
@@ -299,15 +300,16 @@ class ModuleObjective(BaseModuleObjective):
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         """Compute the outputs of every record, (..., B, …), a block of records at a time.
 
-        Blocks of several records are computed under vmap.  If this fails, the module is called on one record after
-        another.
+        Blocks of several records are computed under vmap.  If it raises a RuntimeError, an IndexError or a
+        ValueError, the module is called on one record after another.
 
         Args:
             point: Models, (..., d).
             records: Records without leading axes, (B, …).
 
         Raises:
-            InputError: The module raises on a record.
+            InputError: The module raises on a record, raises another error under vmap, or gives outputs of
+                different shapes.
         """
         block_size = max(
             1, max_values_at_once(_EVALUATION_VALUES, point.device) // max(1, records.features.shape[1:].numel())

@@ -133,8 +133,11 @@ class ModelEvaluation(NamedTuple):
 
     def to_metrics(self) -> dict[str, Tensor]:
         """Return all metrics by the names that results have."""
-        accuracy = {} if self.accuracy is None else {"test_accuracy": self.accuracy}
-        return {"test_loss": self.loss, **accuracy, **self.metrics}
+        return {
+            "test_loss": self.loss,
+            **({} if self.accuracy is None else {"test_accuracy": self.accuracy}),
+            **self.metrics,
+        }
 
 
 class OuterProduct(NamedTuple):

@@ -586,7 +586,7 @@ class PhaseEnds(Mechanism):
         if not self.largest_step * self.smoothness <= 2.0:
             raise InputError(
                 f"step = {self.largest_step:g}: the phased method is private only for steps up to "
-                f"2 / smoothness = {2.0 / self.smoothness:g}"
+                f"2 / smoothness = {2.0 / self.smoothness if self.smoothness else 0.0:g}"
             )
         if not float(np.min(workload.clips)) >= self.lipschitz:
             raise InputError(

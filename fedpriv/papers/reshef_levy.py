@@ -212,7 +212,7 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
     """Return the scenario's η, or by default the paper's min{D / (σ_mean √(T d)), 1/(4 L T)}.
 
     σ_mean is the standard deviation of the released noise in the mean over silos, as a root mean square over the
-    rounds.  Without noise η = 1/(4 L T).  L = 0 sets no limit: 1/(4 L T) then counts as infinite.
+    rounds.  Without noise η = 1/(4 L T).  With noise L = 0 sets no limit: 1/(4 L T) then counts as infinite.
 
     Args:
         settings: Keys of the algorithm, with D and the step, which is η itself if it is a number.
@@ -221,14 +221,15 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
             noise.
 
     Raises:
-        InputError: The step is to follow from L, and no L is known, or the scenario's mechanism cannot be built.
+        InputError: The step is to follow from L, and no L is known, or L = 0 without noise, or the scenario's
+            mechanism cannot be built.
     """
     if settings.step != "paper":
         return settings.step
-    if not math.isfinite(problem.smoothness):
+    if not math.isfinite(problem.smoothness) or not (problem.smoothness or noise_std):
         raise InputError(
-            'algorithm.step = "paper": η is at most 1/(4 L T), and no smoothness L is known for this model; '
-            "give a number"
+            'algorithm.step = "paper": η is at most 1/(4 L T), and no smoothness L above 0 is known for this '
+            "model; give a number"
         )
     max_step = 1.0 / (4.0 * problem.smoothness * problem.rounds) if problem.smoothness else math.inf
     if noise_std == 0.0:

@@ -126,7 +126,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
         Raises:
             RunError: The array has another shape, a round is no integer from 0 to `rounds`, or a row has more
                 rounds, or closer ones, than is charged.
-            ValueError: Round t does not exist.
+            ValueError: Round t does not exist, or `rounds_of` returns rows of different lengths.
         """
         self.check_round(t)
         count = self.batches_per_silo * batch

@@ -29,7 +29,7 @@ from fedpriv.claims.entries import check_copies, format_differing_cells, make_en
 from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.core.errors import FedprivError, InputError, RunError, sanitize_line
 from fedpriv.core.extensions import load_add_on_parts
-from fedpriv.core.files import append_line, read_complete_lines, write_json, write_text, write_vector
+from fedpriv.core.files import append_line, load_json, read_complete_lines, write_json, write_text, write_vector
 from fedpriv.engines.table import CellGrouping
 from fedpriv.plan.calibration import FittedNoise
 from fedpriv.scenario.load import Scenario, resolve_cell
@@ -351,12 +351,12 @@ def read_results(folder: Path) -> Results:
     """
     path = folder / "results.json"
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = load_json(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
             raise InputError(f"{path}: format {tree['format']}, this version of fedpriv reads format {FORMAT}")
         cell_by_number = {
             cell["cell"]: cell
-            for cell in (*tree["cells"], *map(json.loads, read_complete_lines(folder / _JOURNAL_FILE)))
+            for cell in (*tree["cells"], *map(load_json, read_complete_lines(folder / _JOURNAL_FILE)))
         }
         cells = [cell_by_number[number] for number in sorted(cell_by_number)]
         validate_section(_StoredResults, {**tree, "cells": cells}, f"{path}: not a results file of fedpriv")
@@ -466,7 +466,7 @@ def read_claims(folder: Path) -> Results:
         entries = list(map(make_entry, stored.cells))
         differs = tuple(checked.cell for checked in entries if not checked.agrees)
         return replace(stored, cells=[entry.recomputed_record for entry in entries], differs=differs)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise InputError(f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
 
 

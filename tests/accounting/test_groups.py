@@ -50,6 +50,20 @@ def test_a_number_is_there_beyond_every_curve_too() -> None:
     assert group_epsilons(run, DELTA)[8] == pytest.approx(gdp.epsilon_of(8 * run.known_mu, DELTA))
 
 
+@pytest.mark.parametrize(
+    ("run", "size"),
+    [
+        (PoissonGaussian(0.1, 1.0, 1), 8),  # every loss is beyond the largest ε
+        (PoissonGaussian(0.04, 0.01, 1), 2),  # a unit that is added has one loss, up to rounding
+    ],
+)
+def test_noise_that_is_too_small_for_a_curve_has_the_bound_of_known_rounds(
+    run: PoissonGaussian, size: int
+) -> None:
+    """Before: a division by zero, at the end of a run of ε = 60."""
+    assert run.epsilon_of_group(size, DELTA) == pytest.approx(gdp.epsilon_of(size * run.known_mu, DELTA), rel=1e-9)
+
+
 def test_the_smallest_feasible_epsilon_of_a_chain_is_found() -> None:
     run = PoissonGaussian(2.0, 0.02, 500)
     several = group_privacy_curve(run.curve, 8)

@@ -1,4 +1,4 @@
-"""Random allocation beside an accountant of other hands, pld-accounting: it gives a lower and an upper end of ε."""
+"""Random allocation beside an accountant of other hands, pld-accounting, with a lower and an upper end of ε."""
 
 import numpy as np
 import pytest

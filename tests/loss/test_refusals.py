@@ -154,6 +154,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "is for labels that are numbers .floats., and they are classes 0 … 2": lambda: choose("huber", 3),
     "is for labels that are classes, and they are numbers": lambda: choose("cross-entropy", 0),
     "is for labels that are 0 or 1, not 0 … 2": lambda: choose("binary", 3),
+    "of a time and an event, 2K . 1 classes for K bins of time, and here are 10": lambda: choose("hazard", 10),
+    "2K . 1 classes for K bins of time, and here are 1 classes": lambda: choose("hazard", 1),
     "expected 3 numbers, one for each class, and there are 1": lambda: choose("cross-entropy", 3, (1.0,)),
     "finite numbers, 0 or more": lambda: choose("cross-entropy", 2, (1.0, -1.0)),
     "go with the losses .cross-entropy. and .binary. only": lambda: choose("huber", 0, (1.0, 1.0)),

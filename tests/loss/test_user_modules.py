@@ -16,7 +16,13 @@ import fedpriv
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.loss.frozen import FunctionalModule
 from fedpriv.loss.ghost import GhostObjective
-from fedpriv.loss.imported import build_module, check_per_record, make_trained_model, replace_batch_norm
+from fedpriv.loss.imported import (
+    build_module,
+    check_per_record,
+    load_constants,
+    make_trained_model,
+    replace_batch_norm,
+)
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import find_model
@@ -194,6 +200,10 @@ def test_what_is_frozen_in_a_scenario_is_named_by_digest(tmp_path: Path, monkeyp
         with pytest.raises(InputError, match=line) as caught:
             objective(weights=save_weights(tmp_path, wrong))
         assert "\n" not in str(caught.value)
+    silent = zoo.half_frozen(6, 3)  # a module may leave parameters out of its state_dict
+    silent.inner._register_state_dict_hook(lambda module, state, prefix, local: state.pop(f"{prefix}weight"))
+    with pytest.raises(InputError, match=r"holds no inner\.weight, which is not trained"):
+        load_constants(silent, save_weights(tmp_path, silent.state_dict()), "zoo:silent")
     with pytest.raises(InputError, match="No such file"):
         objective(weights="sha256:" + "1" * 64)
     (tmp_path / f"{'2' * 64}.pt").write_bytes(b"other")
@@ -305,6 +315,12 @@ def test_group_norm_stands_in_for_batch_norm() -> None:
     objective = make_imported(f"{ZOO}:normalized", group_norm=True, **shape)
     assert objective.dimension == parameter_count(zoo.normalized(16, 3))
     assert isinstance(replace_batch_norm(nn.BatchNorm2d(48)), nn.GroupNorm)
+    shared = nn.BatchNorm2d(4)
+    twice = replace_batch_norm(nn.Sequential(nn.Conv2d(1, 4, 3), shared, nn.Conv2d(4, 4, 3), shared))
+    assert isinstance(twice[1], nn.GroupNorm)
+    assert twice[1] is twice[3]
+    flat = replace_batch_norm(nn.BatchNorm1d(64))(torch.randn(2, 64, generator=torch.Generator().manual_seed(0)))
+    assert float(flat.detach().abs().max()) > 1.5, "pairs of values would be 1 and -1, whatever they are"
     lazy = nn.LazyBatchNorm2d()  # which is refused with the other lazy layers
     assert replace_batch_norm(lazy) is lazy
 

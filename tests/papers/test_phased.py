@@ -82,6 +82,8 @@ def test_a_loss_without_a_lipschitz_constant_is_refused() -> None:
 def test_a_step_beyond_the_contraction_is_refused() -> None:
     with pytest.raises(InputError, match=r"up to 2 / smoothness = 0\.5"):
         replace(MECHANISM, largest_step=0.51).certified(workload())
+    with pytest.raises(InputError, match="step = inf: the phased method is private only for steps up to"):
+        replace(MECHANISM, largest_step=math.inf, smoothness=0.0).certified(workload())
 
 
 def test_sums_and_other_schedules_are_refused() -> None:

@@ -22,7 +22,7 @@ from fedpriv.loss.objective import Records
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.series import Workload
 from fedpriv.papers.base import Problem, project_to_ball
-from fedpriv.papers.reshef_levy import AnytimeSGD, mu2_parameters
+from fedpriv.papers.reshef_levy import AnytimeSGD, _step_length, mu2_parameters
 from fedpriv.participation.orders import FixedOrder
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
@@ -70,6 +70,13 @@ def test_a_loss_without_bounds_is_refused() -> None:
 
 ESTIMATOR = RecursiveGradient(clip=1.0)
 MakeCell = Callable[..., Cell]
+
+
+def test_the_papers_step_needs_a_smoothness_above_0_where_there_is_no_noise(small_cell: MakeCell) -> None:
+    """Before: the step was infinite, and the run ended with a loss that was not finite."""
+    settings = small_cell(algorithm__step="paper").algorithm.settings
+    with pytest.raises(InputError, match="no smoothness L above 0 is known"):
+        _step_length(settings, replace(MNIST, smoothness=0.0), 0.0)
 
 
 @given(rounds=st.integers(1, 30), seed=st.integers(0, 10**6), radius=st.floats(0.01, 10.0))

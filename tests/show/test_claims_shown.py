@@ -14,7 +14,7 @@ from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.api.results import load_results
 from fedpriv.claims.claim import describe_group_privacy
 from fedpriv.cli.app import app
-from fedpriv.core.errors import RunError
+from fedpriv.core.errors import FedprivError, RunError
 from fedpriv.core.figures import format_upper
 from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.show.page import render_fragment
@@ -143,6 +143,18 @@ def test_a_folder_whose_figures_were_written_says_so_in_every_view(
         assert ("DIFFERS" in text) == differs
         assert "0.001" not in re.sub(r"0\.001\d", "", text)
     assert "the claim of cell 0 is not what the ledger gives" in str(done.exception)
+
+
+def test_a_number_that_no_float_holds_is_no_traceback(doctored: tuple[Path, Path], tmp_path: Path) -> None:
+    """Before: an integer of 400 digits ended `show` and `privacy ledger` in an OverflowError."""
+    text = (doctored[0] / "results.json").read_text()
+    for key in re.findall(r'"(mu|std|sensitivity|delta|epsilon|per_record)": [0-9.e-]+', text):
+        folder = Path(shutil.copytree(doctored[0], tmp_path / key, dirs_exist_ok=True))
+        huge = re.sub(rf'"{key}": [0-9.e-]+', f'"{key}": {10**400}', text)
+        (folder / "results.json").write_text(huge)
+        for command in ("show", "privacy ledger"):
+            done = CliRunner().invoke(app, [*command.split(), str(folder)])
+            assert isinstance(done.exception, FedprivError), (key, done.exception)
 
 
 def test_pictures_of_a_written_folder_say_so(doctored: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

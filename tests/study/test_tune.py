@@ -320,6 +320,23 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(
     assert not (tmp_path / "runs" / "mine-tuned" / "scenario.toml").exists()
 
 
+@pytest.mark.parametrize("key", ["model.loss", "model.class_weights", "model.label_smoothing"])
+def test_losses_that_are_computed_in_several_ways_are_not_compared(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: the smallest weights, or the mildest of three losses, had won."""
+    monkeypatch.chdir(tmp_path)
+    module = SCENARIO.replace("[algorithm]", '[model]\nname = "tests.loss.zoo:Wide"\n[algorithm]')
+    (tmp_path / "mine.toml").write_text(module)
+    values = {
+        "model.loss": '["cross-entropy"]',
+        "model.class_weights": "[[]]",
+        "model.label_smoothing": "[0.0, 0.1]",
+    }
+    line = refusal(["tune", "mine.toml", "--metric", "test_loss", "--grid", f"{key}={values[key]}"])
+    assert f"grid of {key}: it says how test_loss is computed" in line
+
+
 def test_a_tuned_scenario_is_not_tuned_again(fedpriv: Command) -> None:
     Path("tuned.toml").write_text(SCENARIO + "\n[tuned]\nsettings = 3\nheld_out = 100\nmetric = 'test_accuracy'\n")
     with pytest.raises(AssertionError, match=r"has \[tuned\] already; tune the scenario that it was made from"):

@@ -18,6 +18,7 @@ import tomli_w
 
 from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, RunCountDistribution
 from fedpriv.addons.tune.grids import (
+    MEASURE_KEYS,
     Grid,
     HeldOut,
     Setting,
@@ -220,6 +221,15 @@ def choose_by_request(
     # A private choice needs secret randomness, unless a test gives a seed.  An open one can be repeated.
     generator = np.random.default_rng(request.seed if request.seed is not None or request.private else 0)
     rows = _choose_row_settings(scenario, request, grids, generator)
+    if metric == "test_loss" and (
+        key := next(
+            (key for _, settings in rows for setting in settings for key in setting if key in MEASURE_KEYS), None
+        )
+    ):
+        raise InputError(
+            f"grid of {key}: it says how test_loss is computed, by which its values cannot be compared; give "
+            "--metric, or sweep this key for a row of each"
+        )
     cells = [point.cell for point in scenario.points]
     # Counting the held-out records of each silo refuses an impossible run before any trial starts.
     held_out = hold_out(cells[0], request.held_out).count_in_runs(cells)

@@ -28,6 +28,8 @@ _READING_KEYS = ("rounds", "batch", "batches", "cohort", "epochs")
 
 The silos that have the records, and which records a round reads in secret, are given and not chosen.
 """
+MEASURE_KEYS = ("model.loss", "model.class_weights", "model.label_smoothing")
+"""Keys that say what `test_loss` is, so that values of it cannot be compared if they differ."""
 _PROMISE_KEYS = ("sampling", "groups", "min_separation", "max_participations")
 _ALLOWED_KEYS = f"algorithm.KEY, model.KEY and federation.{', '.join(_READING_KEYS[:-1])} or {_READING_KEYS[-1]}"
 
@@ -68,8 +70,11 @@ def _why_refused(key: str) -> str | None:
     if key in ("seed", "seeds"):
         return "no setting to choose; give --seeds for those of the trials"
     if section not in Cell.model_fields:
-        hint = "." if name else f"; did you mean 'algorithm.{key}'?"
-        return f"no key of a scenario{hint} A grid is over {_ALLOWED_KEYS}"
+        return (
+            "no key of a scenario"
+            + ("." if name else f"; did you mean 'algorithm.{key}'?")
+            + f" A grid is over {_ALLOWED_KEYS}"
+        )
     if key == "algorithm.name":
         return "every algorithm is a row of its own; sweep it, and give every row its grid"
     if (
@@ -160,8 +165,9 @@ def _is_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
     kinds = annotation, *getattr(annotation, "__args__", ())
     entries = [*metadata, *(part for kind in kinds for part in getattr(kind, "__metadata__", ()))]
     flat = [part for entry in entries for part in (getattr(entry, "metadata", None) or [entry])]
-    bounds = {name for part in flat for name in ("gt", "lt", "le") if getattr(part, name, None) is not None}
-    return bounds == {"gt"}
+    return {name for part in flat for name in ("gt", "lt", "le") if getattr(part, name, None) is not None} == {
+        "gt"
+    }
 
 
 def choose_settings(
@@ -479,5 +485,4 @@ def is_better(metric: str, one: float, other: float) -> bool:
 
     Smaller is better for a metric with a word of `LOWER_IS_BETTER` in its name, larger for others.
     """
-    lower = any(word in metric for word in LOWER_IS_BETTER)
-    return one < other if lower else one > other
+    return one < other if any(word in metric for word in LOWER_IS_BETTER) else one > other
