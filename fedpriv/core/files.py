@@ -91,7 +91,7 @@ def read_complete_lines(path: Path) -> list[bytes]:
 
 
 def load_json(text: str | bytes) -> Any:
-    """Parse JSON from anybody, and refuse a whole number that is beyond every float.
+    """Parse JSON, and refuse a whole number of more than 300 digits, which no float holds.
 
     Raises:
         ValueError: The text is no JSON, or has a whole number of more than 300 digits.
