@@ -329,7 +329,7 @@ class KeyedNormal:
         """Divide the pairs of normals of a vector into pieces that are drawn one after another.
 
         If all vectors have no more than `MAX_VALUES_PER_DRAW` values together, there is one piece.  Other pieces
-        have whole blocks, and about this number of values in all vectors.
+        have whole blocks, and about this number of values in all vectors.  The last one may be shorter.
 
         Args:
             count: Number of vectors that are drawn together, 1 or more.

@@ -384,14 +384,14 @@ def _objective_and_records(
 def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
     """Return the number of classes for which a loss has the module's number of outputs.
 
-    The module gets a record of zeros.  For a function the number is that of the outputs.  It is 2 for a loss of a
-    single output, such as the logistic loss, and for an unknown loss or a module that fails, which are reported
-    later.  Of `features`, (n, …), only the shapes and types of a record's inputs are used.
+    The module gets a record of zeros.  For a function the number is that of the outputs, or 2 for a single one.
+    It is 2 for a loss of a single output, such as the logistic loss, and for a module that fails, which is
+    reported later.  Of `features`, (n, …), only the shapes and types of a record's inputs are used.
     """
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
     network = wrap_module(module, describe_inputs(features), features.shape[1:])
     try:
-        kind = LOSSES["cross-entropy" if choice.function is not None else choice.name]
-        return 2 if kind.has_single_output else kind.class_count(int(run_trial(network, probe).shape[-1]))
+        least, kind = (2, LOSSES["cross-entropy"]) if choice.function is not None else (1, LOSSES[choice.name])
+        return 2 if kind.has_single_output else kind.class_count(max(least, run_trial(network, probe).shape[-1]))
     except Exception:  # a module may raise anything; `make_layout_objective` reports it
         return 2

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, sanitize_line
 
 _EXPECTED_TYPES = {
     "int_type": "a whole number",
@@ -132,7 +132,7 @@ def _format_findings(
     """
     first_finding = findings[0]
     path = _key_path(first_finding)
-    key = ".".join(filter(None, [prefix, *path]))
+    key = sanitize_line(".".join(filter(None, [prefix, *path])))
     error_type = first_finding["type"]
     if error_type == "extra_forbidden":
         return f"{key}: unknown key{_format_suggestion(path, model, other_model)}"

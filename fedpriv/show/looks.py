@@ -253,8 +253,7 @@ def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
         ]
         if len(ticks) <= max_count:
             return ticks if len(ticks) > 1 else [low, high]
-    stride = math.ceil(len(ticks) / max_count)
-    return ticks[::stride]
+    return ticks[:: math.ceil(len(ticks) / max_count)]
 
 
 def format_tick(value: float) -> str:

@@ -288,8 +288,11 @@ _MAX_LISTED = 10  # missing points in a warning; tables show all of them
 
 def published_metrics(results: Results) -> list[Metric]:
     """Return the run's metrics that the scenario's [paper] or [table] names, none without these."""
-    published_keys = results.published.tables.table_metrics if results.published else ()
-    return [metric for metric in run_metrics(results) if metric.key in published_keys]
+    return [
+        metric
+        for metric in run_metrics(results)
+        if results.published and metric.key in results.published.tables.table_metrics
+    ]
 
 
 def list_warnings(results: Results) -> list[str]:

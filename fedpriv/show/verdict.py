@@ -257,6 +257,9 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
         silo_view, server_view = silo_records, "every silo's sum without noise"
     elif trust.publishes_sums(0):
         silo_view, server_view = f"{silo_records}{key}", "every silo's releases, noise included if there is any"
+    elif any(cell["noise"] == "none" for cell in cells):  # nothing is masked without noise
+        silo_view = f"{silo_records}{key}"
+        server_view = "masked messages and their sum, and of runs without noise every silo's sum"
     else:
         silo_view = f"{silo_records}{key}, the keys of its masks"
         server_view = "masked messages, and their sum with any noise in it"
@@ -297,8 +300,9 @@ def _mean_score(results: Results, point: Mapping[str, Any], metric: Metric) -> f
 
 
 def _format_mean(results: Results, point: Mapping[str, Any], metric: Metric) -> str:
-    unit = " %" if metric.key == "test_accuracy" else ""
-    return f"{_mean_score(results, point, metric):.{metric.digits}f}{unit}"
+    return (
+        f"{_mean_score(results, point, metric):.{metric.digits}f}{' %' if metric.key == 'test_accuracy' else ''}"
+    )
 
 
 def _describe_point(results: Results, point: Mapping[str, Any]) -> str:

@@ -58,6 +58,13 @@ def test_own_data_as_it_stands_is_what_advise_says_of_the_synthetic_records() ->
     assert cell.schedule.rounds == says["federation"]["rounds"]
 
 
+def test_the_clip_follows_the_bound_of_features_that_a_program_sets() -> None:
+    clips = [
+        as_advised(own(), dataset(1000), {"model.feature_norm": norm})["algorithm"]["clip"] for norm in (5.0, 50.0)
+    ]
+    assert clips[1] == pytest.approx(10.0 * clips[0], rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("asked", "facts"),
     [

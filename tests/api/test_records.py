@@ -162,8 +162,9 @@ def test_several_inputs_and_a_label_for_each_token(tmp_path: Path, given: str) -
         ([(1.0, 2, 3)], r"expected items \(record, label\), found 3 parts"),
         ([5.0], r"expected items \(record, label\), found a float"),
         ([(np.zeros(2), 1), (np.zeros(3), 1)], "records have one shape, and those of items 0 and 1"),
+        ([(np.datetime64("2020"), 1), (3, 1)], "records cannot be joined"),
     ],
-    ids=["none", "three", "one", "shapes"],
+    ids=["none", "three", "one", "shapes", "types"],
 )
 def test_a_torch_dataset_of_other_items_is_refused_in_one_line(items: list[Any], line: str) -> None:
     with pytest.raises(fedpriv.InputError, match=f"^train, test: {line}"):

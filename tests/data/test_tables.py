@@ -480,6 +480,17 @@ def test_parquet_columns_have_the_words_and_numbers_that_python_gives_them(tmp_p
     assert table.locate_rows([2]) == [3]
 
 
+@pytest.mark.parametrize(("numbers", "words", "is_of_numbers"), [(18, 2, True), (27, 3, True), (17, 3, False)])
+def test_a_column_may_have_mistakes_in_a_tenth_of_its_numbers(
+    tmp_path: Path, numbers: int, words: int, is_of_numbers: bool
+) -> None:
+    """Before: exactly a tenth made it a column of words, by rounding."""
+    cells = [*map(str, range(numbers)), *(f"bad{word}" for word in range(words))]
+    table = read_table(write_csv(tmp_path / "t.csv", [{"a": cell} for cell in cells]))
+    (summary,) = summarize_columns(table)
+    assert (summary.odd_count == words) == is_of_numbers
+
+
 def test_copies_are_counted_and_remedies_named(tmp_path: Path) -> None:
     records = [{"a": f"{number},5", "day": f"{number % 28 + 1}.3.2020", "outcome": "x"} for number in range(60)]
     path = write_csv(tmp_path / "t.csv", [*records, *records[:7]])

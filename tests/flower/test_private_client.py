@@ -20,6 +20,8 @@ from fedpriv.clients import app as client_app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.given import to_record_arrays
 from fedpriv.flower import DPSGD, DPMu2FL, PrivateClient, PrivateStrategy
+from fedpriv.flower.client import _count_classes
+from fedpriv.loss.models import make_loss_choice
 from fedpriv.protocol.messages import read_refusal, unseal_vector
 from tests.flower.apps import (
     CNN,
@@ -93,6 +95,14 @@ def test_another_module_than_the_servers_is_one_line_before_round_1(
     with pytest.raises(RunError, match=line) as raised:
         started(train_of(client, shares()), server)
     assert "\n" not in str(raised.value)
+
+
+def test_a_function_of_a_single_output_is_a_loss_of_two_classes() -> None:
+    """Before: labels 0 and 1 were refused, with the advice to subtract 1."""
+    choice = make_loss_choice(lambda output, label: functional.softplus(output[0]) - label * output[0], real=False)
+    features = np.zeros((2, 3), np.float32)
+    counts = [_count_classes(nn.Linear(3, n), choice, features, torch.float32) for n in (1, 2, 5)]
+    assert counts == [2, 2, 5]
 
 
 def test_a_client_app_without_a_private_client_is_one_line_before_round_1() -> None:

@@ -59,6 +59,14 @@ def test_seeds_are_a_count_or_a_list(override: str, seeds: list[int]) -> None:
     assert parse_scenario(swept_tree(), "test", [override]).seeds == seeds
 
 
+def test_a_refused_key_is_shown_in_one_line_without_control_characters() -> None:
+    tree = small_tree()
+    tree["algorithm"]["st\nep\x1b[31m"] = 1
+    with pytest.raises(InputError, match=r"unknown key") as refused:
+        parse_scenario(tree, "mine.toml")
+    assert not set("\n\x1b") & set(str(refused.value))
+
+
 def test_an_override_replaces_a_key_in_every_cell() -> None:
     scenario = parse_scenario(swept_tree(), "test", ["federation.rounds=5", "run.device=cuda:0"])
     assert {point.cell.federation.rounds for point in scenario.points} == {5}

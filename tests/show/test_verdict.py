@@ -92,6 +92,11 @@ def test_all_models_and_data_sets_are_named() -> None:
 def test_nobody_holds_noise_that_does_not_exist_and_a_curator_holds_all() -> None:
     """Before: "noise from the scenario's seed" without noise, and a curator with nothing but silos' sums."""
     assert not any("noise from" in view.holds for view in list_party_views(made(noise="none")))
+    _, server, _ = list_party_views(made(trust="secure-aggregation", noise="none"))
+    assert "of runs without noise every silo's sum" in server.sees
+    silo, server, _ = list_party_views(made(trust="secure-aggregation", noise="simulation"))
+    assert silo.holds.endswith("the keys of its masks")
+    assert "every silo's sum" not in server.sees
     curator, others = list_party_views(made(trust="curator", noise="simulation"))
     assert curator.holds.startswith("the records of all silos")
     assert others.holds == "nothing"

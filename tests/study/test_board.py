@@ -80,12 +80,12 @@ def edit_silo(silo: int, **facts: Any) -> Edit:
 def test_earlier_runs_are_counted_with_this_one() -> None:
     """Two runs of μ = 4 are 4·√2 together: a guess is right in Φ(2.829), 99.77 % of cases, rounded up."""
     before = text_of(format_board_page(load("deployment")))
-    assert "No ledger of a silo that signed has another run." in before
+    assert "No ledger of training records of a silo that signed has another run." in before
     text = edited("deployment", edit_silo(1, spent={"runs": 2, "mu": 4.0 * 2**0.5, "slack": 0.0}))
     assert (
         "Silo 1 had 1 other run on its records: all together a guess is right in at most 99.8 % of cases" in text
     )
-    assert "No ledger of a silo that signed has another run" not in text
+    assert "No ledger of training records of a silo that signed has another run" not in text
     text = edited("deployment", edit_silo(1, spent={"runs": 3, "mu": 0.2, "slack": 0.25}))
     assert "2 other runs on its records: all together a guess is right in at most 79.0 % of cases" in text
     text = edited("deployment", edit_silo(0, spent={"runs": 2, "mu": None, "slack": None}))

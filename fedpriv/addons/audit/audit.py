@@ -130,7 +130,8 @@ def audit(
     Args:
         cell: Cell of a scenario.
         claimed_mu: μ of the claim, from 0.001 to 100.
-        trials: Number of canaries, at least 2048, rounded up to whole runs.  For statistics there are `trials` /
+        trials: Number of canaries, at least 2048, rounded up to whole runs of 1024.  A run that reads fewer than
+            four different batches has 256 canaries for each of them instead.  For statistics there are `trials` /
             16 releases, rounded up.
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.

@@ -594,8 +594,8 @@ def as_advised(
     trust, the advice is for the smallest ε and the first trust.  The scenario is returned unchanged if it is
     another one than the shipped own-data, if the program sets a key that excludes the advice, such as another
     algorithm, or if the facts allow none.  A number of rounds that the program sets is kept, with a shorter step
-    if the advice has fewer rounds.  Other settings, such as a clip, replace the advised ones later.  A warning is
-    given if the server is trusted by the scenario alone.
+    if the advice has fewer rounds.  Other settings, such as a clip, replace the advised ones later.  A warning
+    comes with the advice if the server is trusted by the scenario alone.
 
     Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
     label does.  Of `module` the number of trained parameters decides.
@@ -638,7 +638,7 @@ def as_advised(
             float(min(epsilons) if isinstance(epsilons, list | tuple) else epsilons),
             float(known_settings["privacy.delta"] or privacy["delta"]),
             trust=trust,
-            feature_norm=tree.get("model", {}).get("feature_norm"),
+            feature_norm=settings.get("model.feature_norm", tree.get("model", {}).get("feature_norm")),
             rounds=known_settings["federation.rounds"],
             relation=known_settings["privacy.relation"] or privacy["relation"],
             parameters=None

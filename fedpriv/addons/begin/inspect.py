@@ -187,7 +187,7 @@ def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSu
         span = (float(np.nanmin(numbers)), float(np.nanmax(numbers)))
         return ColumnSummary(name, len(cells), missing, span, distinct, vocabulary)
     has_many_numbers = len(np.unique(numbers[~np.isnan(numbers)])) >= _MIN_DISTINCT_NUMBERS
-    if not has_many_numbers or len(odd_rows) > (1.0 - _MIN_NUMBER_SHARE) * (len(cells) - missing):
+    if not has_many_numbers or len(cells) - missing - len(odd_rows) < _MIN_NUMBER_SHARE * (len(cells) - missing):
         return ColumnSummary(name, len(cells), missing, None, distinct, vocabulary)
     first_rows = odd_rows[:_MAX_SHOWN_ODD].tolist()
     locations = zip(table.locate_rows(first_rows), first_rows, strict=True)

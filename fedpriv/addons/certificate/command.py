@@ -469,7 +469,9 @@ def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> d
             if body["tuned"]
             else "",
             *other_runs,
-            "" if other_runs or not certificate.silos else "No ledger of a silo that signed has another run.",
+            ""
+            if other_runs or not certificate.silos
+            else "No ledger of training records of a silo that signed has another run.",
             *(
                 f"Silo {silo['silo']}'s policy also answers runs without noise."
                 for silo in certificate.silos

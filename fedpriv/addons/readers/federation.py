@@ -57,8 +57,11 @@ def complete_federation(
     if federation.get("samples") == sum(counts) and "batch" not in federation and are_counts:
         del federation["samples"]
         federation["batches"] = [max(1, count // max(1, rounds // epochs)) for count in counts]
-    data_section = {**tree.get("data", {}), "partition": "site"}
-    return {**tree, "data": data_section, "federation": {**federation, "silos": len(counts)}}
+    return {
+        **tree,
+        "data": {**tree.get("data", {}), "partition": "site"},
+        "federation": {**federation, "silos": len(counts)},
+    }
 
 
 def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, Any], units: int) -> dict[str, Any]:

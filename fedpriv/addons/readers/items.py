@@ -144,7 +144,7 @@ def _join_arrays(values: Sequence[Any], noun: str, source: str, is_batched: bool
         is_batched: Whether the values are batches, which may differ in n.
 
     Raises:
-        InputError: A value is no array, or shapes differ.
+        InputError: A value is no array, a batch has no axis, or shapes or types differ.
     """
     arrays = [to_array(value, f"{source}: {noun}") for value in values]
     shapes = [array.shape[1:] if is_batched else array.shape for array in arrays]
@@ -156,4 +156,7 @@ def _join_arrays(values: Sequence[Any], noun: str, source: str, is_batched: bool
             f"{shapes[other]}; pad or cut them to a length that is known without the records, and give a mask as "
             "a second input"
         )
-    return np.concatenate(arrays) if is_batched else np.stack(arrays)
+    try:
+        return np.concatenate(arrays) if is_batched else np.stack(arrays)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{source}: {noun} cannot be joined ({sanitize_line(str(error), 200)})") from None

@@ -92,5 +92,6 @@ def _is_data_set(value: Any) -> bool:
             return False
         first_input = value[0][0] if isinstance(value[0], tuple) and value[0] else value[0]
         return np.ndim(first_input) > 1 and len(first_input) == len(value[1])
-    is_value = isinstance(value, np.ndarray | Tensor | list | str | bytes | Mapping)
-    return not is_value and (hasattr(value, "__getitem__") or hasattr(value, "__iter__"))
+    return not isinstance(value, np.ndarray | Tensor | list | str | bytes | Mapping) and (
+        hasattr(value, "__getitem__") or hasattr(value, "__iter__")
+    )
