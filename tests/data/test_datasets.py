@@ -243,6 +243,13 @@ def test_models_whose_constants_are_those_of_one_data_set_refuse_another(
         load_task_of_inputs(ModelInputs(name, ModelSection(name=model), "float32"))
 
 
+def test_a_model_of_a_tables_cells_refuses_arrays(written: Callable[..., str]) -> None:
+    tables = [{"axes": [{"column": 0, "edges": [0, 50, 100]}]}]
+    model = ModelSection.model_validate({"name": "statistics", "tables": tables})
+    with pytest.raises(InputError, match=r"model\.name = 'statistics' takes the cells of a table, and .* is none"):
+        load_task_of_inputs(ModelInputs(written(), model, "float32"))
+
+
 def test_boolean_labels_are_the_classes_0_and_1(written: Callable[..., str]) -> None:
     labels = {"train_labels": np.arange(6) % 2 == 1, "test_labels": np.array([True, False])}
     dataset = load(written(classes=2, **labels))

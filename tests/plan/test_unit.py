@@ -6,16 +6,21 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.claims.claim import PrivacyClaim, compute_claim, describe_group_privacy, group_bounds, group_epsilons
 from fedpriv.claims.ledger import ReleaseStream, stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError, RunError
+from fedpriv.loss.objective import Records
+from fedpriv.loss.views import absent_label
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, Unit, make_unit, unit_from_data
 from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan.task import group_records
 from fedpriv.show.statement import make_statements
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
@@ -174,3 +179,18 @@ def test_a_run_says_what_it_means_for_persons_with_several_records() -> None:
         "2": {"mu": pytest.approx(2.0), "epsilon": pytest.approx(9.997, abs=1e-3)},
         "8": {"mu": pytest.approx(8.0), "epsilon": pytest.approx(65.32, abs=1e-2)},
     }
+
+
+@pytest.mark.parametrize("units", [[[0], [1], [2]], [[2], [0]], [[0, 1], [2, 3]], [[3, -1], [0, 2]], [[1], [-1]]])
+def test_a_unit_is_its_records_in_order(units: list[list[int]]) -> None:
+    """A unit of one record has no axis of records, and an absent record is zeros without a label."""
+    records = Records(torch.arange(1.0, 13.0).view(4, 3), torch.tensor([2, 0, 1, 2]))
+    features, labels = group_records(records, np.array(units))
+    # Row -1 is the last one, which is absent.
+    with_absent = (
+        torch.cat([records.features, torch.zeros(1, 3)]),
+        torch.cat([records.labels, torch.tensor([absent_label(records.labels)])]),
+    )
+    rows = torch.tensor(units).squeeze(1)
+    assert torch.equal(features, with_absent[0][rows])
+    assert torch.equal(labels, with_absent[1][rows])
