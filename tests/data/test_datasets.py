@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import math
 import pickle
 import tempfile
 import zipfile
@@ -19,7 +20,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.data import fetch as fetching
 from fedpriv.data.fetch import ORIGINS
 from fedpriv.data.formats import Source, write_idx
-from fedpriv.data.named import Dataset, load, load_held_out
+from fedpriv.data.named import Dataset, add_data, is_user_data, list_user_data, load, load_held_out
+from fedpriv.data.synthetic import power_law
 from fedpriv.loss.models import find_model
 from fedpriv.plan.task import ModelInputs, load_task_of_inputs
 from fedpriv.scenario.load import resolve_cell
@@ -82,6 +84,10 @@ def test_idx_data_sets_are_fetched_on_first_use_and_read(
     np.testing.assert_array_equal(dataset.train_labels, np.arange(6), strict=True)
     np.testing.assert_array_equal(dataset.test_images, images(4, 28, 28), strict=True)
     np.testing.assert_array_equal(dataset.test_labels, np.arange(4), strict=True)
+    held_out = load_held_out(name, tmp_path)
+    np.testing.assert_array_equal(held_out.images, dataset.test_images, strict=True)
+    np.testing.assert_array_equal(held_out.labels, dataset.test_labels, strict=True)
+    assert held_out.class_count == classes
 
 
 def test_mnist_with_other_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,9 +151,45 @@ def test_synthetic_classes_are_far_apart(synthetic: Dataset) -> None:
     np.testing.assert_array_equal(nearest, synthetic.test_labels)
 
 
+def test_a_tenth_of_phase_retrieval_is_outliers() -> None:
+    """A size above √8, the norm of x*, is of an outlier: a share 0.1 · (1 - √8/5), 4.5 standard errors allowed."""
+    dataset = load("phase-retrieval")
+    assert (dataset.train_images.shape, dataset.test_images.shape) == ((200_000, 8), (4000, 8))
+    share = 0.1 * (1.0 - math.sqrt(8.0) / 5.0)
+    error = math.sqrt(share * (1.0 - share) / 200_000)
+    assert abs((dataset.train_labels > math.sqrt(8.0)).mean() - share) < 4.5 * error
+
+
+def test_labels_of_linear_regression_have_noise_of_a_tenth() -> None:
+    dataset = load("linear-regression")
+    assert (dataset.train_images.shape, dataset.test_images.shape) == ((65_536, 256), (1000, 256))
+    for features, labels in (
+        (dataset.train_images[:5000], dataset.train_labels[:5000]),
+        (dataset.test_images, dataset.test_labels),
+    ):
+        errors = labels - features @ power_law(256)[1]
+        assert np.abs(errors).max() <= 0.1 * math.sqrt(3.0) * (1.0 + 1e-9)
+        assert errors.std() == pytest.approx(0.1, rel=0.1)
+
+
 def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
     with pytest.raises(InputError, match=r"'synthetc': known data sets are .* did you mean 'synthetic'"):
         load("synthetc")
+
+
+@pytest.mark.parametrize("name", ["Mine", "-mine", "my data", "", "mnist.npz"])
+def test_a_data_set_is_added_under_a_name_of_small_letters(name: str) -> None:
+    with pytest.raises(InputError, match="expected lower-case letters, digits and dashes"):
+        add_data(name, lambda: ((), ()))
+    assert name not in list_user_data()
+
+
+def test_extensions_are_imported_for_unknown_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that cannot be imported stops no run on a data set of fedpriv."""
+    monkeypatch.setenv("FEDPRIV_IMPORT", "/nowhere/own.py")
+    assert not any(map(is_user_data, ("mnist", "synthetic")))
+    with pytest.raises(InputError, match=r"/nowhere/own\.py"):
+        is_user_data("own")
 
 
 GOOD: dict[str, Any] = {

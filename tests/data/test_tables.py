@@ -149,7 +149,7 @@ def test_a_table_is_a_data_set_with_sites_and_persons(tmp_path: Path) -> None:
 
 
 def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
-    held = without_hospital(record for record in rows() if record["part"] == "test")
+    held = list(without_hospital(record for record in rows() if record["part"] == "test"))
     name = str(write_csv(tmp_path / "test.csv", held))
     part = load_held_out(name, table=schema())
     assert (len(part.labels), part.sites) == (20, None)
@@ -157,6 +157,9 @@ def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
     np.testing.assert_array_equal(part.images, whole.images)
     with pytest.raises(InputError, match="has no column 'hospital'"):
         load(name, table=schema())
+    write_csv(tmp_path / "test.csv", [{**record, "part": "train"} for record in held])
+    with pytest.raises(InputError, match="has no test records; look at `split` and `test_share`"):
+        load_held_out(name, table=schema())
 
 
 def test_the_partition_by_site_gives_each_silo_its_own_records(tmp_path: Path) -> None:
@@ -233,6 +236,16 @@ BAD: dict[str, tuple[Callable[[list[dict[str, str]]], Any], dict[str, Any], str]
         "has no test records; look at `split`",
     ),
     "split in other words": (cell_set(0, part="valid"), {}, _NO_SPLIT),
+    "a row of nobody": (
+        cell_set(3, patient=""),
+        {"person": "patient"},
+        "line 5, column 'patient': '' names no person; every row needs one",
+    ),
+    "no record without a missing value": (
+        lambda records: [each.update(age="") for each in records],
+        {"missing": "drop"},
+        "every record has a missing value, none is left",
+    ),
 }
 
 
@@ -285,7 +298,10 @@ def test_bytes_that_are_no_text_or_no_parquet_are_refused(tmp_path: Path) -> Non
         ({"columns": {"sex": {"values": ["f", "f"]}}}, "at least two words, each once"),
         ({"columns": {"sex": {"values": ["f", "m"], "missing": "x"}}}, "expected one of the values"),
         ({"columns": {"outcome": {"values": ["well", "ill"]}}}, "column 'outcome' has two roles"),
+        ({"columns": {"sex": {"values": ["f ", "m"]}}}, "a word has no spaces around it"),
+        ({"classes": ["well", " ill"]}, "a word has no spaces around it"),
         ({"sites": []}, "site, a column, and sites, its words, are given together"),
+        ({"sites": ["north", "south", "north"]}, "each is named once"),
         (
             {"public": False},
             r"data\.table\.public = false: ranges and vocabularies that were read from the records",
@@ -297,6 +313,18 @@ def test_a_description_that_says_too_little_is_refused(tmp_path: Path, changes: 
     tree["data"]["table"] = {key: value for key, value in tree["data"]["table"].items() if value is not None}
     with pytest.raises(InputError, match=line):
         resolve_cell(tree, "test")
+
+
+def test_the_public_share_of_rows_that_count_is_that_of_rows_that_cells_put_aside() -> None:
+    """Published means are divided by it.  Rows that are put aside by their place all count in their part."""
+    for changes, train, test in (
+        ({}, 2 / 3, 1 / 3),
+        ({"split": None}, 1.0, 1.0),
+        ({"split": None, "person": "patient", "test_share": None}, 0.8, 0.2),
+        ({"split": None, "person": "patient", "test_share": 0.0}, 1.0, 1.0),
+    ):
+        shares = [schema(**changes).counted_share(for_testing=testing) for testing in (False, True)]
+        assert shares == pytest.approx([train, test])
 
 
 def test_a_description_that_is_not_public_runs_without_noise_only(tmp_path: Path) -> None:

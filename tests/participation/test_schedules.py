@@ -84,7 +84,7 @@ WORDS: list[tuple[Participation, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("order", "words"), WORDS)
+@pytest.mark.parametrize(("order", "words"), WORDS, ids=map(str, range(len(WORDS))))
 def test_a_report_says_how_often_a_record_takes_part(order: Participation, words: str) -> None:
     assert order.words == words
 

@@ -2,16 +2,21 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedpriv.core.random import KeyedNormal
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import KeyedNormal, public_generator
 from fedpriv.noise.trust import TRUSTED
-from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.plan import Plan, draw_absences, make_plan
 from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
+from tests.data.tables import rows, table_tree, write_csv
 
 MakeCell = Callable[..., Cell]
 
@@ -41,3 +46,42 @@ def test_a_plan_that_is_made_by_replace_derives_its_fields_again(small_cell: Mak
     assert (plan.masked, trusted.masked) == (True, False)
     assert plan.rounds[0].message_length > trusted.rounds[0].message_length
     assert dataclasses.replace(plan, model_length=5).query_length == 5
+
+
+SGD = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+PRIVACY = {"relation": "replace-one", "mu": 1.0}
+
+
+@pytest.mark.parametrize("away", [{"drop_out": 0.35}, {"away": {"1": [2]}}])
+def test_a_run_goes_on_without_a_silo_if_its_algorithm_can(small_cell: MakeCell, away: dict[str, Any]) -> None:
+    federation = {"silos": 3, "rounds": 8, **away}
+    plan = plan_with(small_cell(algorithm=SGD, privacy=PRIVACY, federation=federation), released=True)
+    assert plan.schedule.rounds == 8
+    momentum = {"name": "momentum-tree-reduced", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+    refused = small_cell(algorithm=momentum, privacy=PRIVACY, federation=federation)
+    with pytest.raises(InputError, match=r"^federation\..*: momentum-tree-reduced cannot go on without a silo"):
+        plan_with(refused, released=True)
+
+
+def test_silos_are_absent_in_the_rounds_that_are_listed_or_drawn(small_cell: MakeCell) -> None:
+    """Round t is row t - 1 of the public draw, and every silo has a column."""
+    federation = {"silos": 3, "rounds": 8, "drop_out": 0.35, "away": {"2": [8, 1]}}
+    cell = small_cell(algorithm=SGD, privacy=PRIVACY, federation=federation)
+    is_away = public_generator(cell.seed, "drop-outs").random((8, 3)) < 0.35
+    is_away[[0, 7], 2] = True
+    absences = draw_absences(cell)
+    for t in range(1, 9):
+        assert absences.absent_silos(t) == set(np.flatnonzero(is_away[t - 1]))
+    assert all(list(rounds) == sorted(rounds) for rounds in absences.rounds.values())
+
+
+def test_a_task_has_the_model_of_its_algorithm(tmp_path: Path) -> None:
+    """A point of Newton's method has weights, and the numbers of a symmetric matrix of them."""
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
+    tree["model"]["name"] = "logistic-regression"
+    newton = {"name": "noisy-newton", "trust": "untrusted", "clip": 1.0, "curvature_clip": 0.5, "penalty": 0.1}
+    weights, point = (
+        load_task(resolve_cell({**tree, "algorithm": algorithm}, "test")).objective.dimension
+        for algorithm in (SGD, newton)
+    )
+    assert point == weights + weights * (weights + 1) // 2
