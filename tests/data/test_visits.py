@@ -4,14 +4,17 @@ import collections
 import csv
 import hashlib
 import io
+from pathlib import Path
 
 from fedpriv.data.named import load, load_held_out
 from fedpriv.data.partition import counted_mask
-from fedpriv.data.public import VISITS, VISITS_SHA256, make_visits
+from fedpriv.data.public import TABLE_FILE, VISITS, VISITS_SHA256, make_visits, visits_source
 
 
-def test_the_file_is_the_one_that_its_hash_says() -> None:
-    assert f"sha256:{hashlib.sha256(make_visits().encode()).hexdigest()}" == VISITS_SHA256
+def test_the_file_is_the_one_that_its_hash_says(tmp_path: Path) -> None:
+    visits_source("below").write(tmp_path)
+    content = (tmp_path / "below" / TABLE_FILE).read_bytes()
+    assert f"sha256:{hashlib.sha256(content).hexdigest()}" == VISITS_SHA256
 
 
 def test_patients_come_often_to_one_clinic_and_are_for_training_or_for_testing() -> None:
