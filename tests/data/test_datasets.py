@@ -21,7 +21,7 @@ from fedpriv.data import fetch as fetching
 from fedpriv.data.fetch import ORIGINS
 from fedpriv.data.formats import Source, write_idx
 from fedpriv.data.named import Dataset, add_data, is_user_data, list_user_data, load, load_held_out
-from fedpriv.data.synthetic import power_law
+from fedpriv.data.synthetic import make_phase_retrieval, power_law
 from fedpriv.loss.models import find_model
 from fedpriv.plan.task import ModelInputs, load_task_of_inputs
 from fedpriv.scenario.load import resolve_cell
@@ -158,6 +158,20 @@ def test_a_tenth_of_phase_retrieval_is_outliers() -> None:
     share = 0.1 * (1.0 - math.sqrt(8.0) / 5.0)
     error = math.sqrt(share * (1.0 - share) / 200_000)
     assert abs((dataset.train_labels > math.sqrt(8.0)).mean() - share) < 4.5 * error
+
+
+def test_sizes_of_phase_retrieval_are_those_of_its_measurements() -> None:
+    """Without outliers one x* of norm √8 fits all records, and sizes of outliers are uniform between 0 and 5."""
+    measurements, sizes, _, _ = make_phase_retrieval(2000, 10, dimension=8, outliers=0.0, seed=3)
+    assert np.linalg.norm(measurements, axis=1) == pytest.approx(1.0)
+    # A measurement's square of its size is linear in x* x*ᵀ, whose trace is 8.
+    products = (measurements[:, :, None] * measurements[:, None]).reshape(-1, 64)
+    matrix, *_ = np.linalg.lstsq(products, sizes**2, rcond=None)
+    assert products @ matrix == pytest.approx(sizes**2, abs=1e-9)
+    assert matrix.reshape(8, 8).trace() == pytest.approx(8.0)
+    outliers = make_phase_retrieval(20_000, 10, dimension=8, outliers=1.0, seed=3)[1]
+    shares = np.histogram(outliers, bins=10, range=(0.0, 5.0))[0] / 20_000
+    assert shares == pytest.approx(0.1, abs=0.011)
 
 
 def test_labels_of_linear_regression_have_noise_of_a_tenth() -> None:

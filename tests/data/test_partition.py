@@ -15,6 +15,7 @@ from fedpriv.data.partition import (
     partition_dirichlet,
     partition_iid,
     partition_shards,
+    secret_permutation,
     silo_sizes,
 )
 
@@ -62,6 +63,14 @@ def test_iid_every_record_is_as_likely_as_any_other() -> None:
     counts = np.bincount(np.concatenate(drawn))
     assert len(counts) == 40
     assert np.abs(counts - 1000).max() < 5.5 * np.sqrt(500)
+
+
+def test_a_secret_order_is_uniform_for_many_units_and_always_that_of_its_key() -> None:
+    """Of 20,000 units a unit is behind the one before it half of the time; 5 deviations of √((n + 1)/12)."""
+    order = secret_permutation(bytes(range(32)), 20_000)
+    assert np.array_equal(np.sort(order), np.arange(20_000))
+    assert abs(np.count_nonzero(np.diff(order) > 0) - 19_999 / 2) < 5.0 * np.sqrt(20_001 / 12)
+    assert secret_permutation(bytes(32), 8).tolist() == [6, 1, 2, 3, 0, 7, 5, 4]
 
 
 def _purity(shares: SiloRows, labels: NDArray[np.int64]) -> float:

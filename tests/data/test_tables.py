@@ -155,6 +155,8 @@ def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
     assert (len(part.labels), part.sites) == (20, None)
     whole = load_held_out(str(write_csv(tmp_path / "t.csv", rows())), table=schema())
     np.testing.assert_array_equal(part.images, whole.images)
+    assert whole.sites is not None
+    assert (len(whole.sites.train), len(whole.sites.test)) == (0, 20)
     with pytest.raises(InputError, match="has no column 'hospital'"):
         load(name, table=schema())
     write_csv(tmp_path / "test.csv", [{**record, "part": "train"} for record in held])
