@@ -102,6 +102,21 @@ def test_phases_that_stop_early_are_charged_as_a_whole() -> None:
             phases.truncate(rounds)
 
 
+@pytest.mark.parametrize(
+    ("order", "rows"),
+    [
+        (RandomAllocation(4, 4, 2), [[0, 2], [1, 3, 5, 7], [4, 6], []]),
+        (BalancedSubsampling(4, 2), [[1, 3], [0], [0, 1, 2, 3], [2]]),
+        (PoissonSampling(4, 2), [[0, 3], [2], [1, 3], [0, 1]]),
+        (ClientAvailability(4, 2, 2, 3), [[4], [1, 2, 5], [4], [0, 1, 2, 5]]),
+    ],
+    ids=["allocation", "balanced", "poisson", "available"],
+)
+def test_a_key_gives_the_records_that_it_has_always_given(order: Participation, rows: list[list[int]]) -> None:
+    """A guard that is restarted with a later version goes on with the same records."""
+    assert [np.flatnonzero(of_round).tolist() for of_round in tabulate(order, 2, silo=1, seed=5).T] == rows
+
+
 COHORT, PLACES = 20, 30
 
 
