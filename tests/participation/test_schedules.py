@@ -108,7 +108,7 @@ def test_phases_that_stop_early_are_charged_as_a_whole() -> None:
         (RandomAllocation(4, 4, 2), [[0, 2], [1, 3, 5, 7], [4, 6], []]),
         (BalancedSubsampling(4, 2), [[1, 3], [0], [0, 1, 2, 3], [2]]),
         (PoissonSampling(4, 2), [[0, 3], [2], [1, 3], [0, 1]]),
-        (ClientAvailability(4, 2, 2, 3), [[4], [1, 2, 5], [4], [0, 1, 2, 5]]),
+        (ClientAvailability(6, 2, 3, 4), [[0], [1, 2, 4, 5], [3, 6], [0, 7], [2, 4, 5], [3]]),
     ],
     ids=["allocation", "balanced", "poisson", "available"],
 )
