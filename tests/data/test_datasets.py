@@ -21,7 +21,7 @@ from fedpriv.data import fetch as fetching
 from fedpriv.data.fetch import ORIGINS
 from fedpriv.data.formats import Source, write_idx
 from fedpriv.data.named import Dataset, add_data, is_user_data, list_user_data, load, load_held_out
-from fedpriv.data.synthetic import make_phase_retrieval, power_law
+from fedpriv.data.synthetic import geometric_curvature, make_phase_retrieval, power_law
 from fedpriv.loss.models import find_model
 from fedpriv.plan.task import ModelInputs, load_task_of_inputs
 from fedpriv.scenario.load import resolve_cell
@@ -172,6 +172,15 @@ def test_sizes_of_phase_retrieval_are_those_of_its_measurements() -> None:
     outliers = make_phase_retrieval(20_000, 10, dimension=8, outliers=1.0, seed=3)[1]
     shares = np.histogram(outliers, bins=10, range=(0.0, 5.0))[0] / 20_000
     assert shares == pytest.approx(0.1, abs=0.011)
+
+
+@pytest.mark.parametrize(("dimension", "condition"), [(0, 4.0), (3, 0.99), (-1, 0.5)])
+def test_a_condition_number_is_at_least_one(dimension: int, condition: float) -> None:
+    with pytest.raises(
+        ValueError, match=f"dimension {dimension} and condition number {condition} must be at least"
+    ):
+        geometric_curvature(dimension, condition)
+    assert geometric_curvature(3, 4.0) == pytest.approx([1.0, 0.5, 0.25])
 
 
 def test_labels_of_linear_regression_have_noise_of_a_tenth() -> None:

@@ -88,6 +88,21 @@ def test_label_skew_falls_with_the_concentration() -> None:
     assert purities[2] < 0.15
 
 
+def test_a_silo_may_have_next_to_none_of_most_labels() -> None:
+    """Drawn shares are 0 or 1 at 1e-6, and records of a label that nobody has drawn are given out, too."""
+    labels = np.arange(1000) % 10
+    shares = partition_dirichlet(labels, [100] * 10, 0, 1e-6)
+    np.testing.assert_array_equal(np.sort(np.concatenate(shares)), np.arange(1000))
+    assert _purity(shares, labels) > 0.6
+
+
+@pytest.mark.parametrize("sizes", [[], [3, 0], [-1, 2]])
+@pytest.mark.parametrize("name", list(DEALS))
+def test_a_silo_without_records_is_refused(name: str, sizes: list[int]) -> None:
+    with pytest.raises(InputError, match="at least one silo, and one record in each"):
+        DEALS[name](np.zeros(10, np.int64), sizes, 0)
+
+
 def test_all_records_are_dealt_out_when_all_are_asked_for() -> None:
     labels, sizes = np.arange(6000) % 10, [1000, 2000, 3000]
     for deal in DEALS.values():

@@ -104,6 +104,21 @@ def test_a_table_by_name_is_fetched_verified_and_described(
         load(HEART, tmp_path / "other")
 
 
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("heart-hospitals", "8389a65f87d5f3e12c0b1cc18949217236145e8792a465f2218229bb22c56318"),
+        ("dialysis", "49900975ce2c2e5d9d688800c4ce65b2adbf584a0f0300972f03364249a85306"),
+        ("dialysis-survival", "6659d60df03f62f24cf10d182122aa423abcf8b2b9327ccb495fa9dbc00d9eef"),
+        ("dialysis-times", "65b846c039f4d0824e208dd0d54877aab29ea91c54439ea1c981a3d6bd0b64c5"),
+        ("adult", "60227ac930d331faf3a6fb28ccfbcc0466c67b301ef0387ebd314dcf692418f7"),
+    ],
+)
+def test_ranges_and_words_of_a_public_table_are_those_of_published_numbers(name: str, digest: str) -> None:
+    """They scale features, and with them the noise beside every record."""
+    assert hashlib.sha256(PUBLIC_TABLES[name].schema.model_dump_json().encode()).hexdigest() == digest
+
+
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path

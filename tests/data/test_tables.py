@@ -376,7 +376,9 @@ def test_a_silos_own_table_has_no_column_for_its_site_or_only_its_own(tmp_path: 
     encoded = load_silo_table(write_csv(tmp_path / "south.csv", own), schema(), 1)
     nameless = load_silo_table(write_csv(tmp_path / "none.csv", without_hospital(own)), schema(), 1)
     np.testing.assert_array_equal(encoded.features, nameless.features)
-    with pytest.raises(InputError, match=r"column 'hospital': 'south' is another site than silo 0, 'north'"):
+    with pytest.raises(
+        InputError, match=r"line 2, column 'hospital': 'south' is another site than silo 0, 'north'"
+    ):
         load_silo_table(tmp_path / "south.csv", schema(), 0)
 
 
@@ -416,6 +418,12 @@ def test_guarantee_a_number_does_not_depend_on_how_other_cells_are_spelled(texts
     assert (distinct, words) == (len(set(held)), tuple(word for word, _ in Counter(held).most_common()))
     places = [{"5": 0, "NA": 1, "*": 2}.get(text, -1) for text in texts]
     assert cells.vocabulary_indices(["5", "NA", "*"]).tolist() == places
+
+
+def test_values_are_listed_up_to_a_number_of_different_ones() -> None:
+    cells = RawTable.from_texts("t", {"a": ["y", "x", "x", "NA", "z"]}).column("a")
+    assert cells.count_values(3) == (3, ("x", "y", "z"))
+    assert cells.count_values(2) == (3, ())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -75,7 +75,10 @@ def test_every_clip_of_a_round_is_looked_at(clip: float) -> None:
 
 
 def test_a_clip_is_shared_by_a_batch() -> None:
-    check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 10**6, is_private=True)
+    for batch in (1, 10**6, 2**30):
+        check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], batch, is_private=True)
+    with pytest.raises(InputError, match=f"batch of {2**30 + 1} records"):
+        check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 2**30 + 1, is_private=True)
     with pytest.raises(InputError, match="batch of 10000000000 records"):
         check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 10**10, is_private=True)
 
@@ -85,6 +88,10 @@ def test_every_source_is_looked_at(std: float) -> None:
     """Noise of standard deviation 0 in a trust setting that asks for noise would release the sums."""
     with pytest.raises(InputError, match="standard deviation"):
         check_noise(Noise((NoiseSource(0, 1.0, 0.5), NoiseSource(1, std, 0.5))))
+
+
+def test_noise_between_the_least_and_the_most_that_can_be_added_passes() -> None:
+    check_noise(Noise(tuple(NoiseSource(party, 2.0**power, 0.25) for party, power in enumerate((-100, 0, 100)))))
 
 
 def test_sums_are_at_most_two_to_the_thirty_deviations() -> None:
