@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedNormal, public_generator
@@ -46,6 +47,35 @@ def test_a_plan_that_is_made_by_replace_derives_its_fields_again(small_cell: Mak
     assert (plan.masked, trusted.masked) == (True, False)
     assert plan.rounds[0].message_length > trusted.rounds[0].message_length
     assert dataclasses.replace(plan, model_length=5).query_length == 5
+
+
+@pytest.mark.parametrize(
+    ("trust", "released", "message", "bytes_per_number", "stored"),
+    [
+        ("untrusted", False, torch.float32, 4, torch.float32),
+        ("untrusted", True, torch.float32, 4, torch.float32),
+        ("trusted", False, torch.float64, 8, torch.float32),
+        ("trusted", True, torch.int64, 8, torch.int64),
+        ("secure-aggregation", False, torch.uint64, 8, torch.float32),
+        ("secure-aggregation", True, torch.uint8, 5, torch.int64),
+    ],
+)
+def test_messages_have_the_numbers_that_a_trust_setting_sends(
+    small_cell: MakeCell,
+    trust: str,
+    released: bool,
+    message: torch.dtype,
+    bytes_per_number: int,
+    stored: torch.dtype,
+) -> None:
+    """Of two silos: masked integers are words of `run.word` bits, and all others are a number for each value."""
+    run = {"dtype": "float32", "word": 40}
+    plan = plan_with(small_cell(algorithm__trust=trust, federation__silos=2, run=run), released=released)
+    assert (plan.message_dtype, plan.stored_dtype) == (message, stored)
+    length = plan.objective.dimension
+    for planned in plan.rounds:
+        assert planned.message_length * message.itemsize == bytes_per_number * length
+        assert planned.stored_length == length
 
 
 SGD = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}

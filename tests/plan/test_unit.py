@@ -13,19 +13,21 @@ import torch
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.claims.claim import PrivacyClaim, compute_claim, describe_group_privacy, group_bounds, group_epsilons
-from fedpriv.claims.ledger import ReleaseStream, stream_from_data, stream_to_data
+from fedpriv.claims.ledger import ReleaseStream, make_release_streams, stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.loss.objective import Records
 from fedpriv.loss.views import absent_label
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, Unit, make_unit, unit_from_data
 from fedpriv.participation.orders import FixedOrder
-from fedpriv.plan.task import group_records
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import group_records, load_task
 from fedpriv.show.statement import make_statements
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from fedpriv.study.results import Results
+from tests.engines.test_units import person_cell
 from tests.silo.guarded import ZERO, cell_json, write_silo
 
 
@@ -163,6 +165,16 @@ def test_persons_in_several_silos_pay_in_each_of_them() -> None:
     assert unit.weight_in_mean(weights, batches) == pytest.approx(2 / 14)
     trusted = TRUSTED.calibrate_noise(1.0, (4, 4), (0.5, 0.5), "zero-out", 1.0, unit)
     assert float(trusted.sources[0].std) == pytest.approx(0.25)  # both means move by 1/8
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+def test_releases_of_integers_keep_the_target_of_persons_in_both_silos(tmp_path: Path, trust: str) -> None:
+    cell = person_cell(tmp_path, algorithm__trust=trust, privacy__shared=2)
+    plan = make_plan(cell, load_task(cell).objective, for_release=True)
+    claim = compute_claim(make_release_streams(plan, plan.schedule.rounds))
+    assert claim is not None
+    assert isinstance(claim.guarantee, GaussianDP)
+    assert 1.99 < claim.guarantee.mu <= 2.0
 
 
 def test_a_run_says_what_it_means_for_persons_with_several_records() -> None:
