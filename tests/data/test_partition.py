@@ -1,5 +1,6 @@
 """Spreading records over silos: disjoint, reproducible, refused where it cannot be done."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
+from fedpriv.data.own import Dataset, Sites
 from fedpriv.data.partition import (
     SiloRows,
     _round_amounts,
+    draw_split,
     partition_dirichlet,
     partition_iid,
     partition_shards,
@@ -49,6 +52,24 @@ def test_a_partition_is_a_function_of_the_seed(name: str) -> None:
     first, again, other = (DEALS[name](labels, sizes, seed) for seed in (7, 7, 8))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(("rare", "others", "drawn"), [(10, 30, 8), (3, 39, 14), (2, 38, 20)])
+def test_a_split_has_the_share_of_every_label_that_is_no_rarity(rare: int, others: int, drawn: int) -> None:
+    """With three records of a label or more, the test part has exactly its share of them."""
+    labels = np.array([0] * rare + [1] * others)
+    data = Dataset("x", np.ones((len(labels) - drawn, 1)), labels[drawn:], np.ones((drawn, 1)), labels[:drawn], 2)
+    counts = {int((draw_split(data, number).test_labels == 0).sum()) for number in range(1, 21)}
+    assert (counts == {rare * drawn // (rare + others)}) == (rare > 2)
+
+
+def test_records_of_persons_are_drawn_anew_only_where_both_parts_name_them() -> None:
+    data = Dataset("x", np.ones((4, 1)), np.zeros(4), np.ones((2, 1)), np.zeros(2), 0)
+    assert len(draw_split(data, 1).test_labels) == 2
+    one_part = Sites(("a",), np.zeros(4, np.int64), np.zeros(0, np.int64))
+    for known in ({"persons": np.array(list("aabb"))}, {"sites": one_part}):
+        with pytest.raises(InputError, match="persons or sites of the test records of x are not known"):
+            draw_split(dataclasses.replace(data, **known), 1)
 
 
 def test_iid_gives_the_records_it_has_always_given() -> None:

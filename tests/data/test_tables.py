@@ -19,7 +19,7 @@ from fedpriv.addons.begin.inspect import summarize_columns
 from fedpriv.core.errors import InputError
 from fedpriv.data import cells as cells_of_files
 from fedpriv.data.cells import MISSING_TEXTS, RawTable, parse_number, read_table
-from fedpriv.data.encode import encode_table
+from fedpriv.data.encode import encode_features, encode_table
 from fedpriv.data.named import load, load_held_out
 from fedpriv.data.partition import counted_mask
 from fedpriv.data.schema import TableSchema
@@ -97,6 +97,18 @@ def test_features_do_not_depend_on_how_a_description_is_ordered(tmp_path: Path) 
     assert turned != schema() or list(turned.columns) != list(schema().columns)
     ours, theirs = (encode_table(read_table(path), described).features for described in (turned, schema()))
     np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_long_table_is_encoded_row_by_row() -> None:
+    """Rows are encoded some thousands at a time, and each has the features of its own cells."""
+    ages, sexes = np.arange(20_000) % 101, np.arange(20_000) % 2
+    texts = {"age": [str(age) for age in ages], "sex": ["fm"[sex] for sex in sexes], "outcome": ["well"] * 20_000}
+    columns = {"age": {"range": [0, 100]}, "sex": {"values": ["f", "m"]}}
+    given_schema = schema(split=None, site=None, sites=[], columns=columns)
+    chosen = np.arange(1, 20_000)
+    features = encode_features(RawTable.from_texts("t", texts), given_schema, chosen)
+    expected = np.stack([ages / 50.0 - 1.0, sexes == 0, sexes == 1], axis=1)
+    np.testing.assert_allclose(features, expected[chosen], atol=1e-12)
 
 
 def test_missing_values_are_filled_dropped_or_refused(tmp_path: Path) -> None:

@@ -101,7 +101,11 @@ def test_a_record_that_claims_something_else_does_not_agree(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("untrusted", "every silo added noise: all evaluations together are 0.5-GDP for each test record"),
+        (
+            "untrusted",
+            "every silo added noise: all evaluations together are 0.5-GDP for each test record (ε = 1.994 at "
+            "δ = 1e-05, replace-one)",
+        ),
         ("trusted", "the server, which saw exact sums, added noise: all evaluations together are 0.5-GDP"),
         ("exact", "whoever passes it on releases exact figures of test records, for which nothing is guaranteed"),
     ],

@@ -349,6 +349,9 @@ def test_whatever_was_released_the_map_is_finite_and_bounded() -> None:
     with pytest.raises(ValueError, match="4 finite moments"):
         scaling_from_moments((0, 1), np.full(4, np.nan))
     assert Scaling((1,), (0.5,), (0.25,)).apply(np.array([[2.0, 1.0]])).tolist() == [[2.0, 2.0]]
+    for features in (np.zeros((1, 1)), np.zeros(2), np.zeros((1, 2), np.int64)):
+        with pytest.raises(InputError, match=r"data\.scale: is for features that are numbers, 2 or more"):
+            Scaling((1,), (0.5,), (0.25,)).apply(features)
 
 
 @pytest.mark.parametrize(
