@@ -175,6 +175,16 @@ def test_a_doctored_claim_is_seen(tmp_path: Path) -> None:
         read_ledger(tmp_path)
 
 
+def test_a_silo_with_less_noise_than_its_own_budget_asks_for_is_seen(tmp_path: Path) -> None:
+    tree = small_tree(privacy={"relation": "replace-one", "epsilon": 2.0, "shares": [0.1, 0.5, 1.0]})
+    results = write_run(tmp_path, tree)
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement is None
+    edit_cell(results, lambda cell: cell["releases"][0].update(std=cell["releases"][2]["std"]))
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
+
+
 @pytest.mark.parametrize("key", ["mu", "epsilon"])
 def test_the_command_fails_where_a_claim_differs(tmp_path: Path, key: str) -> None:
     """Exit code 1 and the cell's number: a doctored figure that a script would take for checked."""
