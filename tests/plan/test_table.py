@@ -12,7 +12,7 @@ import torch
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedNormal, public_generator
 from fedpriv.noise.trust import TRUSTED
-from fedpriv.plan.plan import Plan, draw_absences, make_plan
+from fedpriv.plan.plan import Plan, draw_absences, excess_risk_bound, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -115,3 +115,21 @@ def test_a_task_has_the_model_of_its_algorithm(tmp_path: Path) -> None:
         for algorithm in (SGD, newton)
     )
     assert point == weights + weights * (weights + 1) // 2
+
+
+def test_a_bound_of_the_excess_risk_is_of_the_plans_batch_dimension_and_noise(small_cell: MakeCell) -> None:
+    """Fresh gradients with errors of s² = clip²/B + d·std²: R²/(2ηT) + s²/(2(1/η - M))."""
+    cell = small_cell(
+        data={"name": "linear-regression"},
+        model={"name": "least-squares"},
+        federation={"silos": 2, "rounds": 8, "batches": [3, 5]},
+        algorithm={**SGD, "step": 0.25, "radius": 1.0, "output": "average"},
+        privacy={"relation": "zero-out", "mu": 1.0},
+    )
+    objective = load_task(cell).objective
+    plan = make_plan(cell, objective)
+    bound = excess_risk_bound(cell, plan)
+    assert bound is not None
+    error = 1.0 / 8 + objective.dimension * plan.noise.std_in_mean**2
+    expected = 1.0 / (2 * 0.25 * 8) + error / (2 * (4.0 - objective.smoothness))
+    assert bound.value == pytest.approx(expected)

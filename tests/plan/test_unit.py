@@ -21,7 +21,7 @@ from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, Unit, make_unit, unit_from_data
 from fedpriv.participation.orders import FixedOrder
 from fedpriv.plan.plan import make_plan
-from fedpriv.plan.task import group_records, load_task
+from fedpriv.plan.task import group_records, load_task, mask_absent_records
 from fedpriv.show.statement import make_statements
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
@@ -206,3 +206,12 @@ def test_a_unit_is_its_records_in_order(units: list[list[int]]) -> None:
     rows = torch.tensor(units).squeeze(1)
     assert torch.equal(features, with_absent[0][rows])
     assert torch.equal(labels, with_absent[1][rows])
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([[2, -1], [0, 1]]), torch.tensor([[2.0, math.nan], [0.0, -1.0]])])
+def test_absent_records_have_label_0_and_are_masked(labels: torch.Tensor) -> None:
+    records = Records(torch.ones(2, 2, 3), labels)
+    masked, is_present = mask_absent_records(records)
+    assert is_present.tolist() == [[True, False], [True, True]]
+    assert masked.labels.tolist() == [[2, 0], labels[1].tolist()]
+    assert torch.equal(masked.features, records.features)
