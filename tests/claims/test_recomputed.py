@@ -15,6 +15,7 @@ from fedpriv.claims.recomputed import (
     first_step_before,
     format_silos,
     make_objective,
+    recompute_clips,
     recompute_plans,
     shapes_to_data,
 )
@@ -179,6 +180,16 @@ def test_an_objective_is_made_of_shapes_alone(small_cell: MakeCell) -> None:
     for width in (4, 2**31):
         objective = make_objective(cell, {**SHAPES, "width": width, "inputs": [[[width], "numbers"]]})
         assert objective.dimension == 3 * width
+
+
+def test_clips_are_computed_again_unless_they_depend_on_the_records(small_cell: MakeCell) -> None:
+    """Momentum of weight α has clips of α times its own clip, which otherwise follows from the model."""
+    privacy = {"relation": "replace-one", "mu": 1.0}
+    momentum = {"name": "momentum-tree", "trust": "trusted", "alpha": 0.5, "step": 0.1}
+    sgd = {"name": "dp-sgd", "trust": "trusted", "clip": 3.0, "step": 0.1}
+    assert recompute_clips(small_cell(privacy=privacy, algorithm=sgd)) == (3.0,) * 8
+    assert recompute_clips(small_cell(privacy=privacy, algorithm=momentum)) is None
+    assert recompute_clips(small_cell(privacy=privacy, algorithm={**momentum, "clip": 3.0})) == (1.5,) * 8
 
 
 def test_a_long_list_of_silos_has_eight_numbers() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz
+from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.series import Workload
 from fedpriv.participation.secret import RandomAllocation
 from fedpriv.plan import sums as plan_sums
@@ -38,3 +39,13 @@ def test_overlaps_are_looked_at_up_to_a_number_of_a_records_rounds(monkeypatch: 
     for rounds, groups in ((7, 1), (13, 2)):
         with pytest.raises(InputError, match="may take part in 7 rounds, and overlaps are looked at up to 6"):
             sums_of(rounds, groups).displacement_and_overlap(groups)
+
+
+def test_chains_bound_overlaps_of_few_rounds_that_do_overlap() -> None:
+    for bins, has_chains in ((4, True), (200, True), (201, False)):
+        order = RandomAllocation(bins, bins)
+        fading = RunningSums(FADING, Workload(order, 1.0, np.ones(bins)), "zero-out")
+        assert (fading.fading_overlaps(1, bins) is not None) == has_chains
+    alone = RunningSums(IndependentGaussian(), Workload(RandomAllocation(8, 4), 0.0, np.ones(8)), "zero-out")
+    assert alone.displacement_and_overlap(1)[1] == 0.0
+    assert alone.fading_overlaps(1, 4) is None
