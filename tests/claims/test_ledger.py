@@ -241,6 +241,7 @@ def _release(**changes: Any) -> Callable[[dict[str, Any]], None]:
 EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
     "fewer rounds": _fewer_rounds,
     "one silo of three": _release(owner="silo 0"),
+    "a step that no run has": _release(step="third step"),
     "a silo nobody has": _release(owner="silos 1-3"),
     "the server's noise, said of silos": lambda cell: cell.update(trust="trusted"),
     "a relation that halves mu": _release(relation="zero-out"),

@@ -256,6 +256,7 @@ def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
         ({"classes": None}, "`classes` must be one whole number"),
         ({"classes": 2}, "train part: labels are whole numbers from 0 to 1"),
         ({"train_labels": np.zeros(5, int)}, r"train part: expected records .* found \(6, 4\) and \(5,\)"),
+        ({"train_images": np.ones(6)}, r"train part: expected records .* found \(6,\) and \(6,\)"),
         ({"test_images": np.full((2, 4), np.nan)}, "test part: a value is not finite"),
         ({"train_images": np.ones((6, 4), np.complex64)}, "records are bytes .* or floats, not complex64"),
         ({"train_images": np.ones((6, 4), np.int32)}, "must be alike, found int32 .* and float64"),
