@@ -1,5 +1,6 @@
 """Tasks: what a data set, a model and a run need of each other, and which records are held out."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,14 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError
+from fedpriv.papers.base import NoiseSettings
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.participation.secret import RandomAllocation
+from fedpriv.plan.calibration import response_and_workload
+from fedpriv.plan.evaluation import train_indices_of_silos
 from fedpriv.plan.plan import Plan, make_plan
-from fedpriv.plan.task import load_public_task, load_task
+from fedpriv.plan.task import load_public_task, load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.data.tables import rows, table_tree, write_csv
@@ -67,3 +74,26 @@ def test_noise_in_floating_point_is_no_release(small_cell: MakeCell) -> None:
         plan_of().check_release_noise()
     plan_of(released=True).check_release_noise()
     plan_of(privacy={"relation": "zero-out", "mode": "none"}).check_release_noise()  # which has no noise
+
+
+def test_clients_of_a_pool_have_the_records_of_their_units(small_cell: MakeCell) -> None:
+    """Row indices in the data, unit by unit, of which no record is in two clients."""
+    cell = small_cell(
+        federation={"silos": 1, "clients": 40, "cohort": 10, "rounds": 4},
+        privacy={"unit": "client", "records": 5, "relation": "zero-out", "mu": 1.0},
+        algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
+    )
+    task = load_task(cell)
+    assert task.unit_indices is not None
+    (rows_of_pool,), (units,) = train_indices_of_silos(cell), partition_records(cell)
+    assert rows_of_pool.tolist() == task.unit_indices[units.numpy()].ravel().tolist()
+    assert len(set(rows_of_pool.tolist())) == len(rows_of_pool) == 5 * len(units)
+
+
+def test_noise_is_fitted_to_points_that_a_row_publishes_in_a_public_order() -> None:
+    row, settings = ALGORITHMS["dp-ftrl"], NoiseSettings.model_validate({"mechanism": "blt"})
+    order = FixedOrder(8, 8)
+    with pytest.raises(InputError, match="noise cannot be fitted to what dp-ftrl publishes"):
+        response_and_workload(dataclasses.replace(row, published=None), settings, order)
+    with pytest.raises(InputError, match="nobody may know in which rounds a record takes part"):
+        response_and_workload(row, settings, RandomAllocation(8, 8))
