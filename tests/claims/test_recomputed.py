@@ -153,8 +153,8 @@ SHAPES: dict[str, Any] = {"width": 4, "inputs": [[[2, 2], "numbers"]], "labels":
 
 
 def test_shapes_are_those_of_the_layout() -> None:
-    layout = FeatureLayout(6, (InputLayout((2, 3), "pixels"),), (5,), labels_are_classes=True)
-    assert shapes_to_data(layout, 3) == {"width": 6, "inputs": [[[2, 3], "pixels"]], "labels": [5], "classes": 3}
+    layout = FeatureLayout(6, (InputLayout((2, 3), "tokens"),), (5,), labels_are_classes=True)
+    assert shapes_to_data(layout, 3) == {"width": 6, "inputs": [[[2, 3], "tokens"]], "labels": [5], "classes": 3}
 
 
 @pytest.mark.parametrize(

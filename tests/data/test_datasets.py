@@ -203,7 +203,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
 @pytest.mark.parametrize("name", ["Mine", "-mine", "my data", "", "mnist.npz"])
 def test_a_data_set_is_added_under_a_name_of_small_letters(name: str) -> None:
     with pytest.raises(InputError, match="expected lower-case letters, digits and dashes"):
-        add_data(name, lambda: ((), ()))
+        add_data(name, lambda: (([], []), ([], [])))
     assert name not in list_user_data()
 
 
