@@ -69,6 +69,20 @@ def test_the_splits_are_those_of_scikit_learn() -> None:
     assert sorted(draw_plain_test(labels, 0.66, 43).tolist()) == [6, 7, 8, 9, 11]
 
 
+@pytest.mark.parametrize(
+    ("classes", "train_share", "tested"), [(3, 0.66, 5), (4, 0.5, 8), (5, 0.66, 7), (2, 0.7, 3)]
+)
+def test_classes_of_one_size_differ_by_at_most_one_test_record(
+    classes: int, train_share: float, tested: int
+) -> None:
+    """As many of the equal remainders are rounded up as the sum of the test records lacks."""
+    labels = np.repeat(np.arange(classes), 4)
+    for seed in range(10):
+        drawn = draw_stratified_test(labels, train_share, seed)
+        assert len(np.unique(drawn)) == len(drawn) == tested
+        assert np.ptp(np.bincount(labels[drawn], minlength=classes)) <= 1
+
+
 def test_the_census_is_read_back_from_one_hot_columns() -> None:
     numbers = ["age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"]
     words = ["workclass", "education", "marital-status", "occupation", "relationship", "race", "sex"]

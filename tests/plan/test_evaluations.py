@@ -134,3 +134,18 @@ def test_a_silo_with_too_few_test_records_is_named(tmp_path: Path, split: str | 
     tree["evaluation"], tree["federation"]["batches"] = {"records": [1, 40], "mu": 2.0}, [4, 4]
     with pytest.raises(InputError, match=f"^evaluation.records: 'south' has {count}, and 40 are asked for"):
         partition_test_records(resolve_cell(tree, "test"))
+
+
+@pytest.mark.parametrize("partition", ["site", "iid"])
+def test_test_records_are_of_the_silos_site_only_in_a_partition_by_site(tmp_path: Path, partition: str) -> None:
+    """Of 12 test records in the north and 10 in the south."""
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()), split=None)
+    tree["data"]["partition"], tree["evaluation"] = partition, {"records": [8, 10], "mu": 2.0}
+    tree["federation"]["batches"] = [4, 4]
+    cell = resolve_cell(tree, "test")
+    sites, shares = load_task(cell).test_sites, partition_test_records(cell)
+    assert sites is not None
+    assert [len(share) for share in shares] == [8, 10]
+    assert len({row for share in shares for row in share.tolist()}) == 18
+    are_own = [bool((sites[share.numpy()] == silo).all()) for silo, share in enumerate(shares)]
+    assert are_own == [partition == "site"] * 2

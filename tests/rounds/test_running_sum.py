@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.loss.estimators import RecursiveGradient, SplitGradient
+from fedpriv.loss.estimators import Estimator, PlainGradient, RecursiveGradient, SplitGradient
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
+from fedpriv.rounds.round import increment_parts
 
 FEATURES, CLASSES = 4, 3
 OBJECTIVE = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0, dtype=torch.float64)
@@ -94,6 +95,15 @@ def test_increment_uses_the_previous_query_not_the_present_one() -> None:
     feature, label = features[1], int(labels[1])
     expected = 2 * gradient(queries[1], feature, label) - gradient(queries[0], feature, label)
     torch.testing.assert_close(measured[1] - measured[0], expected)
+
+
+@pytest.mark.parametrize(("estimator", "most"), [(PlainGradient(1.0), 0), (RecursiveGradient(1.0), 1)])
+def test_no_more_queries_are_stored_than_the_next_round_needs(estimator: Estimator, most: int) -> None:
+    past: tuple[Tensor, ...] = ()
+    for t, query in enumerate(torch.eye(5), start=1):
+        _, past = increment_parts(estimator.round(t), query, past, estimator.memory)
+        assert len(past) == most
+        assert not past or torch.equal(past[0], query)
 
 
 def neighbours(rounds: int, dtype: torch.dtype) -> list[float]:
