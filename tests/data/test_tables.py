@@ -160,6 +160,15 @@ def test_a_table_is_a_data_set_with_sites_and_persons(tmp_path: Path) -> None:
     assert len(load_held_out(name, table=schema()).labels) == 20
 
 
+@pytest.mark.parametrize(("part", "share"), [("test", 1 / 3), ("test", 0.0), ("train", 1 / 3)])
+def test_a_data_set_has_records_in_both_parts(tmp_path: Path, part: str, share: float) -> None:
+    """But for a table of which no share is for testing."""
+    name = str(write_csv(tmp_path / "t.csv", [{**record, "part": part} for record in rows()]))
+    missing = "training" if part == "test" else "test"
+    with pytest.raises(InputError, match=f"has no {missing} records; look at `split` and `test_share`"):
+        load(name, table=schema(test_share=share))
+
+
 def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
     held = list(without_hospital(record for record in rows() if record["part"] == "test"))
     name = str(write_csv(tmp_path / "test.csv", held))

@@ -133,3 +133,15 @@ def test_a_bound_of_the_excess_risk_is_of_the_plans_batch_dimension_and_noise(sm
     error = 1.0 / 8 + objective.dimension * plan.noise.std_in_mean**2
     expected = 1.0 / (2 * 0.25 * 8) + error / (2 * (4.0 - objective.smoothness))
     assert bound.value == pytest.approx(expected)
+
+
+def test_a_plan_counts_the_values_of_its_largest_round(small_cell: MakeCell) -> None:
+    """An anchor round has a direction a record, and another round has eight at each of two points."""
+    smoothing = {"smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005}
+    algorithm = {"name": "goldstein-single-pass", "trust": "trusted", "window": 2, "output": "last", **smoothing}
+    cell = small_cell(algorithm=algorithm, privacy=PRIVACY)
+    plan = plan_with(cell, released=False)
+    rows_of_round = sum(plan.batch_sizes) * plan.max_batches
+    assert {planned.step.gradient_count for planned in plan.rounds} == {1, 2}
+    assert plan.extra_values == max(plan.objective.extra_values(points, rows_of_round) for points in (1, 2))
+    assert len({plan.objective.extra_values(points, rows_of_round) for points in (1, 2)}) == 2
