@@ -12,6 +12,7 @@ from fedpriv.accounting import renyi as zcdp
 from fedpriv.accounting.gaussian import RELATIONS, relation_named
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.claims.claim import (
+    EXTERNAL_PARTY,
     PrivacyClaim,
     add_external_first_step,
     compute_claim,
@@ -48,6 +49,24 @@ def test_a_first_step_gives_no_silo_a_budget_of_its_own() -> None:
     """Gains: "silos 0-2 ε = 0.3407, silos 0-2 ε = 1.555", as budgets of their own, where all have 1.609."""
     assert describe_silo_budgets([STEP_STREAM, ROUND_STREAM], 1e-5) == ""
     assert describe_silo_budgets(add_external_first_step([ROUND_STREAM], 0.5), 1e-5) == ""
+
+
+def test_a_step_that_was_taken_elsewhere_is_charged_once_and_beside_noise_only() -> None:
+    """As one Gaussian release of the whole μ that was set aside for it: √(μ² + 0.5²) for both together."""
+    step, *rounds = add_external_first_step([ROUND_STREAM], 0.5)
+    assert (step.party_name, step.step, step.schedule.rounds, rounds) == (
+        EXTERNAL_PARTY,
+        FIRST_STEP,
+        1,
+        [ROUND_STREAM],
+    )
+    assert step.mu == pytest.approx(0.5)
+    claim = compute_claim([step, *rounds])
+    assert claim is not None
+    assert claim.guarantee.mu == pytest.approx(gdp.compose([ROUND_STREAM.mu, 0.5]))
+    quiet = replace(ROUND_STREAM, std=0.0)
+    for streams, mu in (([ROUND_STREAM], 0.0), ([quiet], 0.5), ([STEP_STREAM, ROUND_STREAM], 0.5), ([], 0.5)):
+        assert add_external_first_step(streams, mu) == tuple(streams)
 
 
 def test_guarantee_a_silos_figure_is_of_its_first_step_and_its_rounds() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -268,6 +269,51 @@ def test_releases_that_are_not_those_of_the_run_are_seen(tmp_path: Path, edit: s
         figures = guarantee_of(list(map(stream_from_data, cell["releases"]))).figures(cell["delta"])
         edit_cell(results, lambda cell: cell.update(figures))
     assert check(results).exit_code != 0
+
+
+def _rarer(stream: dict[str, Any]) -> None:
+    stream["participation"] |= {"rounds": 1, "rounds_per_epoch": 1}
+    stream["clips"] = [[stream["clips"][0][0], 1]]
+
+
+EVALUATION_EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "nothing": (lambda entry: None, ""),
+    "less": (lambda entry: entry.update(mu=0.25), r"evaluation\.mu is 0\.25, and its releases give 0\.[45]"),
+    "a silo": (lambda entry: entry["releases"][0].update(owner="silos 0-1"), "are not those of all silos of the"),
+    "rounds": (lambda entry: _rarer(entry["releases"][0]), "are not those of 4 evaluations"),
+    "relation": (lambda entry: entry["releases"][0].update(relation="zero-out"), "have another relation than the"),
+    "distance": (lambda entry: entry["releases"][0].update(apart=1.5), "have an apart below 2, and the scenario"),
+    "noise": (
+        lambda entry: entry["releases"][0].update(std=entry["releases"][0]["std"] / 2.0),
+        "evaluation.mu is 0.5, and its releases give 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EVALUATION_EDITS)
+def test_evaluations_that_are_not_those_of_the_run_are_seen(tmp_path: Path, edit: str) -> None:
+    change, reason = EVALUATION_EDITS[edit]
+    results = write_run(tmp_path, small_tree(evaluation={"records": 50, "mu": 0.5}))
+    edit_cell(results, lambda cell: change(cell["evaluation"]))
+    (entry,) = read_ledger(results.parent)
+    assert re.search(reason, entry.disagreement or "") is not None
+    assert entry.agrees == (edit == "nothing")
+
+
+@pytest.mark.parametrize("there", ["scenario", "record"])
+def test_evaluations_are_in_the_scenario_and_in_the_record(tmp_path: Path, there: str) -> None:
+    results = write_run(tmp_path, small_tree(evaluation={"records": 50, "mu": 0.5}))
+
+    def change(cell: dict[str, Any]) -> None:
+        if there == "scenario":
+            cell["evaluation"] = None
+        else:
+            del cell["scenario"]["evaluation"]
+
+    edit_cell(results, change)
+    (entry,) = read_ledger(results.parent)
+    other = "record" if there == "scenario" else "scenario"
+    assert entry.disagreement == f"evaluation by silos is in the {there}, and not in the {other}"
 
 
 @pytest.mark.parametrize("key", ["zcdp", "epsilon_paper"])
