@@ -271,6 +271,40 @@ def test_releases_that_are_not_those_of_the_run_are_seen(tmp_path: Path, edit: s
     assert check(results).exit_code != 0
 
 
+def _halved(stream: dict[str, Any], key: str) -> None:
+    """The same μ of half of the noise."""
+    stream["std"] /= 2.0
+    stream[key] = [[clip / 2.0, rounds] for clip, rounds in stream[key]] if key == "clips" else stream[key] / 2.0
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("clips", "clips of silo 0 are not those of the scenario"),
+        ("per_record", "per_record of silo 0 is 0.125, and the scenario gives 0.25"),
+        ("apart", "apart of silo 0 is 1, and the scenario gives 2"),
+    ],
+)
+def test_less_noise_for_smaller_increments_than_the_scenarios_is_seen(
+    tmp_path: Path, key: str, reason: str
+) -> None:
+    """Gains: "ok" for the same μ, of half of the noise."""
+    tree = small_tree(
+        federation={"silos": 1, "rounds": 1, "batch": 4},
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    results = write_run(tmp_path, tree)
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement is None
+    edit_cell(results, lambda cell: cell["releases"][0].setdefault("apart", 2.0))
+    edit_cell(results, lambda cell: _halved(cell["releases"][0], key))
+    (entry,) = read_ledger(results.parent)
+    assert entry.claim is not None
+    assert entry.claim.guarantee.mu == pytest.approx(1.0)
+    assert entry.disagreement == reason
+
+
 def _rarer(stream: dict[str, Any]) -> None:
     stream["participation"] |= {"rounds": 1, "rounds_per_epoch": 1}
     stream["clips"] = [[stream["clips"][0][0], 1]]

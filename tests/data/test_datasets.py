@@ -241,6 +241,7 @@ def test_a_file_is_read_as_it_is(written: Callable[..., str]) -> None:
     np.testing.assert_array_equal(dataset.test_labels, GOOD["test_labels"])
     real = load(written(classes=0, train_labels=np.ones(6), test_labels=np.ones(2)))
     assert real.train_labels.dtype == np.float64
+    assert (dataset.label_scale, real.label_scale) == (1.0, 1.0)  # labels are written in their own unit
 
 
 def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
@@ -255,6 +256,10 @@ def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
     [
         ({"classes": None}, "`classes` must be one whole number"),
         ({"classes": 2}, "train part: labels are whole numbers from 0 to 1"),
+        (
+            {"train_labels": np.array([0, 1, 2, 0, 1, -1])},
+            "train part: labels are whole numbers from 0 to 2, found -1",
+        ),
         ({"train_labels": np.zeros(5, int)}, r"train part: expected records .* found \(6, 4\) and \(5,\)"),
         ({"train_images": np.ones(6)}, r"train part: expected records .* found \(6,\) and \(6,\)"),
         ({"test_images": np.full((2, 4), np.nan)}, "test part: a value is not finite"),

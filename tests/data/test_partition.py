@@ -14,6 +14,8 @@ from fedpriv.data.own import Dataset, Sites
 from fedpriv.data.partition import (
     SiloRows,
     _round_amounts,
+    blank_training_share,
+    counted_mask,
     draw_split,
     partition_dirichlet,
     partition_iid,
@@ -61,6 +63,15 @@ def test_a_split_has_the_share_of_every_label_that_is_no_rarity(rare: int, other
     data = Dataset("x", np.ones((len(labels) - drawn, 1)), labels[drawn:], np.ones((drawn, 1)), labels[:drawn], 2)
     counts = {int((draw_split(data, number).test_labels == 0).sum()) for number in range(1, 21)}
     assert (counts == {rare * drawn // (rare + others)}) == (rare > 2)
+
+
+def test_splits_and_spared_records_are_those_they_have_always_been() -> None:
+    """Numbers of published comparisons rest on them."""
+    labels = np.array([0, 1] * 12)
+    data = Dataset("x", np.arange(20.0)[:, None], labels[:20], np.arange(20.0, 24.0)[:, None], labels[20:], 2)
+    assert draw_split(data, 1).test_images.ravel().tolist() == [0.0, 11.0, 14.0, 21.0]
+    is_spared = ~counted_mask(blank_training_share(data, 0.25).train_labels)
+    assert np.flatnonzero(is_spared).tolist() == [5, 12, 13, 18, 19]
 
 
 def test_records_of_persons_are_drawn_anew_only_where_both_parts_name_them() -> None:

@@ -48,6 +48,15 @@ def test_records_that_nobody_has_are_not_held_out(
         load(small_cell(data={"name": "synthetic", **data}))
 
 
+def test_a_server_has_a_model_for_its_own_data_set_alone(small_cell: MakeCell) -> None:
+    model, algorithm = {"name": "least-squares"}, {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1}
+    sections = {"model": model, "algorithm": algorithm, "privacy": {"relation": "zero-out", "mu": 1.0}}
+    task = load_public_task(small_cell(data={"name": "linear-regression"}, **sections))
+    assert (task.objective.dimension, len(task.test.labels)) == (256, 1000)
+    with pytest.raises(InputError, match=r"model\.name = 'least-squares' is for data\.name = 'linear-regression'"):
+        load_public_task(small_cell(data={"name": "phase-retrieval"}, **sections))
+
+
 def test_the_last_training_records_are_held_out(small_cell: MakeCell) -> None:
     whole = load_task(small_cell())
     for count in (1, 1000):
