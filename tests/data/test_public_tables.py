@@ -62,6 +62,18 @@ def test_records_with_gaps_in_columns_that_are_used_are_dropped_and_no_others() 
     assert [row["disease"] for row in rows[:3]] == ["absent", "present", "present"]
 
 
+def test_a_hospital_tests_the_same_share_of_the_sick_and_of_the_well() -> None:
+    """34 % of both, up to one record that is rounded, at each of four hospitals of 50 records or a few less."""
+    counts = Counter(
+        (row["hospital"], row["disease"], row["split"]) for row in read_hospitals(opened(heart_wheel(200)))
+    )
+    groups = {(hospital, disease) for hospital, disease, _ in counts}
+    assert len(groups) == 8
+    for group in groups:
+        tested, trained = counts[*group, "test"], counts[*group, "train"]
+        assert abs(tested - 0.34 * (tested + trained)) <= 1.0
+
+
 def test_the_splits_are_those_of_scikit_learn() -> None:
     """Recorded from train_test_split(np.arange(12), test_size=.34, train_size=.66, random_state=43), 1.9.1."""
     labels = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0])

@@ -151,6 +151,22 @@ def test_parts_are_summed_in_the_sums_own_type() -> None:
     assert [vector.dtype for vector in state.past_vectors] == [torch.float32] * 2 + [torch.float64] * 3
 
 
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_the_part_that_clips_most_records_is_counted(part: int) -> None:
+    """Epochs of two rounds: rounds 2 and 4 have a residual, and 3 and 4 a change."""
+    queries, features, labels = path_and_records(4, 3)
+    clips = [1e9, 1e9, 1e9]
+    clips[part] = 1e-9
+    estimator = SplitGradient(*clips, mixing=0.5, rounds_per_epoch=2)
+    state, counts = initial_running_sum(queries[0]), []
+    for t, query in enumerate(queries, start=1):
+        state, clipped = update_running_sum(
+            state, estimator.round(t), query, OBJECTIVE, Records(features, labels), torch.ones(4), estimator.memory
+        )
+        counts.append(int(clipped))
+    assert counts == [[4, 4, 4, 4], [0, 0, 4, 4], [0, 4, 0, 4]][part]
+
+
 @pytest.mark.parametrize("empty", [1, 2, 3, 5])
 def test_a_split_round_without_records_is_one_whose_records_count_nothing(empty: int) -> None:
     """It dropped the first queries of the epochs, and a later round raised IndexError; integers keep them."""
