@@ -20,7 +20,7 @@ from fedpriv.loss.estimators import (
 from fedpriv.noise.trust import Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS, add_algorithm
 from fedpriv.participation.orders import FixedOrder
-from fedpriv.plan.calibration import check_clips, check_noise, check_sums, make_workload
+from fedpriv.plan.calibration import check_clips, check_noise, check_sums, make_message_grid, make_workload
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.schema import Cell
@@ -102,6 +102,14 @@ def test_sums_are_at_most_two_to_the_thirty_deviations() -> None:
     for largest in (2.0**29 * (1 + 1e-15), math.inf, math.nan):
         with pytest.raises(InputError, match="sums of up to"):
             check_sums(noise, largest, 1.0)
+
+
+def test_masked_messages_are_rounded_below_the_least_noise_of_a_silo(small_cell: MakeCell) -> None:
+    """The unit is 2^-12 of it at most for 24 digits of float32, so that rounding adds next to nothing to any."""
+    cell = small_cell(algorithm__trust="secure-aggregation", run__dtype="float32")
+    least, most = NoiseSource(0, 0.5, 0.5), NoiseSource(1, 64.0, 0.5)
+    for sources in ((least, most), (most, least), (least, least)):
+        assert make_message_grid(cell, Noise(sources), 1.0).unit == 0.25 * 2.0**-12
 
 
 def test_the_least_of_several_noises_counts(small_cell: MakeCell) -> None:
