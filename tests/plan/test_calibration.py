@@ -17,6 +17,8 @@ from fedpriv.loss.estimators import (
     SplitClipping,
     VarianceReducedGradient,
 )
+from fedpriv.loss.features import AugmentedView
+from fedpriv.loss.objective import Objective
 from fedpriv.noise.trust import Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS, add_algorithm
 from fedpriv.participation.orders import FixedOrder
@@ -163,6 +165,21 @@ def test_sums_that_decay_otherwise_than_they_are_charged_are_refused(
     with pytest.raises(InputError, match=line) as refused:
         planned(small_cell, algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
     assert "\n" not in str(refused.value)
+
+
+def test_an_algorithm_that_leaves_out_the_copies_of_records_is_refused(small_cell: MakeCell, rows: None) -> None:
+    """An objective of its own, without the view of the copies that the scenario asks for."""
+
+    def without_copies(_settings: Any, _problem: Any, objective: Objective) -> Objective:
+        return objective.base if isinstance(objective, AugmentedView) else objective
+
+    add_algorithm(dataclasses.replace(ALGORITHMS["dp-sgd"], name="own-sgd", objective=without_copies))
+    algorithm = {"name": "own-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+    sections: dict[str, Any] = {"algorithm": algorithm, "privacy": {"relation": "zero-out", "mu": 1.0}}
+    model = {"name": "mlp", "hidden": 4}
+    assert planned(small_cell, model=model, **sections).noise.sources
+    with pytest.raises(InputError, match=r"model\.augment: own-sgd takes records apart in its own way"):
+        planned(small_cell, model={**model, "augment": {"copies": 2, "shift": 1}}, **sections)
 
 
 def test_sums_that_decay_as_they_are_charged_pass() -> None:
