@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -175,6 +176,16 @@ def test_a_doctored_claim_is_seen(tmp_path: Path) -> None:
         read_ledger(tmp_path)
 
 
+def test_a_silo_with_less_noise_than_its_own_budget_asks_for_is_seen(tmp_path: Path) -> None:
+    tree = small_tree(privacy={"relation": "replace-one", "epsilon": 2.0, "shares": [0.1, 0.5, 1.0]})
+    results = write_run(tmp_path, tree)
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement is None
+    edit_cell(results, lambda cell: cell["releases"][0].update(std=cell["releases"][2]["std"]))
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
+
+
 @pytest.mark.parametrize("key", ["mu", "epsilon"])
 def test_the_command_fails_where_a_claim_differs(tmp_path: Path, key: str) -> None:
     """Exit code 1 and the cell's number: a doctored figure that a script would take for checked."""
@@ -231,6 +242,7 @@ def _release(**changes: Any) -> Callable[[dict[str, Any]], None]:
 EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
     "fewer rounds": _fewer_rounds,
     "one silo of three": _release(owner="silo 0"),
+    "a step that no run has": _release(step="third step"),
     "a silo nobody has": _release(owner="silos 1-3"),
     "the server's noise, said of silos": lambda cell: cell.update(trust="trusted"),
     "a relation that halves mu": _release(relation="zero-out"),
@@ -257,6 +269,85 @@ def test_releases_that_are_not_those_of_the_run_are_seen(tmp_path: Path, edit: s
         figures = guarantee_of(list(map(stream_from_data, cell["releases"]))).figures(cell["delta"])
         edit_cell(results, lambda cell: cell.update(figures))
     assert check(results).exit_code != 0
+
+
+def _halved(stream: dict[str, Any], key: str) -> None:
+    """The same μ of half of the noise."""
+    stream["std"] /= 2.0
+    stream[key] = [[clip / 2.0, rounds] for clip, rounds in stream[key]] if key == "clips" else stream[key] / 2.0
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("clips", "clips of silo 0 are not those of the scenario"),
+        ("per_record", "per_record of silo 0 is 0.125, and the scenario gives 0.25"),
+        ("apart", "apart of silo 0 is 1, and the scenario gives 2"),
+    ],
+)
+def test_less_noise_for_smaller_increments_than_the_scenarios_is_seen(
+    tmp_path: Path, key: str, reason: str
+) -> None:
+    """Gains: "ok" for the same μ, of half of the noise."""
+    tree = small_tree(
+        federation={"silos": 1, "rounds": 1, "batch": 4},
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    results = write_run(tmp_path, tree)
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement is None
+    edit_cell(results, lambda cell: cell["releases"][0].setdefault("apart", 2.0))
+    edit_cell(results, lambda cell: _halved(cell["releases"][0], key))
+    (entry,) = read_ledger(results.parent)
+    assert entry.claim is not None
+    assert entry.claim.guarantee.mu == pytest.approx(1.0)
+    assert entry.disagreement == reason
+
+
+def _rarer(stream: dict[str, Any]) -> None:
+    stream["participation"] |= {"rounds": 1, "rounds_per_epoch": 1}
+    stream["clips"] = [[stream["clips"][0][0], 1]]
+
+
+EVALUATION_EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "nothing": (lambda entry: None, ""),
+    "less": (lambda entry: entry.update(mu=0.25), r"evaluation\.mu is 0\.25, and its releases give 0\.[45]"),
+    "a silo": (lambda entry: entry["releases"][0].update(owner="silos 0-1"), "are not those of all silos of the"),
+    "rounds": (lambda entry: _rarer(entry["releases"][0]), "are not those of 4 evaluations"),
+    "relation": (lambda entry: entry["releases"][0].update(relation="zero-out"), "have another relation than the"),
+    "distance": (lambda entry: entry["releases"][0].update(apart=1.5), "have an apart below 2, and the scenario"),
+    "noise": (
+        lambda entry: entry["releases"][0].update(std=entry["releases"][0]["std"] / 2.0),
+        "evaluation.mu is 0.5, and its releases give 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EVALUATION_EDITS)
+def test_evaluations_that_are_not_those_of_the_run_are_seen(tmp_path: Path, edit: str) -> None:
+    change, reason = EVALUATION_EDITS[edit]
+    results = write_run(tmp_path, small_tree(evaluation={"records": 50, "mu": 0.5}))
+    edit_cell(results, lambda cell: change(cell["evaluation"]))
+    (entry,) = read_ledger(results.parent)
+    assert re.search(reason, entry.disagreement or "") is not None
+    assert entry.agrees == (edit == "nothing")
+
+
+@pytest.mark.parametrize("there", ["scenario", "record"])
+def test_evaluations_are_in_the_scenario_and_in_the_record(tmp_path: Path, there: str) -> None:
+    results = write_run(tmp_path, small_tree(evaluation={"records": 50, "mu": 0.5}))
+
+    def change(cell: dict[str, Any]) -> None:
+        if there == "scenario":
+            cell["evaluation"] = None
+        else:
+            del cell["scenario"]["evaluation"]
+
+    edit_cell(results, change)
+    (entry,) = read_ledger(results.parent)
+    other = "record" if there == "scenario" else "scenario"
+    assert entry.disagreement == f"evaluation by silos is in the {there}, and not in the {other}"
 
 
 @pytest.mark.parametrize("key", ["zcdp", "epsilon_paper"])

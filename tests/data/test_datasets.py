@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import math
 import pickle
 import tempfile
 import zipfile
@@ -19,7 +20,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.data import fetch as fetching
 from fedpriv.data.fetch import ORIGINS
 from fedpriv.data.formats import Source, write_idx
-from fedpriv.data.named import Dataset, load, load_held_out
+from fedpriv.data.named import Dataset, add_data, is_user_data, list_user_data, load, load_held_out
+from fedpriv.data.synthetic import geometric_curvature, make_phase_retrieval, power_law
 from fedpriv.loss.models import find_model
 from fedpriv.plan.task import ModelInputs, load_task_of_inputs
 from fedpriv.scenario.load import resolve_cell
@@ -82,6 +84,10 @@ def test_idx_data_sets_are_fetched_on_first_use_and_read(
     np.testing.assert_array_equal(dataset.train_labels, np.arange(6), strict=True)
     np.testing.assert_array_equal(dataset.test_images, images(4, 28, 28), strict=True)
     np.testing.assert_array_equal(dataset.test_labels, np.arange(4), strict=True)
+    held_out = load_held_out(name, tmp_path)
+    np.testing.assert_array_equal(held_out.images, dataset.test_images, strict=True)
+    np.testing.assert_array_equal(held_out.labels, dataset.test_labels, strict=True)
+    assert held_out.class_count == classes
 
 
 def test_mnist_with_other_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,9 +151,68 @@ def test_synthetic_classes_are_far_apart(synthetic: Dataset) -> None:
     np.testing.assert_array_equal(nearest, synthetic.test_labels)
 
 
+def test_a_tenth_of_phase_retrieval_is_outliers() -> None:
+    """A size above √8, the norm of x*, is of an outlier: a share 0.1 · (1 - √8/5), 4.5 standard errors allowed."""
+    dataset = load("phase-retrieval")
+    assert (dataset.train_images.shape, dataset.test_images.shape) == ((200_000, 8), (4000, 8))
+    share = 0.1 * (1.0 - math.sqrt(8.0) / 5.0)
+    error = math.sqrt(share * (1.0 - share) / 200_000)
+    assert abs((dataset.train_labels > math.sqrt(8.0)).mean() - share) < 4.5 * error
+
+
+def test_sizes_of_phase_retrieval_are_those_of_its_measurements() -> None:
+    """Without outliers one x* of norm √8 fits all records, and sizes of outliers are uniform between 0 and 5."""
+    measurements, sizes, _, _ = make_phase_retrieval(2000, 10, dimension=8, outliers=0.0, seed=3)
+    assert np.linalg.norm(measurements, axis=1) == pytest.approx(1.0)
+    # A measurement's square of its size is linear in x* x*ᵀ, whose trace is 8.
+    products = (measurements[:, :, None] * measurements[:, None]).reshape(-1, 64)
+    matrix, *_ = np.linalg.lstsq(products, sizes**2, rcond=None)
+    assert products @ matrix == pytest.approx(sizes**2, abs=1e-9)
+    assert matrix.reshape(8, 8).trace() == pytest.approx(8.0)
+    outliers = make_phase_retrieval(20_000, 10, dimension=8, outliers=1.0, seed=3)[1]
+    shares = np.histogram(outliers, bins=10, range=(0.0, 5.0))[0] / 20_000
+    assert shares == pytest.approx(0.1, abs=0.011)
+
+
+@pytest.mark.parametrize(("dimension", "condition"), [(0, 4.0), (3, 0.99), (-1, 0.5)])
+def test_a_condition_number_is_at_least_one(dimension: int, condition: float) -> None:
+    with pytest.raises(
+        ValueError, match=f"dimension {dimension} and condition number {condition} must be at least"
+    ):
+        geometric_curvature(dimension, condition)
+    assert geometric_curvature(3, 4.0) == pytest.approx([1.0, 0.5, 0.25])
+
+
+def test_labels_of_linear_regression_have_noise_of_a_tenth() -> None:
+    dataset = load("linear-regression")
+    assert (dataset.train_images.shape, dataset.test_images.shape) == ((65_536, 256), (1000, 256))
+    for features, labels in (
+        (dataset.train_images[:5000], dataset.train_labels[:5000]),
+        (dataset.test_images, dataset.test_labels),
+    ):
+        errors = labels - features @ power_law(256)[1]
+        assert np.abs(errors).max() <= 0.1 * math.sqrt(3.0) * (1.0 + 1e-9)
+        assert errors.std() == pytest.approx(0.1, rel=0.1)
+
+
 def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
     with pytest.raises(InputError, match=r"'synthetc': known data sets are .* did you mean 'synthetic'"):
         load("synthetc")
+
+
+@pytest.mark.parametrize("name", ["Mine", "-mine", "my data", "", "mnist.npz"])
+def test_a_data_set_is_added_under_a_name_of_small_letters(name: str) -> None:
+    with pytest.raises(InputError, match="expected lower-case letters, digits and dashes"):
+        add_data(name, lambda: (([], []), ([], [])))
+    assert name not in list_user_data()
+
+
+def test_extensions_are_imported_for_unknown_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that cannot be imported stops no run on a data set of fedpriv."""
+    monkeypatch.setenv("FEDPRIV_IMPORT", "/nowhere/own.py")
+    assert not any(map(is_user_data, ("mnist", "synthetic")))
+    with pytest.raises(InputError, match=r"/nowhere/own\.py"):
+        is_user_data("own")
 
 
 GOOD: dict[str, Any] = {
@@ -176,6 +241,7 @@ def test_a_file_is_read_as_it_is(written: Callable[..., str]) -> None:
     np.testing.assert_array_equal(dataset.test_labels, GOOD["test_labels"])
     real = load(written(classes=0, train_labels=np.ones(6), test_labels=np.ones(2)))
     assert real.train_labels.dtype == np.float64
+    assert (dataset.label_scale, real.label_scale) == (1.0, 1.0)  # labels are written in their own unit
 
 
 def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
@@ -190,7 +256,12 @@ def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
     [
         ({"classes": None}, "`classes` must be one whole number"),
         ({"classes": 2}, "train part: labels are whole numbers from 0 to 1"),
+        (
+            {"train_labels": np.array([0, 1, 2, 0, 1, -1])},
+            "train part: labels are whole numbers from 0 to 2, found -1",
+        ),
         ({"train_labels": np.zeros(5, int)}, r"train part: expected records .* found \(6, 4\) and \(5,\)"),
+        ({"train_images": np.ones(6)}, r"train part: expected records .* found \(6,\) and \(6,\)"),
         ({"test_images": np.full((2, 4), np.nan)}, "test part: a value is not finite"),
         ({"train_images": np.ones((6, 4), np.complex64)}, "records are bytes .* or floats, not complex64"),
         ({"train_images": np.ones((6, 4), np.int32)}, "must be alike, found int32 .* and float64"),
@@ -241,6 +312,13 @@ def test_models_whose_constants_are_those_of_one_data_set_refuse_another(
     name = written(classes=0, train_labels=np.ones(6), test_labels=np.ones(2))
     with pytest.raises(InputError, match=rf"model\.name = '{model}' is for data\.name = .* alone, not"):
         load_task_of_inputs(ModelInputs(name, ModelSection(name=model), "float32"))
+
+
+def test_a_model_of_a_tables_cells_refuses_arrays(written: Callable[..., str]) -> None:
+    tables = [{"axes": [{"column": 0, "edges": [0, 50, 100]}]}]
+    model = ModelSection.model_validate({"name": "statistics", "tables": tables})
+    with pytest.raises(InputError, match=r"model\.name = 'statistics' takes the cells of a table, and .* is none"):
+        load_task_of_inputs(ModelInputs(written(), model, "float32"))
 
 
 def test_boolean_labels_are_the_classes_0_and_1(written: Callable[..., str]) -> None:

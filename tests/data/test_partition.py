@@ -1,5 +1,6 @@
 """Spreading records over silos: disjoint, reproducible, refused where it cannot be done."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -9,12 +10,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
+from fedpriv.data.own import Dataset, Sites
 from fedpriv.data.partition import (
     SiloRows,
     _round_amounts,
+    blank_training_share,
+    counted_mask,
+    draw_split,
     partition_dirichlet,
     partition_iid,
     partition_shards,
+    secret_permutation,
     silo_sizes,
 )
 
@@ -50,6 +56,33 @@ def test_a_partition_is_a_function_of_the_seed(name: str) -> None:
     assert not np.array_equal(first, other)
 
 
+@pytest.mark.parametrize(("rare", "others", "drawn"), [(10, 30, 8), (3, 39, 14), (2, 38, 20)])
+def test_a_split_has_the_share_of_every_label_that_is_no_rarity(rare: int, others: int, drawn: int) -> None:
+    """With three records of a label or more, the test part has exactly its share of them."""
+    labels = np.array([0] * rare + [1] * others)
+    data = Dataset("x", np.ones((len(labels) - drawn, 1)), labels[drawn:], np.ones((drawn, 1)), labels[:drawn], 2)
+    counts = {int((draw_split(data, number).test_labels == 0).sum()) for number in range(1, 21)}
+    assert (counts == {rare * drawn // (rare + others)}) == (rare > 2)
+
+
+def test_splits_and_spared_records_are_those_they_have_always_been() -> None:
+    """Numbers of published comparisons rest on them."""
+    labels = np.array([0, 1] * 12)
+    data = Dataset("x", np.arange(20.0)[:, None], labels[:20], np.arange(20.0, 24.0)[:, None], labels[20:], 2)
+    assert draw_split(data, 1).test_images.ravel().tolist() == [0.0, 11.0, 14.0, 21.0]
+    is_spared = ~counted_mask(blank_training_share(data, 0.25).train_labels)
+    assert np.flatnonzero(is_spared).tolist() == [5, 12, 13, 18, 19]
+
+
+def test_records_of_persons_are_drawn_anew_only_where_both_parts_name_them() -> None:
+    data = Dataset("x", np.ones((4, 1)), np.zeros(4), np.ones((2, 1)), np.zeros(2), 0)
+    assert len(draw_split(data, 1).test_labels) == 2
+    one_part = Sites(("a",), np.zeros(4, np.int64), np.zeros(0, np.int64))
+    for known in ({"persons": np.array(list("aabb"))}, {"sites": one_part}):
+        with pytest.raises(InputError, match="persons or sites of the test records of x are not known"):
+            draw_split(dataclasses.replace(data, **known), 1)
+
+
 def test_iid_gives_the_records_it_has_always_given() -> None:
     """Published results depend on who holds which record; a change here is a change of every number."""
     np.testing.assert_array_equal(partition_iid(np.zeros(10, np.int64), [3, 3], seed=0), [[3, 5, 7], [6, 8, 4]])
@@ -62,6 +95,14 @@ def test_iid_every_record_is_as_likely_as_any_other() -> None:
     counts = np.bincount(np.concatenate(drawn))
     assert len(counts) == 40
     assert np.abs(counts - 1000).max() < 5.5 * np.sqrt(500)
+
+
+def test_a_secret_order_is_uniform_for_many_units_and_always_that_of_its_key() -> None:
+    """Of 20,000 units a unit is behind the one before it half of the time; 5 deviations of √((n + 1)/12)."""
+    order = secret_permutation(bytes(range(32)), 20_000)
+    assert np.array_equal(np.sort(order), np.arange(20_000))
+    assert abs(np.count_nonzero(np.diff(order) > 0) - 19_999 / 2) < 5.0 * np.sqrt(20_001 / 12)
+    assert secret_permutation(bytes(32), 8).tolist() == [6, 1, 2, 3, 0, 7, 5, 4]
 
 
 def _purity(shares: SiloRows, labels: NDArray[np.int64]) -> float:
@@ -77,6 +118,21 @@ def test_label_skew_falls_with_the_concentration() -> None:
     assert purities[0] > 0.75
     assert 0.25 < purities[1] < purities[0]
     assert purities[2] < 0.15
+
+
+def test_a_silo_may_have_next_to_none_of_most_labels() -> None:
+    """Drawn shares are 0 or 1 at 1e-6, and records of a label that nobody has drawn are given out, too."""
+    labels = np.arange(1000) % 10
+    shares = partition_dirichlet(labels, [100] * 10, 0, 1e-6)
+    np.testing.assert_array_equal(np.sort(np.concatenate(shares)), np.arange(1000))
+    assert _purity(shares, labels) > 0.6
+
+
+@pytest.mark.parametrize("sizes", [[], [3, 0], [-1, 2]])
+@pytest.mark.parametrize("name", list(DEALS))
+def test_a_silo_without_records_is_refused(name: str, sizes: list[int]) -> None:
+    with pytest.raises(InputError, match="at least one silo, and one record in each"):
+        DEALS[name](np.zeros(10, np.int64), sizes, 0)
 
 
 def test_all_records_are_dealt_out_when_all_are_asked_for() -> None:

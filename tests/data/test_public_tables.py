@@ -62,11 +62,37 @@ def test_records_with_gaps_in_columns_that_are_used_are_dropped_and_no_others() 
     assert [row["disease"] for row in rows[:3]] == ["absent", "present", "present"]
 
 
+def test_a_hospital_tests_the_same_share_of_the_sick_and_of_the_well() -> None:
+    """34 % of both, up to one record that is rounded, at each of four hospitals of 50 records or a few less."""
+    counts = Counter(
+        (row["hospital"], row["disease"], row["split"]) for row in read_hospitals(opened(heart_wheel(200)))
+    )
+    groups = {(hospital, disease) for hospital, disease, _ in counts}
+    assert len(groups) == 8
+    for group in groups:
+        tested, trained = counts[*group, "test"], counts[*group, "train"]
+        assert abs(tested - 0.34 * (tested + trained)) <= 1.0
+
+
 def test_the_splits_are_those_of_scikit_learn() -> None:
     """Recorded from train_test_split(np.arange(12), test_size=.34, train_size=.66, random_state=43), 1.9.1."""
     labels = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0])
     assert sorted(draw_stratified_test(labels, 0.66, 43).tolist()) == [0, 2, 3, 7, 8]
     assert sorted(draw_plain_test(labels, 0.66, 43).tolist()) == [6, 7, 8, 9, 11]
+
+
+@pytest.mark.parametrize(
+    ("classes", "train_share", "tested"), [(3, 0.66, 5), (4, 0.5, 8), (5, 0.66, 7), (2, 0.7, 3)]
+)
+def test_classes_of_one_size_differ_by_at_most_one_test_record(
+    classes: int, train_share: float, tested: int
+) -> None:
+    """As many of the equal remainders are rounded up as the sum of the test records lacks."""
+    labels = np.repeat(np.arange(classes), 4)
+    for seed in range(10):
+        drawn = draw_stratified_test(labels, train_share, seed)
+        assert len(np.unique(drawn)) == len(drawn) == tested
+        assert np.ptp(np.bincount(labels[drawn], minlength=classes)) <= 1
 
 
 def test_the_census_is_read_back_from_one_hot_columns() -> None:
@@ -102,6 +128,21 @@ def test_a_table_by_name_is_fetched_verified_and_described(
     monkeypatch.setitem(fetching.ORIGINS, HEART, other)
     with pytest.raises(InputError, match=r"could not be fetched .*is not the expected one"):
         load(HEART, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("heart-hospitals", "8389a65f87d5f3e12c0b1cc18949217236145e8792a465f2218229bb22c56318"),
+        ("dialysis", "49900975ce2c2e5d9d688800c4ce65b2adbf584a0f0300972f03364249a85306"),
+        ("dialysis-survival", "6659d60df03f62f24cf10d182122aa423abcf8b2b9327ccb495fa9dbc00d9eef"),
+        ("dialysis-times", "65b846c039f4d0824e208dd0d54877aab29ea91c54439ea1c981a3d6bd0b64c5"),
+        ("adult", "60227ac930d331faf3a6fb28ccfbcc0466c67b301ef0387ebd314dcf692418f7"),
+    ],
+)
+def test_ranges_and_words_of_a_public_table_are_those_of_published_numbers(name: str, digest: str) -> None:
+    """They scale features, and with them the noise beside every record."""
+    assert hashlib.sha256(PUBLIC_TABLES[name].schema.model_dump_json().encode()).hexdigest() == digest
 
 
 def write(path: Path, content: bytes) -> Path:

@@ -1,5 +1,7 @@
 """Made-up sentences: always the same, and a class that lies in the order of the words."""
 
+import hashlib
+
 import numpy as np
 
 from fedpriv.data.named import load
@@ -13,6 +15,10 @@ def test_they_are_always_the_same_and_of_the_kinds_that_are_named() -> None:
     assert data.train_images.shape[1:] == (SENTENCE_LENGTH,)
     assert (data.train_images.min(), data.train_images.max()) == (0, VOCABULARY_SIZE - 1)
     assert data.train_images[0].tolist() == [10, 7, 35, 0, 7, 4, 6, 49, 4, 11, 5, 8, 10, 7, 6, 8]
+    digest = hashlib.sha256()
+    for part in (data.train_images, data.train_labels, data.test_images, data.test_labels):
+        digest.update(part.astype("<i8").tobytes())
+    assert digest.hexdigest() == "b9b4dbeccee141b1d1cfc2397d976c9d0a1a88485b00a2b110d06b8dface9ffa"
     assert np.abs(np.bincount(data.train_labels) / 12_000 - 1 / TOPIC_COUNT).max() < 0.02
 
 

@@ -19,7 +19,7 @@ from fedpriv.addons.begin.inspect import summarize_columns
 from fedpriv.core.errors import InputError
 from fedpriv.data import cells as cells_of_files
 from fedpriv.data.cells import MISSING_TEXTS, RawTable, parse_number, read_table
-from fedpriv.data.encode import encode_table
+from fedpriv.data.encode import encode_features, encode_table
 from fedpriv.data.named import load, load_held_out
 from fedpriv.data.partition import counted_mask
 from fedpriv.data.schema import TableSchema
@@ -99,6 +99,18 @@ def test_features_do_not_depend_on_how_a_description_is_ordered(tmp_path: Path) 
     np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_long_table_is_encoded_row_by_row() -> None:
+    """Rows are encoded some thousands at a time, and each has the features of its own cells."""
+    ages, sexes = np.arange(20_000) % 101, np.arange(20_000) % 2
+    texts = {"age": [str(age) for age in ages], "sex": ["fm"[sex] for sex in sexes], "outcome": ["well"] * 20_000}
+    columns = {"age": {"range": [0, 100]}, "sex": {"values": ["f", "m"]}}
+    given_schema = schema(split=None, site=None, sites=[], columns=columns)
+    chosen = np.arange(1, 20_000)
+    features = encode_features(RawTable.from_texts("t", texts), given_schema, chosen)
+    expected = np.stack([ages / 50.0 - 1.0, sexes == 0, sexes == 1], axis=1)
+    np.testing.assert_allclose(features, expected[chosen], atol=1e-12)
+
+
 def test_missing_values_are_filled_dropped_or_refused(tmp_path: Path) -> None:
     records = rows(6)
     records[2]["age"], records[4]["sex"] = "NA", ""
@@ -148,15 +160,29 @@ def test_a_table_is_a_data_set_with_sites_and_persons(tmp_path: Path) -> None:
     assert len(load_held_out(name, table=schema()).labels) == 20
 
 
+@pytest.mark.parametrize(("part", "share"), [("test", 1 / 3), ("test", 0.0), ("train", 1 / 3)])
+def test_a_data_set_has_records_in_both_parts(tmp_path: Path, part: str, share: float) -> None:
+    """But for a table of which no share is for testing."""
+    name = str(write_csv(tmp_path / "t.csv", [{**record, "part": part} for record in rows()]))
+    missing = "training" if part == "test" else "test"
+    with pytest.raises(InputError, match=f"has no {missing} records; look at `split` and `test_share`"):
+        load(name, table=schema(test_share=share))
+
+
 def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
-    held = without_hospital(record for record in rows() if record["part"] == "test")
+    held = list(without_hospital(record for record in rows() if record["part"] == "test"))
     name = str(write_csv(tmp_path / "test.csv", held))
     part = load_held_out(name, table=schema())
     assert (len(part.labels), part.sites) == (20, None)
     whole = load_held_out(str(write_csv(tmp_path / "t.csv", rows())), table=schema())
     np.testing.assert_array_equal(part.images, whole.images)
+    assert whole.sites is not None
+    assert (len(whole.sites.train), len(whole.sites.test)) == (0, 20)
     with pytest.raises(InputError, match="has no column 'hospital'"):
         load(name, table=schema())
+    write_csv(tmp_path / "test.csv", [{**record, "part": "train"} for record in held])
+    with pytest.raises(InputError, match="has no test records; look at `split` and `test_share`"):
+        load_held_out(name, table=schema())
 
 
 def test_the_partition_by_site_gives_each_silo_its_own_records(tmp_path: Path) -> None:
@@ -233,6 +259,16 @@ BAD: dict[str, tuple[Callable[[list[dict[str, str]]], Any], dict[str, Any], str]
         "has no test records; look at `split`",
     ),
     "split in other words": (cell_set(0, part="valid"), {}, _NO_SPLIT),
+    "a row of nobody": (
+        cell_set(3, patient=""),
+        {"person": "patient"},
+        "line 5, column 'patient': '' names no person; every row needs one",
+    ),
+    "no record without a missing value": (
+        lambda records: [each.update(age="") for each in records],
+        {"missing": "drop"},
+        "every record has a missing value, none is left",
+    ),
 }
 
 
@@ -285,7 +321,10 @@ def test_bytes_that_are_no_text_or_no_parquet_are_refused(tmp_path: Path) -> Non
         ({"columns": {"sex": {"values": ["f", "f"]}}}, "at least two words, each once"),
         ({"columns": {"sex": {"values": ["f", "m"], "missing": "x"}}}, "expected one of the values"),
         ({"columns": {"outcome": {"values": ["well", "ill"]}}}, "column 'outcome' has two roles"),
+        ({"columns": {"sex": {"values": ["f ", "m"]}}}, "a word has no spaces around it"),
+        ({"classes": ["well", " ill"]}, "a word has no spaces around it"),
         ({"sites": []}, "site, a column, and sites, its words, are given together"),
+        ({"sites": ["north", "south", "north"]}, "each is named once"),
         (
             {"public": False},
             r"data\.table\.public = false: ranges and vocabularies that were read from the records",
@@ -297,6 +336,18 @@ def test_a_description_that_says_too_little_is_refused(tmp_path: Path, changes: 
     tree["data"]["table"] = {key: value for key, value in tree["data"]["table"].items() if value is not None}
     with pytest.raises(InputError, match=line):
         resolve_cell(tree, "test")
+
+
+def test_the_public_share_of_rows_that_count_is_that_of_rows_that_cells_put_aside() -> None:
+    """Published means are divided by it.  Rows that are put aside by their place all count in their part."""
+    for changes, train, test in (
+        ({}, 2 / 3, 1 / 3),
+        ({"split": None}, 1.0, 1.0),
+        ({"split": None, "person": "patient", "test_share": None}, 0.8, 0.2),
+        ({"split": None, "person": "patient", "test_share": 0.0}, 1.0, 1.0),
+    ):
+        shares = [schema(**changes).counted_share(for_testing=testing) for testing in (False, True)]
+        assert shares == pytest.approx([train, test])
 
 
 def test_a_description_that_is_not_public_runs_without_noise_only(tmp_path: Path) -> None:
@@ -346,7 +397,9 @@ def test_a_silos_own_table_has_no_column_for_its_site_or_only_its_own(tmp_path: 
     encoded = load_silo_table(write_csv(tmp_path / "south.csv", own), schema(), 1)
     nameless = load_silo_table(write_csv(tmp_path / "none.csv", without_hospital(own)), schema(), 1)
     np.testing.assert_array_equal(encoded.features, nameless.features)
-    with pytest.raises(InputError, match=r"column 'hospital': 'south' is another site than silo 0, 'north'"):
+    with pytest.raises(
+        InputError, match=r"line 2, column 'hospital': 'south' is another site than silo 0, 'north'"
+    ):
         load_silo_table(tmp_path / "south.csv", schema(), 0)
 
 
@@ -386,6 +439,12 @@ def test_guarantee_a_number_does_not_depend_on_how_other_cells_are_spelled(texts
     assert (distinct, words) == (len(set(held)), tuple(word for word, _ in Counter(held).most_common()))
     places = [{"5": 0, "NA": 1, "*": 2}.get(text, -1) for text in texts]
     assert cells.vocabulary_indices(["5", "NA", "*"]).tolist() == places
+
+
+def test_values_are_listed_up_to_a_number_of_different_ones() -> None:
+    cells = RawTable.from_texts("t", {"a": ["y", "x", "x", "NA", "z"]}).column("a")
+    assert cells.count_values(3) == (3, ("x", "y", "z"))
+    assert cells.count_values(2) == (3, ())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -4,14 +4,17 @@ import collections
 import csv
 import hashlib
 import io
+from pathlib import Path
 
 from fedpriv.data.named import load, load_held_out
 from fedpriv.data.partition import counted_mask
-from fedpriv.data.public import VISITS, VISITS_SHA256, make_visits
+from fedpriv.data.public import TABLE_FILE, VISITS, VISITS_SCHEMA, VISITS_SHA256, make_visits, visits_source
 
 
-def test_the_file_is_the_one_that_its_hash_says() -> None:
-    assert f"sha256:{hashlib.sha256(make_visits().encode()).hexdigest()}" == VISITS_SHA256
+def test_the_file_is_the_one_that_its_hash_says(tmp_path: Path) -> None:
+    visits_source("below").write(tmp_path)
+    content = (tmp_path / "below" / TABLE_FILE).read_bytes()
+    assert f"sha256:{hashlib.sha256(content).hexdigest()}" == VISITS_SHA256
 
 
 def test_patients_come_often_to_one_clinic_and_are_for_training_or_for_testing() -> None:
@@ -26,3 +29,16 @@ def test_patients_come_often_to_one_clinic_and_are_for_training_or_for_testing()
     assert len(dataset.persons) == len(dataset.train_labels) == len(rows)
     assert counted_mask(dataset.train_labels).sum() == 4900
     assert len(load_held_out(VISITS).labels) == len(rows) - 4900
+
+
+def test_measurements_have_their_public_ranges() -> None:
+    """Features are scaled by them, and a cell outside of its range is clipped."""
+    ranges = {name: column.range for name, column in VISITS_SCHEMA.columns.items()}
+    assert ranges == {
+        "heart_rate": (40.0, 140.0),
+        "pressure": (80.0, 200.0),
+        "sugar": (60.0, 240.0),
+        "weight": (40.0, 150.0),
+        "pain": (0.0, 10.0),
+        "sleep": (0.0, 14.0),
+    }

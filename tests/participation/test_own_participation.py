@@ -180,6 +180,26 @@ def test_what_a_run_writes_has_to_be_what_is_read() -> None:
         _ = cell_of(federation={**FEDERATION, "sampling": "forgetful"}).schedule
 
 
+@pytest.mark.parametrize(
+    ("rounds", "rounds_per_epoch", "reason"),
+    [
+        (7, 4, "7 rounds and 4 an epoch, and the scenario has 8 and 4"),
+        (8, 5, "8 rounds and 5 an epoch, and the scenario has 8 and 4"),
+        (8, 4, "its from_schedule makes a WithoutReplacement"),
+    ],
+)
+def test_a_participation_has_the_scenarios_rounds(rounds: int, rounds_per_epoch: int, reason: str) -> None:
+    """Gains: a run of 8 rounds that is charged as one of 7."""
+
+    def from_schedule(kind: Any, *_: Any) -> Any:
+        kind = WithoutReplacement if (rounds, rounds_per_epoch) == (8, 4) else kind
+        return kind(rounds, 2, 1, rounds_per_epoch)
+
+    add_participation(named("other", from_schedule=classmethod(from_schedule)))
+    with pytest.raises(InputError, match=f'sampling = "other": {reason}'):
+        _ = cell_of(federation={**FEDERATION, "sampling": "other"}).schedule
+
+
 @pytest.mark.slow
 def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(tmp_path: Path) -> None:
     tree = small_tree(federation=FEDERATION, privacy={"relation": "replace-one", "mu": 1.0})

@@ -11,8 +11,15 @@ from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import FixedOrder, MinSeparation, ParticipationKeys, Phases
+from fedpriv.participation.orders import (
+    FixedOrder,
+    MinSeparation,
+    Participation,
+    ParticipationKeys,
+    Phases,
+)
 from fedpriv.participation.registry import ClientAvailability, participation_from_data
+from fedpriv.participation.secret import BalancedSubsampling, PoissonSampling, RandomAllocation
 from tests.participation.builders import coins, tabulate
 
 
@@ -34,15 +41,80 @@ def test_a_single_pass_of_several_batches_a_round_reads_each_once_in_order() -> 
     assert schedule.batches_per_silo == 7
 
 
-@pytest.mark.parametrize("t", [0, -1, 6])
-def test_there_is_no_round_beyond_the_first_and_the_last(t: int) -> None:
-    with pytest.raises(ValueError, match=f"round {t} is not one of 1 … 5"):
-        FixedOrder(5, 5).batches(t)
+@pytest.mark.parametrize(
+    "numbers", [(4, 2, (1, 1, 1, 1)), (4, 4, (1, 1, 1)), (4, 4, (1, 1, 1, 1, 1)), (2, 2, (1, 0)), (2, 2, (-1, 3))]
+)
+def test_every_round_of_a_single_pass_has_a_number_of_batches(numbers: tuple[int, int, tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match="of a single pass need as many numbers of batches, 1 or more"):
+        FixedOrder(*numbers)
+
+
+@pytest.mark.parametrize("t", [0, -1, 7])
+@pytest.mark.parametrize(
+    "order",
+    [FixedOrder(6, 3), Phases((3, 1)), BalancedSubsampling(6, 3), ClientAvailability(6, 2, 2, 3)],
+    ids=lambda order: order.name,
+)
+def test_there_is_no_round_beyond_the_first_and_the_last(order: Participation, t: int) -> None:
+    with pytest.raises(ValueError, match=f"round {t} is not one of 1 … 6"):
+        order.select_rows(t, 2, 0, coins)
+
+
+SECRET = "drawn at random, and in which"
+WORDS: list[tuple[Participation, str]] = [
+    (FixedOrder(4, 4), "is read once"),
+    (FixedOrder(3, 4), "is read once"),
+    (FixedOrder(8, 4), "is read 2 times"),
+    (FixedOrder(9, 4), "is read 2 times, or once more"),
+    (RandomAllocation(10, 10), f"takes part in one of 10 rounds, {SECRET} one stays secret"),
+    (
+        RandomAllocation(20, 10, 2),
+        f"takes part in one of the 5 rounds of its group in each of 2 epochs, {SECRET} one stays secret",
+    ),
+    (BalancedSubsampling(20, 10), f"takes part in 2 of 20 rounds, {SECRET} ones stays secret"),
+    (BalancedSubsampling(20, 10, 2), f"takes part in 2 of 10 rounds of its group, {SECRET} ones stays secret"),
+    (PoissonSampling(20, 10), "takes part in each with probability 0.1, and in which ones stays secret"),
+    (
+        PoissonSampling(20, 10, 5),
+        "takes part in each of its group (5 groups) with probability 0.5, and in which ones stays secret",
+    ),
+    (ClientAvailability(40, 1, 10, 30), "takes part once, when it is there"),
+    (ClientAvailability(40, 3, 40, 40), "takes part once, when it is there"),
+    (ClientAvailability(40, 3, 10, 30), "takes part at most 3 times, 10 or more rounds apart, when it is there"),
+]
+
+
+@pytest.mark.parametrize(("order", "words"), WORDS, ids=map(str, range(len(WORDS))))
+def test_a_report_says_how_often_a_record_takes_part(order: Participation, words: str) -> None:
+    assert order.words == words
 
 
 def test_phases_read_every_batch_once_and_nothing_in_the_round_that_ends_one() -> None:
     phases = Phases((3, 1))
     assert [list(phases.batches(t)) for t in range(1, phases.rounds + 1)] == [[0], [1], [2], [], [3], []]
+
+
+def test_phases_that_stop_early_are_charged_as_a_whole() -> None:
+    phases = Phases((3, 1))
+    assert [phases.truncate(rounds) for rounds in (0, 2, 6)] == [phases] * 3
+    for rounds in (-1, 7):
+        with pytest.raises(ValueError, match=f"{rounds} rounds of 6"):
+            phases.truncate(rounds)
+
+
+@pytest.mark.parametrize(
+    ("order", "rows"),
+    [
+        (RandomAllocation(4, 4, 2), [[0, 2], [1, 3, 5, 7], [4, 6], []]),
+        (BalancedSubsampling(4, 2), [[1, 3], [0], [0, 1, 2, 3], [2]]),
+        (PoissonSampling(4, 2), [[0, 3], [2], [1, 3], [0, 1]]),
+        (ClientAvailability(6, 2, 3, 4), [[0], [1, 2, 4, 5], [3, 6], [0, 7], [2, 4, 5], [3]]),
+    ],
+    ids=["allocation", "balanced", "poisson", "available"],
+)
+def test_a_key_gives_the_records_that_it_has_always_given(order: Participation, rows: list[list[int]]) -> None:
+    """A guard that is restarted with a later version goes on with the same records."""
+    assert [np.flatnonzero(of_round).tolist() for of_round in tabulate(order, 2, silo=1, seed=5).T] == rows
 
 
 COHORT, PLACES = 20, 30

@@ -107,11 +107,28 @@ def test_bins_and_coins_are_different_streams() -> None:
 
 def test_a_run_that_stopped_is_charged_for_whole_epochs() -> None:
     order = RandomAllocation(36, 12, 2)
-    assert order.truncate(13) == order
+    assert [order.truncate(rounds) for rounds in (0, 13, 36)] == [order] * 3
     assert RandomAllocation(13, 12).epochs == 2
     assert PoissonSampling(36, 12).truncate(13) == PoissonSampling(13, 12)
-    with pytest.raises(ValueError, match="37 rounds of 36"):
-        order.truncate(37)
+    for rounds in (-1, 37):
+        with pytest.raises(ValueError, match=f"{rounds} rounds of 36"):
+            order.truncate(rounds)
+
+
+def test_every_round_has_the_rows_of_one_group_and_no_other_round_exists() -> None:
+    order = PoissonSampling(5, 4, 2)
+    rows = [list(range(8)[order.group_rows(t)]) for t in range(1, 6)]
+    assert rows == [[0, 2, 4, 6], [1, 3, 5, 7], [0, 2, 4, 6], [1, 3, 5, 7], [0, 2, 4, 6]]
+    for t in (0, -1, 6):
+        with pytest.raises(ValueError, match=f"round {t} is not one of 1 … 5"):
+            order.group_rows(t)
+
+
+def test_the_least_noise_of_an_allocation_is_of_its_bins_and_epochs() -> None:
+    """About the least: its ε is the target's up to a thousandth, and never above."""
+    guarantee = RandomAllocation(36, 12, 2).calibrate(2.0, 1e-3, "zero-out")
+    assert guarantee == AllocatedGaussian(guarantee.noise_multiplier, bins=6, epochs=3)
+    assert 1.998 < guarantee.epsilon_of(1e-3) <= 2.0
 
 
 ORDERS = [

@@ -19,7 +19,7 @@ from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
-from tests.silo.test_statistics import plan, scenario
+from tests.silo.test_statistics import TABLES, plan, scenario
 
 OTHERWISE: dict[str, dict[str, Any]] = {
     "two rounds of a running sum": {
@@ -116,6 +116,20 @@ def test_a_ledger_has_no_smaller_distance_where_rounds_are_secret(tmp_path: Path
     assert whole.schedule.secret
     with pytest.raises(InputError, match=r"clips apart with .*: where rounds are secret they are 2"):
         stream_from_data(data)
+
+
+@pytest.mark.parametrize(("mu", "power"), [(1e-3, 24), (5e-4, 23)])
+def test_a_clip_has_the_units_that_the_proof_of_its_allowance_needs(tmp_path: Path, mu: float, power: int) -> None:
+    """Nine cells in words of 40 bits: 2^22 √9 units, which are fewer than 2^24 and more than 2^23."""
+    asked = plan(tmp_path, "secure-aggregation", TABLES[1:2], mu=mu)
+    cell = asked.cell.model_copy(update={"run": asked.cell.run.model_copy(update={"word": 40})})
+    objective = make_schema_task(cell, asked.schema).objective
+    assert objective.dimension == 9
+    if power == 24:
+        assert min(make_plan(cell, objective, for_release=True).required_exact_plan.norms(1)) == 2**24
+    else:
+        with pytest.raises(InputError, match=f"9 values with a clip of {2**23} units are too coarse"):
+            make_plan(cell, objective, for_release=True)
 
 
 def tree_of_one_round() -> dict[str, Any]:

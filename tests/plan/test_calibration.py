@@ -17,10 +17,12 @@ from fedpriv.loss.estimators import (
     SplitClipping,
     VarianceReducedGradient,
 )
+from fedpriv.loss.features import AugmentedView
+from fedpriv.loss.objective import Objective
 from fedpriv.noise.trust import Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS, add_algorithm
 from fedpriv.participation.orders import FixedOrder
-from fedpriv.plan.calibration import check_clips, check_noise, check_sums, make_workload
+from fedpriv.plan.calibration import check_clips, check_noise, check_sums, make_message_grid, make_workload
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.schema import Cell
@@ -75,7 +77,10 @@ def test_every_clip_of_a_round_is_looked_at(clip: float) -> None:
 
 
 def test_a_clip_is_shared_by_a_batch() -> None:
-    check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 10**6, is_private=True)
+    for batch in (1, 10**6, 2**30):
+        check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], batch, is_private=True)
+    with pytest.raises(InputError, match=f"batch of {2**30 + 1} records"):
+        check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 2**30 + 1, is_private=True)
     with pytest.raises(InputError, match="batch of 10000000000 records"):
         check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 10**10, is_private=True)
 
@@ -87,6 +92,10 @@ def test_every_source_is_looked_at(std: float) -> None:
         check_noise(Noise((NoiseSource(0, 1.0, 0.5), NoiseSource(1, std, 0.5))))
 
 
+def test_noise_between_the_least_and_the_most_that_can_be_added_passes() -> None:
+    check_noise(Noise(tuple(NoiseSource(party, 2.0**power, 0.25) for party, power in enumerate((-100, 0, 100)))))
+
+
 def test_sums_are_at_most_two_to_the_thirty_deviations() -> None:
     noise = Noise((NoiseSource(0, 0.5, 1.0),))
     check_sums(noise, 2.0**29, 1.0)
@@ -95,6 +104,14 @@ def test_sums_are_at_most_two_to_the_thirty_deviations() -> None:
     for largest in (2.0**29 * (1 + 1e-15), math.inf, math.nan):
         with pytest.raises(InputError, match="sums of up to"):
             check_sums(noise, largest, 1.0)
+
+
+def test_masked_messages_are_rounded_below_the_least_noise_of_a_silo(small_cell: MakeCell) -> None:
+    """The unit is 2^-12 of it at most for 24 digits of float32, so that rounding adds next to nothing to any."""
+    cell = small_cell(algorithm__trust="secure-aggregation", run__dtype="float32")
+    least, most = NoiseSource(0, 0.5, 0.5), NoiseSource(1, 64.0, 0.5)
+    for sources in ((least, most), (most, least), (least, least)):
+        assert make_message_grid(cell, Noise(sources), 1.0).unit == 0.25 * 2.0**-12
 
 
 def test_the_least_of_several_noises_counts(small_cell: MakeCell) -> None:
@@ -148,6 +165,21 @@ def test_sums_that_decay_otherwise_than_they_are_charged_are_refused(
     with pytest.raises(InputError, match=line) as refused:
         planned(small_cell, algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
     assert "\n" not in str(refused.value)
+
+
+def test_an_algorithm_that_leaves_out_the_copies_of_records_is_refused(small_cell: MakeCell, rows: None) -> None:
+    """An objective of its own, without the view of the copies that the scenario asks for."""
+
+    def without_copies(_settings: Any, _problem: Any, objective: Objective) -> Objective:
+        return objective.base if isinstance(objective, AugmentedView) else objective
+
+    add_algorithm(dataclasses.replace(ALGORITHMS["dp-sgd"], name="own-sgd", objective=without_copies))
+    algorithm = {"name": "own-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+    sections: dict[str, Any] = {"algorithm": algorithm, "privacy": {"relation": "zero-out", "mu": 1.0}}
+    model = {"name": "mlp", "hidden": 4}
+    assert planned(small_cell, model=model, **sections).noise.sources
+    with pytest.raises(InputError, match=r"model\.augment: own-sgd takes records apart in its own way"):
+        planned(small_cell, model={**model, "augment": {"copies": 2, "shift": 1}}, **sections)
 
 
 def test_sums_that_decay_as_they_are_charged_pass() -> None:

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 from fedpriv.accounting.gaussian import compose
 from fedpriv.claims.entries import read_ledger
 from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError
 from fedpriv.loss.views import PerUnit
+from fedpriv.plan.evaluation import partition_test_records
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import parse_scenario, resolve_cell
@@ -21,6 +23,7 @@ from fedpriv.show.summary import privacy_lines
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.conftest import small_tree
+from tests.data.tables import rows, table_tree, write_csv
 from tests.engines.test_units import persons_tree
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -98,7 +101,11 @@ def test_a_record_that_claims_something_else_does_not_agree(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("untrusted", "every silo added noise: all evaluations together are 0.5-GDP for each test record"),
+        (
+            "untrusted",
+            "every silo added noise: all evaluations together are 0.5-GDP for each test record (ε = 1.994 at "
+            "δ = 1e-05, replace-one)",
+        ),
         ("trusted", "the server, which saw exact sums, added noise: all evaluations together are 0.5-GDP"),
         ("exact", "whoever passes it on releases exact figures of test records, for which nothing is guaranteed"),
     ],
@@ -118,3 +125,27 @@ def test_scores_and_measures_are_no_coins_of_records(tmp_path: Path, run: dict[s
     looked_at = make_plan(cell, load_task(cell).objective).objective
     assert isinstance(looked_at, PerUnit)
     assert looked_at.max_records == 4
+
+
+@pytest.mark.parametrize(("split", "count"), [("part", "24 rows"), (None, "10 test records")])
+def test_a_silo_with_too_few_test_records_is_named(tmp_path: Path, split: str | None, count: str) -> None:
+    """Rows that cells put aside are read whole, and otherwise the test records of the site."""
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()), split=split)
+    tree["evaluation"], tree["federation"]["batches"] = {"records": [1, 40], "mu": 2.0}, [4, 4]
+    with pytest.raises(InputError, match=f"^evaluation.records: 'south' has {count}, and 40 are asked for"):
+        partition_test_records(resolve_cell(tree, "test"))
+
+
+@pytest.mark.parametrize("partition", ["site", "iid"])
+def test_test_records_are_of_the_silos_site_only_in_a_partition_by_site(tmp_path: Path, partition: str) -> None:
+    """Of 12 test records in the north and 10 in the south."""
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()), split=None)
+    tree["data"]["partition"], tree["evaluation"] = partition, {"records": [8, 10], "mu": 2.0}
+    tree["federation"]["batches"] = [4, 4]
+    cell = resolve_cell(tree, "test")
+    sites, shares = load_task(cell).test_sites, partition_test_records(cell)
+    assert sites is not None
+    assert [len(share) for share in shares] == [8, 10]
+    assert len({row for share in shares for row in share.tolist()}) == 18
+    are_own = [bool((sites[share.numpy()] == silo).all()) for silo, share in enumerate(shares)]
+    assert are_own == [partition == "site"] * 2

@@ -349,6 +349,9 @@ def test_whatever_was_released_the_map_is_finite_and_bounded() -> None:
     with pytest.raises(ValueError, match="4 finite moments"):
         scaling_from_moments((0, 1), np.full(4, np.nan))
     assert Scaling((1,), (0.5,), (0.25,)).apply(np.array([[2.0, 1.0]])).tolist() == [[2.0, 2.0]]
+    for features in (np.zeros((1, 1)), np.zeros(2), np.zeros((1, 2), np.int64)):
+        with pytest.raises(InputError, match=r"data\.scale: is for features that are numbers, 2 or more"):
+            Scaling((1,), (0.5,), (0.25,)).apply(features)
 
 
 @pytest.mark.parametrize(
@@ -436,7 +439,7 @@ def test_means_without_their_step_are_charged_whole_in_every_view(
     assert "elsewhere, first step" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("less", [3.0, 1.005])
+@pytest.mark.parametrize("less", [3.0, 1.005, 1.0 + 2e-7])
 def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(
     tmp_path: Path, less: float
 ) -> None:
@@ -450,7 +453,10 @@ def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(
     (entry,) = read_ledger(folder)
     assert entry.agrees
     other = next(release for release in cell["releases"] if release["owner"] == "elsewhere")
-    other["std"] *= less
+    std = other["std"]
+    other["std"] = std * (1.0 + 5e-9)  # rounding
+    assert agrees_with_figures_of_its_own(folder, told, cell)
+    other["std"] = std * less
     assert not agrees_with_figures_of_its_own(folder, told, cell)
 
 

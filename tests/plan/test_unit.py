@@ -6,21 +6,28 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.claims.claim import PrivacyClaim, compute_claim, describe_group_privacy, group_bounds, group_epsilons
-from fedpriv.claims.ledger import ReleaseStream, stream_from_data, stream_to_data
+from fedpriv.claims.ledger import ReleaseStream, make_release_streams, stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError, RunError
+from fedpriv.loss.objective import Records
+from fedpriv.loss.views import absent_label
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, Unit, make_unit, unit_from_data
 from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import group_records, load_task, mask_absent_records
 from fedpriv.show.statement import make_statements
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from fedpriv.study.results import Results
+from tests.engines.test_units import person_cell
 from tests.silo.guarded import ZERO, cell_json, write_silo
 
 
@@ -160,6 +167,16 @@ def test_persons_in_several_silos_pay_in_each_of_them() -> None:
     assert float(trusted.sources[0].std) == pytest.approx(0.25)  # both means move by 1/8
 
 
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+def test_releases_of_integers_keep_the_target_of_persons_in_both_silos(tmp_path: Path, trust: str) -> None:
+    cell = person_cell(tmp_path, algorithm__trust=trust, privacy__shared=2)
+    plan = make_plan(cell, load_task(cell).objective, for_release=True)
+    claim = compute_claim(make_release_streams(plan, plan.schedule.rounds))
+    assert claim is not None
+    assert isinstance(claim.guarantee, GaussianDP)
+    assert 1.99 < claim.guarantee.mu <= 2.0
+
+
 def test_a_run_says_what_it_means_for_persons_with_several_records() -> None:
     """mu = 1: 2 records 9.9971, 8 records 65.32; with secret rounds the chain, which √k·μ would undercut."""
     exact = group_epsilons(GaussianDP(1.0), 1e-5)
@@ -174,3 +191,27 @@ def test_a_run_says_what_it_means_for_persons_with_several_records() -> None:
         "2": {"mu": pytest.approx(2.0), "epsilon": pytest.approx(9.997, abs=1e-3)},
         "8": {"mu": pytest.approx(8.0), "epsilon": pytest.approx(65.32, abs=1e-2)},
     }
+
+
+@pytest.mark.parametrize("units", [[[0], [1], [2]], [[2], [0]], [[0, 1], [2, 3]], [[3, -1], [0, 2]], [[1], [-1]]])
+def test_a_unit_is_its_records_in_order(units: list[list[int]]) -> None:
+    """A unit of one record has no axis of records, and an absent record is zeros without a label."""
+    records = Records(torch.arange(1.0, 13.0).view(4, 3), torch.tensor([2, 0, 1, 2]))
+    features, labels = group_records(records, np.array(units))
+    # Row -1 is the last one, which is absent.
+    with_absent = (
+        torch.cat([records.features, torch.zeros(1, 3)]),
+        torch.cat([records.labels, torch.tensor([absent_label(records.labels)])]),
+    )
+    rows = torch.tensor(units).squeeze(1)
+    assert torch.equal(features, with_absent[0][rows])
+    assert torch.equal(labels, with_absent[1][rows])
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([[2, -1], [0, 1]]), torch.tensor([[2.0, math.nan], [0.0, -1.0]])])
+def test_absent_records_have_label_0_and_are_masked(labels: torch.Tensor) -> None:
+    records = Records(torch.ones(2, 2, 3), labels)
+    masked, is_present = mask_absent_records(records)
+    assert is_present.tolist() == [[True, False], [True, True]]
+    assert masked.labels.tolist() == [[2, 0], labels[1].tolist()]
+    assert torch.equal(masked.features, records.features)

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.loss.estimators import RecursiveGradient, SplitGradient
+from fedpriv.loss.estimators import Estimator, PlainGradient, RecursiveGradient, SplitGradient
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
+from fedpriv.rounds.round import increment_parts
 
 FEATURES, CLASSES = 4, 3
 OBJECTIVE = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0, dtype=torch.float64)
@@ -96,6 +97,15 @@ def test_increment_uses_the_previous_query_not_the_present_one() -> None:
     torch.testing.assert_close(measured[1] - measured[0], expected)
 
 
+@pytest.mark.parametrize(("estimator", "most"), [(PlainGradient(1.0), 0), (RecursiveGradient(1.0), 1)])
+def test_no_more_queries_are_stored_than_the_next_round_needs(estimator: Estimator, most: int) -> None:
+    past: tuple[Tensor, ...] = ()
+    for t, query in enumerate(torch.eye(5), start=1):
+        _, past = increment_parts(estimator.round(t), query, past, estimator.memory)
+        assert len(past) == most
+        assert not past or torch.equal(past[0], query)
+
+
 def neighbours(rounds: int, dtype: torch.dtype) -> list[float]:
     """‖q_t - q'_t‖ for float32 queries, of silos that differ in the record of round 1, in units of the clip."""
     objective = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0)
@@ -139,6 +149,22 @@ def test_parts_are_summed_in_the_sums_own_type() -> None:
         )
         assert state.total.dtype == torch.float64
     assert [vector.dtype for vector in state.past_vectors] == [torch.float32] * 2 + [torch.float64] * 3
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_the_part_that_clips_most_records_is_counted(part: int) -> None:
+    """Epochs of two rounds: rounds 2 and 4 have a residual, and 3 and 4 a change."""
+    queries, features, labels = path_and_records(4, 3)
+    clips = [1e9, 1e9, 1e9]
+    clips[part] = 1e-9
+    estimator = SplitGradient(*clips, mixing=0.5, rounds_per_epoch=2)
+    state, counts = initial_running_sum(queries[0]), []
+    for t, query in enumerate(queries, start=1):
+        state, clipped = update_running_sum(
+            state, estimator.round(t), query, OBJECTIVE, Records(features, labels), torch.ones(4), estimator.memory
+        )
+        counts.append(int(clipped))
+    assert counts == [[4, 4, 4, 4], [0, 0, 4, 4], [0, 4, 0, 4]][part]
 
 
 @pytest.mark.parametrize("empty", [1, 2, 3, 5])
