@@ -235,8 +235,8 @@ class RandomAllocation(SecretOrder):
         """
         epoch, round_index = divmod(t - 1, self.rounds_per_epoch)
         count = self.batches_per_silo * batch
+        rows = np.arange(count)[self.group_rows(t)]  # refuses a round that does not exist
         bins = randomness().numbers(count, self.bins, silo, epoch)
-        rows = np.arange(count)[self.group_rows(t)]
         return np.asarray(rows[bins[rows] == round_index // self.groups])
 
     def calibrate(self, epsilon: float, delta: float, relation: Relation) -> AllocatedGaussian:

@@ -60,6 +60,12 @@ def test_there_is_no_round_beyond_the_first_and_the_last(order: Participation, t
         order.select_rows(t, 2, 0, coins)
 
 
+@pytest.mark.parametrize("t", [-1, 0, 7])
+def test_random_allocation_draws_nothing_for_a_round_that_does_not_exist(t: int) -> None:
+    with pytest.raises(ValueError, match=f"round {t} is not one of 1 … 6"):
+        RandomAllocation(6, 3).select_rows(t, 2, 0, mock.Mock(side_effect=AssertionError))
+
+
 SECRET = "drawn at random, and in which"
 WORDS: list[tuple[Participation, str]] = [
     (FixedOrder(4, 4), "is read once"),
