@@ -542,7 +542,7 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
 
     Returns:
         Names of the trainable parameters that are not in the file: all of them without a digest.  A tied parameter
-        has several names, and counts by its first one.
+        has several names, and is in the file if one of them is.
 
     Raises:
         InputError: There is no digest and a parameter is frozen, the file cannot be used, or it does not fit the
@@ -575,4 +575,5 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
             raise InputError(f"holds {load_result.unexpected_keys[0]}, which the module does not have")
     except Exception as error:  # values of another shape raise
         raise weights_error(weights, "model.weights", path, error) from None
-    return frozenset(set(trainable_parameters(module)) - set(state))
+    loaded = {id(values) for name, values in module.named_parameters(remove_duplicate=False) if name in state}
+    return frozenset(name for name, values in trainable_parameters(module).items() if id(values) not in loaded)

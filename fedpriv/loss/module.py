@@ -445,8 +445,7 @@ def why_refused(layer: nn.Module) -> str | None:
     if isinstance(dropout, float | int) and dropout > 0.0:
         return "draws random numbers; a model without dropout, or with p = 0, can be used"
     if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
-        alternative = "LeakyReLU" if isinstance(layer, nn.RReLU) else "MaxPool"
-        return f"draws random numbers; {alternative} does not"
+        return f"draws random numbers; {'LeakyReLU' if isinstance(layer, nn.RReLU) else 'MaxPool'} does not"
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if layer.max_norm is not None:
             return "changes its weight in the forward pass; max_norm = None does not"

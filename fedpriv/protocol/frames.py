@@ -83,7 +83,7 @@ def drain_connection(connection: socket.socket, seconds: float) -> None:
     """Shut down the sending side and discard what arrives until the other end closes the connection.
 
     So the other end can read what was sent to it before the connection is gone.  An end that keeps sending is left
-    after `seconds`, without an error.  The call changes the socket's timeout.
+    after `seconds`, with or without an error.  The call changes the socket's timeout.
 
     Raises:
         OSError: The connection broke, or no bytes arrived in the rest of `seconds` (TimeoutError).

@@ -259,6 +259,6 @@ def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
 def format_tick(value: float) -> str:
     """Format a tick's label in plain characters, such as "0.25", "20000" and "1.5e5"."""
     if value and not 1e-3 <= abs(value) < 1e5:
-        mantissa, exponent = f"{value:.2e}".split("e")
+        mantissa, exponent = f"{value:.5e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
     return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"

@@ -200,6 +200,11 @@ def test_what_is_frozen_in_a_scenario_is_named_by_digest(tmp_path: Path, monkeyp
         with pytest.raises(InputError, match=line) as caught:
             objective(weights=save_weights(tmp_path, wrong))
         assert "\n" not in str(caught.value)
+    shared = tied()
+    file = save_weights(tmp_path, {"head.weight": torch.full_like(shared.head.weight, 7.0)})
+    assert load_constants(shared, file, "bring:tied") == frozenset(), (
+        "a tied weight is in a file by any of its names"
+    )
     silent = zoo.half_frozen(6, 3)  # a module may leave parameters out of its state_dict
     silent.inner._register_state_dict_hook(lambda module, state, prefix, local: state.pop(f"{prefix}weight"))
     with pytest.raises(InputError, match=r"holds no inner\.weight, which is not trained"):

@@ -116,9 +116,9 @@ def test_guarantee_a_command_that_failed_at_whatever_step_is_given_again(
 @pytest.mark.long
 def test_guarantee_all_commands_with_all_faults_give_the_table_in_the_documents(tmp_path: Path) -> None:
     found = dict[str, list[dict[str, Any]]]()
-    for name in COMMANDS:
-        (tmp_path / name).mkdir()
-        found[name] = rows_of("every_command", tmp_path / name, name, "1")
+    for number, name in enumerate(COMMANDS):
+        (tmp_path / str(number)).mkdir()
+        found[name] = rows_of("every_command", tmp_path / str(number), name, "1")
         check_command(name, found[name])
     lines = format_commands(found)
     (tmp_path / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -421,7 +421,7 @@ def _resolve_trial(tree: dict[str, Any], setting: Setting) -> Cell:
     try:
         return resolve_cell(tree, "while tuning")
     except InputError as error:
-        message = str(error)
+        message = f"while tuning: {str(error).removeprefix('while tuning: ')}"  # some begin with their key
         if not any(f" {key} = {value!r}: " in message for key, value in setting.items()):
             setting_text = "".join(f", {key} = {value}" for key, value in setting.items())
             message = f"while tuning{setting_text}{message.removeprefix('while tuning')}"

@@ -185,7 +185,8 @@ def _find_basis(records: Records, penalty: Floats) -> Floats | None:
     width = records.features.shape[-1]
     if width > _MAX_BASIS_FEATURES:
         return None
-    moments = (records.features.mT @ records.features).double().numpy() / len(records.labels)
+    # In float32 the moments of columns that are nearly collinear have no Cholesky factor.
+    moments = (records.features.double().mT @ records.features.double()).numpy() / len(records.labels)
     return np.asarray(np.linalg.inv(np.linalg.cholesky(_CURVATURE * moments + np.diag(penalty[:width] + 1e-9))))
 
 
