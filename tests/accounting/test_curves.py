@@ -207,6 +207,13 @@ def test_what_a_lattice_cuts_off_above_counts_as_infinite() -> None:
     assert law.to_grid(0.1).infinity_mass == 5e-17
 
 
+def test_every_delta_has_margins_for_rounding() -> None:
+    """1e-12, and 1e-9 of δ."""
+    for infinite in (0.0, 0.1, 0.5):
+        law = PrivacyLossDistribution(np.array([0.0]), np.array([1.0 - infinite]), infinite)
+        assert float(law.deltas(1.0)) == pytest.approx(infinite * (1.0 + 1e-9) + 1e-12, rel=1e-14, abs=0.0)
+
+
 def test_a_long_composition_counts_its_rounding_as_infinite() -> None:
     """1e-15 a release: 10,000 of them pass the 1e-12 that every composition adds."""
     assert GridLossDistribution(1e-3, 0, np.array([0.5, 0.5]), 0.0).self_compose(10_000).infinity_mass >= 1e-11

@@ -101,6 +101,13 @@ def test_chains_lie_above_what_they_are_asked_to_and_are_exact_where_it_is_one()
     np.testing.assert_allclose(found, exact * np.outer(clips, clips), rtol=1e-6)
 
 
+def test_overlaps_that_rise_are_bounded_by_a_decay_of_one() -> None:
+    """Decays .6 and 1 give sums of covariances of 3.2 and 2.8, by hand."""
+    chain = chains.dominating_chain(np.array([[1.0, 0.6], [0.6, 0.4]]), np.ones(2))
+    assert chain.variances == pytest.approx((1.0, 0.6))
+    assert chain.next_covariances == pytest.approx((0.6,))
+
+
 def test_a_step_to_the_lattice_keeps_means_and_what_its_moments_promise() -> None:
     """Rows of a walk are probabilities, their mean is kept, and E e^(re) is m(r) (1 ± η(r)) for every start."""
     lattice = chains.ExponentGrid(chain_of(0.7, 4), 0.5, 400)
@@ -121,6 +128,14 @@ def test_what_leaves_the_lattice_is_less_than_is_added() -> None:
     tilted = lattice.prior * np.exp(lattice.points - 0.5) / (1.0 + lattice.step**2 / 8.0)
     assert 1.0 - float(np.sum(lattice.prior)) <= chains.LOST_MEAN + 1e-15
     assert abs(1.0 - float(np.sum(tilted))) <= chains.LOST_MEAN + lattice.relative_error
+
+
+@pytest.mark.parametrize("spacing", [0.3, 0.37, 0.41, 0.5])
+def test_the_lattice_covers_the_range_that_walks_seldom_leave(spacing: float) -> None:
+    lattice = chains.ExponentGrid(chain_of(0.9, 12), spacing, 400)
+    low, high = lattice._range()
+    assert lattice.points[0] <= low < lattice.points[1]
+    assert lattice.points[-2] < high <= lattice.points[-1]
 
 
 def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
@@ -262,6 +277,24 @@ def test_what_all_rounds_share_is_known_and_chains_lie_above_the_rest() -> None:
     curve = require(fading.replacement_curve(overlaps, 1.0, fading.FINE))
     whole = require(fading.epoch_replacement_losses(fading.ChainEpoch(epoch, fading.FINE))).deltas
     assert np.all(curve(EPSILONS) > 1.05 * whole(EPSILONS))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "common", "decay", "share"),
+    [(6, 0.1, 0.2, 1 / 2), (6, 0.1, 0.5, 1 / 4), (8, 1e-3, 0.5, 1 / 64), (4, 0.02, 0.8, 0.0)],
+)
+def test_the_common_overlap_is_a_power_of_two_below_the_median(
+    rounds: int, common: float, decay: float, share: float
+) -> None:
+    """The median itself and a 128th of it would be better in the first and the third row, by brute force.
+
+    In the last row no candidate is better than none by 0.1 %.
+    """
+    overlaps = common + (1.0 - common) * decay ** lags(rounds)
+    overlaps[0, -1] = overlaps[-1, 0] = 0.0  # so that the smallest overlap is no better candidate
+    median = float(np.median(overlaps[np.triu_indices(rounds, 1)]))
+    found = chains.find_overlaps(overlaps, np.ones(rounds), rounds)
+    assert found.shared_variance == pytest.approx(share * median, rel=1e-6)
 
 
 @pytest.mark.parametrize("decay", [0.05, 0.4])

@@ -106,6 +106,12 @@ def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.Monkey
     assert float(np.sum(law.masses)) + law.infinity_mass >= 1.0 - 1e-6, "the mean of S"
 
 
+def test_a_grid_of_sums_that_misses_too_much_gets_a_higher_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first top is at half a standard deviation of an exponent."""
+    monkeypatch.setattr(fading, "_GRID_STDS", 0.5)
+    assert require(fading.epoch_removal_losses(one(1.0, fading.COARSE))).infinity_mass < 1e-11
+
+
 def test_between_two_knots_a_curve_is_the_chord_in_gamma() -> None:
     """A hockey stick is convex in e^ε, and may lie above the chord in ε."""
     epoch = one(1.0, fading.COARSE)
@@ -129,6 +135,8 @@ def test_a_law_of_more_mass_than_one_is_composed_with_all_of_it() -> None:
     assert law.compose(other).infinity_mass == pytest.approx(1.501 * 1.402 - 1.5 * 1.4, rel=1e-9)
     small = GridLossDistribution(0.1, 0, np.array([0.4, 0.6 - 1e-3]), 1e-3)
     assert small.self_compose(10).infinity_mass == pytest.approx(1.0 - 0.999**10, rel=1e-9)
+    short = GridLossDistribution(0.1, 0, np.array([0.3, 0.2]), 0.1)  # masses may be lost, too
+    assert short.self_compose(2).infinity_mass == pytest.approx(1.0 - 0.9**2, rel=1e-9)
 
 
 def test_a_grid_whose_bottom_is_one_of_its_points_moves_sums_as_any_does() -> None:
@@ -140,6 +148,13 @@ def test_a_grid_whose_bottom_is_one_of_its_points_moves_sums_as_any_does() -> No
         assert np.all(np.isfinite(found))
         assert float((found @ sums.points)[0]) == pytest.approx(float(sums.points[0]), rel=1e-6)
         assert beyond[0] == 0.0
+
+
+def test_points_come_close_to_the_least_sum() -> None:
+    points = SumGrid(-1.0, 3.0, 0.3, 0.05, fine_at_bottom=True).points
+    assert points[0] == -1.0
+    assert 0.0 < points[1] + 1.0 < math.exp(-13.0)
+    assert np.all(np.diff(points) > 0.0)
 
 
 def test_chains_of_other_lengths_than_the_run_are_refused() -> None:

@@ -59,6 +59,13 @@ def test_it_is_theorem_2(mu: float, eta: float, mean: float) -> None:
     assert PrivateSelection(mu, law).epsilon_by_orders(1e-5) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0, 2.0, 100.0])
+@pytest.mark.parametrize("mean", [1.5, 1000.0, 1e6])
+def test_gamma_gives_the_mean_and_is_not_too_large(mean: float, eta: float) -> None:
+    gamma = NegativeBinomialRunCount(mean, eta).gamma
+    assert mean * (1.0 - 1e-13) <= negative_binomial_mean(eta, gamma) <= mean * (1.0 + 1e-9)
+
+
 @pytest.mark.parametrize(
     ("mu", "law", "epsilon"),
     [
@@ -206,6 +213,7 @@ def test_one_run_costs_what_one_run_costs_and_more_cost_more() -> None:
     assert costs == sorted(costs)
     assert cost(10.0, later_mu=1.0) > cost(10.0)
     assert cost(1.0, later_mu=1.0) == pytest.approx(gdp.epsilon_of(math.sqrt(2.0), 1e-5), rel=1e-6)
+    assert NegativeBinomialRunCount(1.0).draw(np.random.default_rng(0)) == 1
 
 
 def test_the_command_prints_the_cost() -> None:

@@ -53,6 +53,10 @@ def test_mu_of_a_zcdp_target_is_never_above_it(rho: float) -> None:
     assert mu == pytest.approx(math.sqrt(2 * rho), rel=1e-15)
 
 
+def test_a_zcdp_target_whose_root_is_a_float_loses_nothing() -> None:
+    assert [rdp.mu_of_zcdp(rho) for rho in (0.0, 0.125, 2.0)] == [0.0, 0.5, 2.0]
+
+
 @settings(max_examples=100, deadline=None)
 @given(mu=log_uniform_mu, delta=log_uniform_delta)
 def test_exact_is_at_most_renyi_is_at_most_the_papers(mu: float, delta: float) -> None:
