@@ -207,6 +207,15 @@ def test_what_a_lattice_cuts_off_above_counts_as_infinite() -> None:
     assert law.to_grid(0.1).infinity_mass == 5e-17
 
 
+def test_the_spread_and_the_range_of_finite_losses() -> None:
+    """Of the mean .5 and the variance .75 by hand, and without the last 1e-16 of mass at either end."""
+    law = PrivacyLossDistribution(np.array([-9.0, 0.0, 2.0, 9.0]), np.array([5e-17, 0.3, 0.1, 5e-17]), 0.6)
+    assert law.loss_std == pytest.approx(math.sqrt(0.75), rel=1e-12)
+    assert law.loss_range == 2.0
+    nothing = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
+    assert (nothing.loss_std, nothing.loss_range) == (0.0, 0.0)
+
+
 def test_every_delta_has_margins_for_rounding() -> None:
     """1e-12, and 1e-9 of δ."""
     for infinite in (0.0, 0.1, 0.5):

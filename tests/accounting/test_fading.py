@@ -101,6 +101,18 @@ def test_chains_lie_above_what_they_are_asked_to_and_are_exact_where_it_is_one()
     np.testing.assert_allclose(found, exact * np.outer(clips, clips), rtol=1e-6)
 
 
+def test_covariances_of_a_chain_and_its_sum_by_hand() -> None:
+    chain = chains.CovarianceChain((1.0, 2.0, 4.0), (0.5, 3.0))
+    expected = np.array([[1.0, 0.5, 0.75], [0.5, 2.0, 3.0], [0.75, 3.0, 4.0]])
+    assert np.allclose(chain.covariances, expected, rtol=1e-15, atol=0.0)
+    assert chain.covariance_sum == pytest.approx(15.5, rel=1e-15)
+    assert chain.largest_first == chains.CovarianceChain((4.0, 2.0, 1.0), (3.0, 0.5))
+    assert chain.largest_first.largest_first == chain.largest_first
+    doubled = chain.with_noise_multiplier(2.0).covariances
+    assert np.all(doubled >= expected / 4.0)
+    assert np.allclose(doubled, expected / 4.0, rtol=1e-11, atol=0.0)
+
+
 def test_overlaps_that_rise_are_bounded_by_a_decay_of_one() -> None:
     """Decays .6 and 1 give sums of covariances of 3.2 and 2.8, by hand."""
     chain = chains.dominating_chain(np.array([[1.0, 0.6], [0.6, 0.4]]), np.ones(2))

@@ -178,6 +178,16 @@ def test_the_lower_hull_lies_below_the_points_and_bends_upwards(points: list[tup
     assert np.all(law.deltas(epsilons) >= on_hull - 1e-9)
 
 
+def test_the_law_of_a_symmetric_pair_has_the_bounds_that_it_was_made_of() -> None:
+    epsilons, bounds = np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.35, 0.2])
+    law = symmetric_loss_distribution(epsilons, bounds)
+    assert law.losses.tolist() == [-1.0, -0.5, 0.0, 0.5, 1.0]
+    assert law.infinity_mass == 0.2
+    assert float(law.masses.sum()) + law.infinity_mass == pytest.approx(1.0, rel=1e-12)
+    assert law.masses[:2] == pytest.approx(law.masses[:2:-1] * np.exp([-1.0, -0.5]), rel=1e-12)
+    assert law.deltas(epsilons) == pytest.approx(bounds, rel=1e-8)
+
+
 @pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision here")
 @pytest.mark.parametrize(
     ("z", "bins", "epsilon", "size"),
