@@ -201,6 +201,17 @@ def test_numbers_of_runs_follow_their_law(law: RunCountDistribution) -> None:
     assert drawn.min() == (0 if isinstance(law, PoissonRunCount) else 1)
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, 3.0])
+def test_a_number_of_runs_is_the_quantile_of_a_uniform_number(eta: float) -> None:
+    """P[K = k] is proportional to (1 - γ)^k Π (l + η)/(l + 1), summed up to k = 2000."""
+    law, counts = NegativeBinomialRunCount(6.0, eta), np.arange(1.0, 2000.0)
+    weights = np.cumprod(np.append(1.0 - law.gamma, (1.0 - law.gamma) * (counts + eta) / (counts + 1.0)))
+    distribution = np.cumsum(weights) / np.sum(weights)
+    for seed in range(100):
+        quantile = 1 + int(np.searchsorted(distribution, np.random.default_rng(seed).random()))
+        assert law.draw(np.random.default_rng(seed)) == quantile
+
+
 def cost(mean: float, eta: float = 0.0, later_mu: float = 0.0) -> float:
     return PrivateSelection(1.0, NegativeBinomialRunCount(mean, eta), later_mu).epsilon_of(1e-5)
 
