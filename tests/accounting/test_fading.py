@@ -150,6 +150,11 @@ def test_the_lattice_covers_the_range_that_walks_seldom_leave(spacing: float) ->
     assert lattice.points[-2] < high <= lattice.points[-1]
 
 
+@pytest.mark.parametrize("most", [40, 80])
+def test_the_lattice_has_about_as_many_points_as_it_may(most: int) -> None:
+    assert most <= chains.ExponentGrid(chain_of(0.1, 3), 0.1, most).size <= most + 12
+
+
 def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
     sums = chains.SumGrid(-1.0, 3.0, 0.1, 0.05)
     law = np.zeros((2, len(sums.points)))
@@ -159,6 +164,17 @@ def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
     assert above[0] == 0.0
     assert above[1] > 3.0
     assert np.count_nonzero(moved[0]) == 2
+
+
+@pytest.mark.parametrize(("bins", "finer"), [(4, 1.0), (25, 1.0), (100, 0.5)])
+def test_sums_are_resolved_as_is_documented(bins: int, finer: float) -> None:
+    """The grid of sums has the relative step of its resolution up to 25 rounds, and a finer one for more."""
+    epoch = fading.ChainEpoch(chain_of(0.2, bins, 0.5), fading.FINE)
+    grid, step = epoch.sum_grid(-1.0, 4.0), fading.FINE.sum_spacing * finer
+    assert epoch.ratio_std == pytest.approx(math.sqrt(math.expm1(0.5)), rel=1e-14)
+    assert grid.points[grid.zero + 1] == pytest.approx(0.3 * epoch.ratio_std * math.sinh(step), rel=1e-12)
+    assert grid.points[-1] / grid.points[-2] == pytest.approx(math.exp(step), rel=1e-3)
+    assert 4.0 * epoch.largest_sum <= grid.points[-1] <= 4.0 * epoch.largest_sum * math.exp(step)
 
 
 def test_a_mass_far_below_every_delta_is_kept_where_a_sum_is_large() -> None:

@@ -138,6 +138,11 @@ def test_composed_charges_are_rounded_up(several: list[ApproximateGDP]) -> None:
     assert together.mu <= math.hypot(*(each.mu for each in several)) * (1 + 1e-14) + 1e-300
 
 
+def test_charges_whose_sums_are_floats_are_added_exactly() -> None:
+    first, second = ApproximateGDP(3.0, 1e-8), ApproximateGDP(4.0, 2e-8)
+    assert compose_charges([first, second]) == ApproximateGDP(5.0, 3e-8)
+
+
 def test_a_curve_below_the_slack_costs_nothing() -> None:
     assert min_mu(lambda epsilons: np.full_like(epsilons, 1e-9), 1e-6) == 0.0
 
