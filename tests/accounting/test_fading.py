@@ -113,6 +113,17 @@ def test_covariances_of_a_chain_and_its_sum_by_hand() -> None:
     assert np.allclose(doubled, expected / 4.0, rtol=1e-11, atol=0.0)
 
 
+@pytest.mark.parametrize(
+    ("squared_norm", "clip", "variance"),
+    [(1e-12, 1.0, 1e-6), (0.0, 1.0, 1e-6), (1.0, 1e-3, 1e-2), (1.0, 0.0, 1e-2)],
+)
+def test_a_round_that_hardly_moves_anything_has_a_variance_above_0(
+    squared_norm: float, clip: float, variance: float
+) -> None:
+    chain = chains.dominating_chain(np.diag([1.0, squared_norm]), np.array([1.0, clip]))
+    assert chain.variances == pytest.approx((1.0, variance), rel=1e-8, abs=0.0)
+
+
 def test_overlaps_that_rise_are_bounded_by_a_decay_of_one() -> None:
     """Decays .6 and 1 give sums of covariances of 3.2 and 2.8, by hand."""
     chain = chains.dominating_chain(np.array([[1.0, 0.6], [0.6, 0.4]]), np.ones(2))

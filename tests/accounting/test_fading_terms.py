@@ -53,6 +53,18 @@ def test_rounds_that_move_alike_are_never_below_a_gaussian_release(
                 assert np.all(law.deltas(epsilons) >= truth), variance
 
 
+@pytest.mark.parametrize(
+    ("variance", "spacing", "exists"),
+    [(24.9, 0.1, True), (25.1, 0.1, False), (4.0, 0.424, True), (4.0, 0.426, False)],
+)
+def test_a_bound_exists_up_to_a_variance_of_25_and_an_error_of_5_percent(
+    variance: float, spacing: float, exists: bool
+) -> None:
+    """A walk of one round has the step h = spacing · 2, and errs by .0081 h³ + .0235 h⁴ e^(3h/2) at most."""
+    epoch = one(variance, fading.ChainResolution(spacing, 400, 0.05, 0.4))
+    assert (epoch.exponent_grid is not None) == exists
+
+
 def test_a_ratio_of_nothing_is_an_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a variance of 4 many ratios are near 0: what a coarse grid moves there counts where a unit is added."""
     monkeypatch.setattr(chain, "_MIN_SUM_LOG", 1.0)
