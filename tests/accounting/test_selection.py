@@ -212,6 +212,14 @@ def test_a_number_of_runs_is_the_quantile_of_a_uniform_number(eta: float) -> Non
         assert law.draw(np.random.default_rng(seed)) == quantile
 
 
+def test_a_poisson_number_of_runs_has_its_mean_and_may_be_0() -> None:
+    """Of 4,000 draws, within five standard deviations."""
+    generator = np.random.default_rng(6)
+    drawn = np.array([PoissonRunCount(2.5).draw(generator) for _ in range(4000)])
+    assert abs(drawn.mean() - 2.5) < 5.0 * math.sqrt(2.5 / 4000)
+    assert abs(np.mean(drawn == 0) - math.exp(-2.5)) < 5.0 * math.sqrt(math.exp(-2.5) / 4000)
+
+
 def cost(mean: float, eta: float = 0.0, later_mu: float = 0.0) -> float:
     return PrivateSelection(1.0, NegativeBinomialRunCount(mean, eta), later_mu).epsilon_of(1e-5)
 
