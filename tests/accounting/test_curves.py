@@ -168,6 +168,19 @@ def test_smallest_noise_was_computed_by_the_fine_bound() -> None:
     assert min_noise_multiplier(lambda z: 0.0, lambda z: 0.0, DELTA) == pytest.approx(0.1, rel=2e-4)
 
 
+@pytest.mark.parametrize(("factor", "most"), [(1.0, 3), (0.7, 10), (0.2, 14)])
+def test_a_search_computes_the_fine_bound_a_few_times(factor: float, most: int) -> None:
+    """It takes seconds each time.  The factor is that of the noise that the coarse bound asks for."""
+    tried: list[float] = []
+
+    def fine(z: float) -> float:
+        tried.append(z)
+        return gdp.delta_of(1.0 / z, 1.0)
+
+    min_noise_multiplier(lambda z: gdp.delta_of(factor / z, 1.0), fine, DELTA)
+    assert len(tried) <= most
+
+
 @pytest.mark.parametrize(("units", "rate"), [(1000, 1 / 60), (60_000, 1 / 60), (50, 0.5), (1, 0.3), (10**7, 1e-4)])
 def test_capacity_is_the_smallest_that_is_exceeded_rarely(units: int, rate: float) -> None:
     round_capacity = find_capacity(units, rate)
