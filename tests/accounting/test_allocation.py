@@ -297,6 +297,16 @@ def test_mass_beyond_the_grid_counts_as_infinite() -> None:
     assert float(law.deltas(50.0)) >= law.infinity_mass
 
 
+@pytest.mark.parametrize(
+    ("z", "bins", "size"), [(0.5, 300, 2**10), (2.0, 60, 2**8), (5.0, 2, 2**10), (5.0, 300, 2**10)]
+)
+def test_no_mass_is_negative_where_rounding_makes_the_others_more_than_one(z: float, bins: int, size: int) -> None:
+    removal = removal_loss_distribution(z, bins, size, grid_end(z, bins, 1e-13, narrow=True))
+    for law in (removal, addition_loss_distribution(z, bins, size, 8.0)):
+        assert law.infinity_mass >= 0.0
+        assert np.all(law.masses >= 0.0)
+
+
 @pytest.mark.parametrize("cap", [8.0, 1.0, 0.125])
 def test_ratios_above_the_cap_count_as_at_the_cap(cap: float) -> None:
     law = addition_loss_distribution(0.7, 8, 2**14, cap)

@@ -168,6 +168,19 @@ def test_smallest_noise_was_computed_by_the_fine_bound() -> None:
     assert min_noise_multiplier(lambda z: 0.0, lambda z: 0.0, DELTA) == pytest.approx(0.1, rel=2e-4)
 
 
+@pytest.mark.parametrize(("factor", "most"), [(1.0, 3), (0.7, 10), (0.2, 14)])
+def test_a_search_computes_the_fine_bound_a_few_times(factor: float, most: int) -> None:
+    """It takes seconds each time.  The factor is that of the noise that the coarse bound asks for."""
+    tried: list[float] = []
+
+    def fine(z: float) -> float:
+        tried.append(z)
+        return gdp.delta_of(1.0 / z, 1.0)
+
+    min_noise_multiplier(lambda z: gdp.delta_of(factor / z, 1.0), fine, DELTA)
+    assert len(tried) <= most
+
+
 @pytest.mark.parametrize(("units", "rate"), [(1000, 1 / 60), (60_000, 1 / 60), (50, 0.5), (1, 0.3), (10**7, 1e-4)])
 def test_capacity_is_the_smallest_that_is_exceeded_rarely(units: int, rate: float) -> None:
     round_capacity = find_capacity(units, rate)
@@ -205,6 +218,22 @@ def test_what_a_lattice_cuts_off_above_counts_as_infinite() -> None:
     """A mass of 5e-17 at the loss 50: beyond what is kept, and never dropped."""
     law = PrivacyLossDistribution(np.array([-1.0, 1.0, 50.0]), np.array([0.5, 0.5, 5e-17]), 0.0)
     assert law.to_grid(0.1).infinity_mass == 5e-17
+
+
+def test_the_spread_and_the_range_of_finite_losses() -> None:
+    """Of the mean .5 and the variance .75 by hand, and without the last 1e-16 of mass at either end."""
+    law = PrivacyLossDistribution(np.array([-9.0, 0.0, 2.0, 9.0]), np.array([5e-17, 0.3, 0.1, 5e-17]), 0.6)
+    assert law.loss_std == pytest.approx(math.sqrt(0.75), rel=1e-12)
+    assert law.loss_range == 2.0
+    nothing = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
+    assert (nothing.loss_std, nothing.loss_range) == (0.0, 0.0)
+
+
+def test_every_delta_has_margins_for_rounding() -> None:
+    """1e-12, and 1e-9 of δ."""
+    for infinite in (0.0, 0.1, 0.5):
+        law = PrivacyLossDistribution(np.array([0.0]), np.array([1.0 - infinite]), infinite)
+        assert float(law.deltas(1.0)) == pytest.approx(infinite * (1.0 + 1e-9) + 1e-12, rel=1e-14, abs=0.0)
 
 
 def test_a_long_composition_counts_its_rounding_as_infinite() -> None:

@@ -101,6 +101,36 @@ def test_chains_lie_above_what_they_are_asked_to_and_are_exact_where_it_is_one()
     np.testing.assert_allclose(found, exact * np.outer(clips, clips), rtol=1e-6)
 
 
+def test_covariances_of_a_chain_and_its_sum_by_hand() -> None:
+    chain = chains.CovarianceChain((1.0, 2.0, 4.0), (0.5, 3.0))
+    expected = np.array([[1.0, 0.5, 0.75], [0.5, 2.0, 3.0], [0.75, 3.0, 4.0]])
+    assert np.allclose(chain.covariances, expected, rtol=1e-15, atol=0.0)
+    assert chain.covariance_sum == pytest.approx(15.5, rel=1e-15)
+    assert chain.largest_first == chains.CovarianceChain((4.0, 2.0, 1.0), (3.0, 0.5))
+    assert chain.largest_first.largest_first == chain.largest_first
+    doubled = chain.with_noise_multiplier(2.0).covariances
+    assert np.all(doubled >= expected / 4.0)
+    assert np.allclose(doubled, expected / 4.0, rtol=1e-11, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("squared_norm", "clip", "variance"),
+    [(1e-12, 1.0, 1e-6), (0.0, 1.0, 1e-6), (1.0, 1e-3, 1e-2), (1.0, 0.0, 1e-2)],
+)
+def test_a_round_that_hardly_moves_anything_has_a_variance_above_0(
+    squared_norm: float, clip: float, variance: float
+) -> None:
+    chain = chains.dominating_chain(np.diag([1.0, squared_norm]), np.array([1.0, clip]))
+    assert chain.variances == pytest.approx((1.0, variance), rel=1e-8, abs=0.0)
+
+
+def test_overlaps_that_rise_are_bounded_by_a_decay_of_one() -> None:
+    """Decays .6 and 1 give sums of covariances of 3.2 and 2.8, by hand."""
+    chain = chains.dominating_chain(np.array([[1.0, 0.6], [0.6, 0.4]]), np.ones(2))
+    assert chain.variances == pytest.approx((1.0, 0.6))
+    assert chain.next_covariances == pytest.approx((0.6,))
+
+
 def test_a_step_to_the_lattice_keeps_means_and_what_its_moments_promise() -> None:
     """Rows of a walk are probabilities, their mean is kept, and E e^(re) is m(r) (1 ± η(r)) for every start."""
     lattice = chains.ExponentGrid(chain_of(0.7, 4), 0.5, 400)
@@ -123,6 +153,19 @@ def test_what_leaves_the_lattice_is_less_than_is_added() -> None:
     assert abs(1.0 - float(np.sum(tilted))) <= chains.LOST_MEAN + lattice.relative_error
 
 
+@pytest.mark.parametrize("spacing", [0.3, 0.37, 0.41, 0.5])
+def test_the_lattice_covers_the_range_that_walks_seldom_leave(spacing: float) -> None:
+    lattice = chains.ExponentGrid(chain_of(0.9, 12), spacing, 400)
+    low, high = lattice._range()
+    assert lattice.points[0] <= low < lattice.points[1]
+    assert lattice.points[-2] < high <= lattice.points[-1]
+
+
+@pytest.mark.parametrize("most", [40, 80])
+def test_the_lattice_has_about_as_many_points_as_it_may(most: int) -> None:
+    assert most <= chains.ExponentGrid(chain_of(0.1, 3), 0.1, most).size <= most + 12
+
+
 def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
     sums = chains.SumGrid(-1.0, 3.0, 0.1, 0.05)
     law = np.zeros((2, len(sums.points)))
@@ -132,6 +175,17 @@ def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
     assert above[0] == 0.0
     assert above[1] > 3.0
     assert np.count_nonzero(moved[0]) == 2
+
+
+@pytest.mark.parametrize(("bins", "finer"), [(4, 1.0), (25, 1.0), (100, 0.5)])
+def test_sums_are_resolved_as_is_documented(bins: int, finer: float) -> None:
+    """The grid of sums has the relative step of its resolution up to 25 rounds, and a finer one for more."""
+    epoch = fading.ChainEpoch(chain_of(0.2, bins, 0.5), fading.FINE)
+    grid, step = epoch.sum_grid(-1.0, 4.0), fading.FINE.sum_spacing * finer
+    assert epoch.ratio_std == pytest.approx(math.sqrt(math.expm1(0.5)), rel=1e-14)
+    assert grid.points[grid.zero + 1] == pytest.approx(0.3 * epoch.ratio_std * math.sinh(step), rel=1e-12)
+    assert grid.points[-1] / grid.points[-2] == pytest.approx(math.exp(step), rel=1e-3)
+    assert 4.0 * epoch.largest_sum <= grid.points[-1] <= 4.0 * epoch.largest_sum * math.exp(step)
 
 
 def test_a_mass_far_below_every_delta_is_kept_where_a_sum_is_large() -> None:
@@ -262,6 +316,24 @@ def test_what_all_rounds_share_is_known_and_chains_lie_above_the_rest() -> None:
     curve = require(fading.replacement_curve(overlaps, 1.0, fading.FINE))
     whole = require(fading.epoch_replacement_losses(fading.ChainEpoch(epoch, fading.FINE))).deltas
     assert np.all(curve(EPSILONS) > 1.05 * whole(EPSILONS))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "common", "decay", "share"),
+    [(6, 0.1, 0.2, 1 / 2), (6, 0.1, 0.5, 1 / 4), (8, 1e-3, 0.5, 1 / 64), (4, 0.02, 0.8, 0.0)],
+)
+def test_the_common_overlap_is_a_power_of_two_below_the_median(
+    rounds: int, common: float, decay: float, share: float
+) -> None:
+    """The median itself and a 128th of it would be better in the first and the third row, by brute force.
+
+    In the last row no candidate is better than none by 0.1 %.
+    """
+    overlaps = common + (1.0 - common) * decay ** lags(rounds)
+    overlaps[0, -1] = overlaps[-1, 0] = 0.0  # so that the smallest overlap is no better candidate
+    median = float(np.median(overlaps[np.triu_indices(rounds, 1)]))
+    found = chains.find_overlaps(overlaps, np.ones(rounds), rounds)
+    assert found.shared_variance == pytest.approx(share * median, rel=1e-6)
 
 
 @pytest.mark.parametrize("decay", [0.05, 0.4])

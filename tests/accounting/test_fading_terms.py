@@ -53,6 +53,18 @@ def test_rounds_that_move_alike_are_never_below_a_gaussian_release(
                 assert np.all(law.deltas(epsilons) >= truth), variance
 
 
+@pytest.mark.parametrize(
+    ("variance", "spacing", "exists"),
+    [(24.9, 0.1, True), (25.1, 0.1, False), (4.0, 0.424, True), (4.0, 0.426, False)],
+)
+def test_a_bound_exists_up_to_a_variance_of_25_and_an_error_of_5_percent(
+    variance: float, spacing: float, exists: bool
+) -> None:
+    """A walk of one round has the step h = spacing · 2, and errs by .0081 h³ + .0235 h⁴ e^(3h/2) at most."""
+    epoch = one(variance, fading.ChainResolution(spacing, 400, 0.05, 0.4))
+    assert (epoch.exponent_grid is not None) == exists
+
+
 def test_a_ratio_of_nothing_is_an_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a variance of 4 many ratios are near 0: what a coarse grid moves there counts where a unit is added."""
     monkeypatch.setattr(chain, "_MIN_SUM_LOG", 1.0)
@@ -84,7 +96,7 @@ def test_what_a_step_to_the_lattice_errs_by_is_in_every_bound() -> None:
     assert float(law.masses @ np.exp(-law.losses)) == pytest.approx(1.0, abs=1e-9)
     assert float(np.sum(other.masses)) + other.infinity_mass == pytest.approx(1.0, abs=1e-9)
     sticks = fading._replacement_hockey_stick(epoch, grid)
-    assert sticks(0.0) == pytest.approx(mean / (1.0 - error), rel=1e-6)
+    assert 1e-9 < sticks(0.0) * (1.0 - error) / mean - 1.0 < 1.2e-9, "margins for rounding"
     both = mean / (1.0 - error) + 0.5 * mean / (1.0 + error)  # E (S + S'/2): nothing is cut
     assert sticks(-0.5) == pytest.approx(both, rel=1e-6)
 
@@ -104,6 +116,12 @@ def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.Monkey
     alike = fading.ChainEpoch(CovarianceChain((1.0, 1.0), (1.0 - 1e-9,)), fading.COARSE)
     law = require(fading.epoch_removal_losses(alike))  # a walk carries it on from round to round
     assert float(np.sum(law.masses)) + law.infinity_mass >= 1.0 - 1e-6, "the mean of S"
+
+
+def test_a_grid_of_sums_that_misses_too_much_gets_a_higher_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first top is at half a standard deviation of an exponent."""
+    monkeypatch.setattr(fading, "_GRID_STDS", 0.5)
+    assert require(fading.epoch_removal_losses(one(1.0, fading.COARSE))).infinity_mass < 1e-11
 
 
 def test_between_two_knots_a_curve_is_the_chord_in_gamma() -> None:
@@ -129,6 +147,8 @@ def test_a_law_of_more_mass_than_one_is_composed_with_all_of_it() -> None:
     assert law.compose(other).infinity_mass == pytest.approx(1.501 * 1.402 - 1.5 * 1.4, rel=1e-9)
     small = GridLossDistribution(0.1, 0, np.array([0.4, 0.6 - 1e-3]), 1e-3)
     assert small.self_compose(10).infinity_mass == pytest.approx(1.0 - 0.999**10, rel=1e-9)
+    short = GridLossDistribution(0.1, 0, np.array([0.3, 0.2]), 0.1)  # masses may be lost, too
+    assert short.self_compose(2).infinity_mass == pytest.approx(1.0 - 0.9**2, rel=1e-9)
 
 
 def test_a_grid_whose_bottom_is_one_of_its_points_moves_sums_as_any_does() -> None:
@@ -140,6 +160,13 @@ def test_a_grid_whose_bottom_is_one_of_its_points_moves_sums_as_any_does() -> No
         assert np.all(np.isfinite(found))
         assert float((found @ sums.points)[0]) == pytest.approx(float(sums.points[0]), rel=1e-6)
         assert beyond[0] == 0.0
+
+
+def test_points_come_close_to_the_least_sum() -> None:
+    points = SumGrid(-1.0, 3.0, 0.3, 0.05, fine_at_bottom=True).points
+    assert points[0] == -1.0
+    assert 0.0 < points[1] + 1.0 < math.exp(-13.0)
+    assert np.all(np.diff(points) > 0.0)
 
 
 def test_chains_of_other_lengths_than_the_run_are_refused() -> None:

@@ -37,6 +37,14 @@ def test_delta_is_the_true_value_rounded_up(mu: float, steps: float) -> None:
     assert 0 <= (ours - true) / true < 1e-9
 
 
+@pytest.mark.parametrize("mu", [1e2, 1e4])
+def test_delta_is_rounded_up_where_epsilon_is_about_half_the_square_of_mu(mu: float) -> None:
+    """There ε/μ - μ/2 has lost most of its digits."""
+    for steps in np.random.default_rng(3).uniform(-4.0, -1.0, 40).tolist():
+        epsilon = mu * mu / 2 + steps * mu
+        assert gdp.delta_of(mu, epsilon) >= true_delta(mu, epsilon)
+
+
 @pytest.mark.parametrize("mu", MUS)
 @pytest.mark.parametrize("delta", DELTAS)
 def test_epsilon_is_never_below_the_true_value_and_close_to_it(mu: float, delta: float) -> None:

@@ -57,9 +57,13 @@ def mechanism(rate: float, z: float) -> PoissonGaussian:
     return PoissonGaussian(z, rate, 1, "zero-out")
 
 
-@pytest.mark.parametrize(("count", "times"), [(2, 1), (50, 3), (1000, 100), (4000, 600)])
-def test_a_composition_is_dp_accountings_to_the_last_bit(count: int, times: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "times", "bend"), [(2, 1, 0.0), (50, 3, 0.0), (1000, 100, 0.0), (4000, 600, 0.0), (1000, 10, 4.0)]
+)
+def test_a_composition_is_dp_accountings_to_the_last_bit(count: int, times: int, bend: float) -> None:
+    """Of masses that end abruptly, and of a bell, whose tails are cut by the largest orders."""
     masses = np.random.default_rng(count).random(count)
+    masses *= np.exp(-0.5 * (bend * np.linspace(-1.0, 1.0, count)) ** 2)
     masses /= 1.001 * masses.sum()
     low, composed = common.self_convolve(masses, times, _CUT_MASS)
     cut, mine = _self_convolve(masses, times)

@@ -145,6 +145,16 @@ def test_overlaps_between_epochs_count_as_often_as_there_are_pairs() -> None:
         assert delta_at(direction, known) >= DELTA * (1.0 - 1e-6)
 
 
+def test_the_overlap_of_all_rounds_is_known_and_the_remaining_noise_is_larger() -> None:
+    """√(epochs (1 + 3/2)) of known rounds, epochs √(1/2) of the overlap, and z √2, by hand for z = 2."""
+    run = AllocatedGaussian(2.0, 10, 4, "replace-one", 0.5)
+    assert run.known_mu == pytest.approx(math.sqrt(4 * 2.5), rel=1e-14)
+    assert run.common_mu == pytest.approx(4.0 * math.sqrt(0.5), rel=1e-14)
+    part = run.independent_part
+    assert (part.bins, part.epochs, part.relation, part.common_share) == (10, 4, "replace-one", 0.0)
+    assert 2.0 * math.sqrt(2.0) * (1.0 - 1e-14) <= part.noise_multiplier <= 2.0 * math.sqrt(2.0)
+
+
 def test_a_gaussian_beside_a_law_is_never_below_both_together() -> None:
     """Two Gaussians are one of √(μ² + ν²), as they stand and after a step of a lattice."""
     for mu, nu in ((0.3, 0.4), (1.0, 0.05), (0.05, 2.0)):

@@ -18,7 +18,14 @@ from fedpriv.accounting.budget import (
     overflow_slack,
     price_at_distance,
 )
-from fedpriv.accounting.curves import check_group_size
+from fedpriv.accounting.curves import (
+    check_group_size,
+    gaussian_curve,
+    group_mu,
+    group_privacy_curve,
+    group_privacy_epsilon,
+    lower_gaussian_curve,
+)
 from fedpriv.accounting.losses import PrivacyLossDistribution, min_noise_multiplier
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, PrivateSelection
@@ -38,6 +45,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: gdp.noise_for(0.0, 1.0), "mu = 0"),
     (lambda: renyi.mu_of(0.0, 1e-5), "epsilon = 0"),
     (lambda: renyi.mu_of_zcdp(-1.0), "zcdp = -1"),
+    (lambda: renyi.mu_of_zcdp(math.inf), "zcdp = inf"),
+    (lambda: renyi.zcdp_of(-1.0), "mu = -1"),
+    (lambda: renyi.paper_epsilon(1.0, 0.0), "delta = 0"),
+    (lambda: renyi.paper_mu(-1.0, 1e-5), "epsilon = -1"),
+    (lambda: gdp.noise_for(1.0, 0.0), "sensitivity = 0"),
+    (lambda: gdp.mu_of(-1.0, 1e-5), "epsilon = -1"),
     # sampled runs
     (lambda: AllocatedGaussian(0.0, 60), "noise_multiplier"),
     (lambda: AllocatedGaussian(1.0, 0), "bins"),
@@ -58,6 +71,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: LAW.to_grid(1e-9), "do not fit"),
     (lambda: LAW.to_grid(0.1).self_compose(0), "1 time or more"),
     (lambda: check_group_size(0), "group of 0"),
+    (lambda: group_mu(1.0, 0), "group of 0"),
+    (lambda: group_mu(math.nan, 2), "mu = nan"),
+    (lambda: group_privacy_curve(gaussian_curve(1.0), 0), "group of 0"),
+    (lambda: group_privacy_epsilon(gaussian_curve(1.0), 2, 1e-11), "1e-10"),
+    (lambda: PoissonGaussian(1.0, 0.1, 1).group_curve(0), "group of 0"),
+    (lambda: AllocatedGaussian(1.0, 60).group_curve(0), "group of 0"),
+    (lambda: gaussian_curve(-1.0), "mu = -1"),
+    (lambda: lower_gaussian_curve(-1.0), "mu = -1"),
     (lambda: find_capacity(0, 0.1), "capacity"),
     (lambda: find_capacity(10, 0.0), "capacity"),
     (lambda: find_capacity(10, 1.5), "capacity"),
@@ -80,6 +101,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: PoissonRunCount(math.nan), "trials = "),
     (lambda: PoissonRunCount(1e7), "trials = "),
     (lambda: NegativeBinomialRunCount(5.0, -1.0), "eta = -1"),
+    (lambda: NegativeBinomialRunCount(5.0, 100.5), "eta = 100.5"),
+    (lambda: PrivateSelection(1.0, PoissonRunCount(5.0), -1.0), "mu = -1"),
     (lambda: PrivateSelection(0.0, PoissonRunCount(5.0)), "mu = 0"),
 ]
 

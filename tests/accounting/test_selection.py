@@ -59,6 +59,13 @@ def test_it_is_theorem_2(mu: float, eta: float, mean: float) -> None:
     assert PrivateSelection(mu, law).epsilon_by_orders(1e-5) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0, 2.0, 100.0])
+@pytest.mark.parametrize("mean", [1.5, 1000.0, 1e6])
+def test_gamma_gives_the_mean_and_is_not_too_large(mean: float, eta: float) -> None:
+    gamma = NegativeBinomialRunCount(mean, eta).gamma
+    assert mean * (1.0 - 1e-13) <= negative_binomial_mean(eta, gamma) <= mean * (1.0 + 1e-9)
+
+
 @pytest.mark.parametrize(
     ("mu", "law", "epsilon"),
     [
@@ -194,6 +201,25 @@ def test_numbers_of_runs_follow_their_law(law: RunCountDistribution) -> None:
     assert drawn.min() == (0 if isinstance(law, PoissonRunCount) else 1)
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, 3.0])
+def test_a_number_of_runs_is_the_quantile_of_a_uniform_number(eta: float) -> None:
+    """P[K = k] is proportional to (1 - γ)^k Π (l + η)/(l + 1), summed up to k = 2000."""
+    law, counts = NegativeBinomialRunCount(6.0, eta), np.arange(1.0, 2000.0)
+    weights = np.cumprod(np.append(1.0 - law.gamma, (1.0 - law.gamma) * (counts + eta) / (counts + 1.0)))
+    distribution = np.cumsum(weights) / np.sum(weights)
+    for seed in range(100):
+        quantile = 1 + int(np.searchsorted(distribution, np.random.default_rng(seed).random()))
+        assert law.draw(np.random.default_rng(seed)) == quantile
+
+
+def test_a_poisson_number_of_runs_has_its_mean_and_may_be_0() -> None:
+    """Of 4,000 draws, within five standard deviations."""
+    generator = np.random.default_rng(6)
+    drawn = np.array([PoissonRunCount(2.5).draw(generator) for _ in range(4000)])
+    assert abs(drawn.mean() - 2.5) < 5.0 * math.sqrt(2.5 / 4000)
+    assert abs(np.mean(drawn == 0) - math.exp(-2.5)) < 5.0 * math.sqrt(math.exp(-2.5) / 4000)
+
+
 def cost(mean: float, eta: float = 0.0, later_mu: float = 0.0) -> float:
     return PrivateSelection(1.0, NegativeBinomialRunCount(mean, eta), later_mu).epsilon_of(1e-5)
 
@@ -206,6 +232,7 @@ def test_one_run_costs_what_one_run_costs_and_more_cost_more() -> None:
     assert costs == sorted(costs)
     assert cost(10.0, later_mu=1.0) > cost(10.0)
     assert cost(1.0, later_mu=1.0) == pytest.approx(gdp.epsilon_of(math.sqrt(2.0), 1e-5), rel=1e-6)
+    assert NegativeBinomialRunCount(1.0).draw(np.random.default_rng(0)) == 1
 
 
 def test_the_command_prints_the_cost() -> None:

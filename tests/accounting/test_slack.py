@@ -121,6 +121,14 @@ def test_delta_and_epsilon_are_inverse_and_safe(mu: float, slack: float, epsilon
         assert math.isinf(back) or charge.delta_of(back) <= delta * (1 + 1e-9)
 
 
+def test_a_large_slack_is_a_share_of_what_is_revealed() -> None:
+    """(1 - δ₀) δ_μ(ε) + δ₀ by hand, and its inverse."""
+    charge, delta = ApproximateGDP(1.0, 0.3), 0.3 + 0.7 * gdp.delta_of(1.0, 0.5)
+    assert charge.delta_of(0.5) == pytest.approx(delta, rel=1e-14)
+    assert charge.epsilon_of(delta) == pytest.approx(0.5, rel=1e-12)
+    assert ApproximateGDP(50.0, 0.3).delta_of(0.0) == 1.0
+
+
 @settings(max_examples=200, deadline=None)
 @given(several=st.lists(charges, max_size=8))
 def test_composed_charges_are_rounded_up(several: list[ApproximateGDP]) -> None:
@@ -128,6 +136,11 @@ def test_composed_charges_are_rounded_up(several: list[ApproximateGDP]) -> None:
     assert exact_decimal(together.mu) ** 2 >= sum_squares(several)
     assert exact_decimal(together.slack) >= sum_slacks(several)
     assert together.mu <= math.hypot(*(each.mu for each in several)) * (1 + 1e-14) + 1e-300
+
+
+def test_charges_whose_sums_are_floats_are_added_exactly() -> None:
+    first, second = ApproximateGDP(3.0, 1e-8), ApproximateGDP(4.0, 2e-8)
+    assert compose_charges([first, second]) == ApproximateGDP(5.0, 3e-8)
 
 
 def test_a_curve_below_the_slack_costs_nothing() -> None:

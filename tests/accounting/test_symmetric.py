@@ -134,10 +134,10 @@ def test_never_above_the_chain_nor_below_zero_out(z: float, bins: int, epochs: i
     assert AllocatedGaussian(z, bins, epochs).epsilon_of(delta) <= epsilon * (1 + 2e-3) + 1e-9
 
 
-@pytest.mark.parametrize("knots", [12, 128])
-def test_the_law_on_knots_is_above_the_curve_in_one_epoch_and_in_several(knots: int) -> None:
-    """Of one round, whose k epochs are exactly √k · 2/z-GDP."""
-    law = SymmetricPairEpoch(2.0, 1, 2**12).loss_distribution(knots, 8.0)
+@pytest.mark.parametrize(("knots", "end"), [(12, 8.0), (128, 8.0), (128, 60.0)])
+def test_the_law_on_knots_is_above_the_curve_in_one_epoch_and_in_several(knots: int, end: float) -> None:
+    """Of one round, whose k epochs are exactly √k · 2/z-GDP.  Knots end where rounding hides δ, near ε = 7."""
+    law = SymmetricPairEpoch(2.0, 1, 2**12).loss_distribution(knots, end)
     assert float(law.masses.sum()) + law.infinity_mass == pytest.approx(1.0, abs=1e-9)
     epsilons = np.linspace(0.0, 6.0, 301)
     for epochs, loss in ((1, law), (4, law.to_grid(1e-3).self_compose(4))):
@@ -176,6 +176,16 @@ def test_the_lower_hull_lies_below_the_points_and_bends_upwards(points: list[tup
     assert all(left <= right + 1e-9 for left, right in pairwise(slopes))
     law = symmetric_loss_distribution(at, values)
     assert np.all(law.deltas(epsilons) >= on_hull - 1e-9)
+
+
+def test_the_law_of_a_symmetric_pair_has_the_bounds_that_it_was_made_of() -> None:
+    epsilons, bounds = np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.35, 0.2])
+    law = symmetric_loss_distribution(epsilons, bounds)
+    assert law.losses.tolist() == [-1.0, -0.5, 0.0, 0.5, 1.0]
+    assert law.infinity_mass == 0.2
+    assert float(law.masses.sum()) + law.infinity_mass == pytest.approx(1.0, rel=1e-12)
+    assert law.masses[:2] == pytest.approx(law.masses[:2:-1] * np.exp([-1.0, -0.5]), rel=1e-12)
+    assert law.deltas(epsilons) == pytest.approx(bounds, rel=1e-8)
 
 
 @pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision here")
@@ -226,11 +236,34 @@ def test_both_increments_of_one_round_have_the_hockey_stick_of_the_gaussian() ->
         assert float(call_of_both(np.array(0.0), z, epsilon)) == pytest.approx(exact, rel=1e-9)
 
 
+def test_two_values_of_epsilon_are_computed_as_one_is() -> None:
+    """On grids of twice the size, where the curve of more values lies above."""
+    curve, epsilons = SymmetricPairEpoch(1.0, 30, 2**10).curve(12, gaussian_curve(2.0)), np.array([0.5, 2.0])
+    found = curve(epsilons)
+    assert found.tolist() == [delta_at(curve, epsilon) for epsilon in epsilons.tolist()]
+    assert np.all(curve(np.append(epsilons, 3.0))[:2] > found)
+
+
 def test_a_curve_falls_with_epsilon() -> None:
     curve = AllocatedGaussian(1.0, 30, relation="replace-one").curve
     values = curve(np.linspace(0.0, 8.0, 400))
     assert np.all(np.diff(values) <= 0.0)
     assert delta_at(curve, 100.0) <= delta_at(curve, 50.0)
+
+
+@pytest.mark.parametrize(("z", "bins"), [(5.0, 2), (1.0, 60), (3.0, 600)])
+def test_no_delta_is_below_the_margin_for_rounding(z: float, bins: int) -> None:
+    """2e-12, and 1e-14 a round, where next to nothing is revealed."""
+    found = SymmetricPairEpoch(z, bins, 2**10).delta(60.0, 1e-16)
+    assert found == pytest.approx(2e-12 + 1e-14 * bins, rel=1e-6, abs=0.0)
+
+
+def test_epsilon_counts_up_to_60() -> None:
+    """δ still falls there, and no further."""
+    pair = SymmetricPairEpoch(0.25, 1, 2**12)
+    at_50, at_60, beyond = (pair.delta(epsilon, 1e-6) for epsilon in (50.0, 60.0, 70.0))
+    assert at_50 > 2.0 * at_60 > 1e-6
+    assert beyond == at_60
 
 
 @pytest.mark.parametrize("tail", [0.5, 0.1, 0.01])

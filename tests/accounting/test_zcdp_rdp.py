@@ -9,6 +9,7 @@ import pytest
 from dp_accounting import rdp as their_rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi as rdp
@@ -53,6 +54,10 @@ def test_mu_of_a_zcdp_target_is_never_above_it(rho: float) -> None:
     assert mu == pytest.approx(math.sqrt(2 * rho), rel=1e-15)
 
 
+def test_a_zcdp_target_whose_root_is_a_float_loses_nothing() -> None:
+    assert [rdp.mu_of_zcdp(rho) for rho in (0.0, 0.125, 2.0)] == [0.0, 0.5, 2.0]
+
+
 @settings(max_examples=100, deadline=None)
 @given(mu=log_uniform_mu, delta=log_uniform_delta)
 def test_exact_is_at_most_renyi_is_at_most_the_papers(mu: float, delta: float) -> None:
@@ -68,6 +73,16 @@ def test_agrees_with_the_rdp_accountant_on_fine_orders(mu: float, delta: float) 
     accountant = their_rdp.RdpAccountant(1.0 + best * np.geomspace(0.05, 20.0, 200_001))
     accountant.compose(dp_accounting.GaussianDpEvent(1.0 / mu))
     assert rdp.epsilon_of(mu, delta) == pytest.approx(accountant.get_epsilon(delta), rel=1e-6, abs=1e-15)
+
+
+@pytest.mark.parametrize(("mu", "delta"), [(0.1, 1e-5), (0.37, 1e-7), (1.0, 1e-5), (1.7, 1e-3), (5.0, 1e-6)])
+def test_the_best_order_is_found_to_ten_digits(mu: float, delta: float) -> None:
+    def epsilon(log_excess: float) -> float:
+        excess = np.array([math.exp(log_excess)])
+        return float(rdp.renyi_to_epsilons(excess, (1.0 + excess) * mu**2 / 2, math.log(delta))[0])
+
+    best = minimize_scalar(epsilon, bounds=(-5.0, 10.0), method="bounded", options={"xatol": 1e-9}).fun
+    assert rdp.epsilon_of(mu, delta) == pytest.approx(best, rel=1e-10)
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 50.0])
