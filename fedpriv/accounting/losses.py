@@ -287,7 +287,10 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         multiplier *= math.exp(min(_MAX_LOG_STEP, max(-_MAX_LOG_STEP, log_step)))
         is_halving_step = steps % _SECANTS_PER_HALVING == 0 and math.isfinite(sufficient)
         if is_halving_step or not insufficient < multiplier < sufficient:
-            multiplier = max(MIN_NOISE_MULTIPLIER, math.sqrt(insufficient * min(sufficient, 1.5 * insufficient)))
+            multiplier = max(
+                MIN_NOISE_MULTIPLIER,
+                math.sqrt(insufficient * (sufficient if math.isfinite(sufficient) else 1.5 * insufficient)),
+            )
     return sufficient
 
 
