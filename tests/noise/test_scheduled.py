@@ -63,6 +63,7 @@ def test_fitted_sizes_are_the_best(row: str, epoch: int | None) -> None:
     """No other sizes do better: the product is Σ m √w, and 200 nearby schedules lie above."""
     wanted = objective(row, 24, epoch)
     best = fit_sizes(wanted)
+    assert best.sizes[0] == 1.0
     value = wanted.evaluate(best)
     assert value <= wanted.evaluate(IndependentGaussian()) * (1 + 1e-12)
     weights = np.sqrt(np.sum(wanted.weights**2, axis=0))

@@ -8,7 +8,7 @@ import pytest
 from fedpriv.noise import series
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.series import Workload
-from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.toeplitz import BandedOptions, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.participation.orders import FixedOrder
 
@@ -67,3 +67,19 @@ def test_bands_buy_error_at_the_same_guarantee() -> None:
     errors = [error(BandedSquareRoot(1.0, bands)) for bands in (1, 2, 4, 8, 16, 32, 64, 128)]
     assert errors == sorted(errors, reverse=True)
     assert error(BandedSquareRoot(1.0, rounds)) < error(BinaryTree(1.0)) < error(IndependentGaussian())
+
+
+@pytest.mark.parametrize(
+    ("rounds", "names"),
+    [
+        (8, ["banded (1)", "square root"]),
+        (9, ["banded (1)", "banded (8)", "square root"]),
+        (1_000_000, ["banded (1)", "banded (8)", "banded (64)", "square root"]),
+        (1_000_001, ["banded (1)", "banded (8)", "banded (64)"]),
+    ],
+)
+def test_a_comparison_has_fewer_bands_than_rounds_and_the_square_root_up_to_a_million(
+    rounds: int, names: list[str]
+) -> None:
+    workload = Workload(FixedOrder(rounds, rounds), 1.0, np.ones(rounds))
+    assert list(BandedSquareRoot.comparisons(workload, BandedOptions())) == names

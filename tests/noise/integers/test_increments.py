@@ -20,6 +20,7 @@ from fedpriv.noise.integers.increments import (
     squared_norms,
     suits_rank_one,
     sum_outer_products,
+    sum_rank_one,
     truncate_increments,
 )
 from fedpriv.noise.integers.strategies import choose_lattice
@@ -269,6 +270,18 @@ def test_rank_one_rows_do_not_follow_from_a_processors_order() -> None:
     with disordered():
         assert np.array_equal(integer_residuals(residuals, x, norm, float(norm)), expected)
         assert np.array_equal(integer_residuals(residuals[7:], x[7:], norm, float(norm)), expected[7:])
+
+
+@pytest.mark.parametrize("row", [(5.5, 0.0), (0.0, -5.5), (math.nan, 1.0), (1.0, -math.inf)])
+def test_a_record_with_a_feature_beyond_the_largest_norm_adds_nothing(row: tuple[float, float]) -> None:
+    outer, rows = OuterProduct(softmax_residuals, 3, 2, 10), [(1.5, -2.0), (5.0, 0.0)]
+
+    def total(*features: tuple[float, float]) -> list[int]:
+        labels = np.zeros(len(features), np.int64)
+        return list(sum_rank_one(outer, [np.zeros(6)], [1.0], np.array(features), labels, 2**36, 2.0**30).tolist())
+
+    assert all(any(total(inside)) for inside in rows)
+    assert total(rows[0], row, rows[1]) == total(*rows)
 
 
 def test_exact_sums_where_a_batch_passes_53_bits() -> None:
