@@ -307,6 +307,15 @@ REFUSED: list[tuple[str, Callable[[DifferenceTrees], object]]] = [
 
 
 @every_kind
+def test_trees_without_other_words_are_of_plain_sums_with_noise_of_one_size(kind: type[DifferenceTrees]) -> None:
+    plain = kind(5, mixing=0.3, difference=1.0, residual=0.1, movement=None)
+    alike = dataclasses.replace(
+        plain, decay=1.0, std_early=1.0, std_late=1.0, std_difference=1.0, std_residual=1.0, least=0.0
+    )
+    assert plain == alike
+
+
+@every_kind
 @pytest.mark.parametrize(("named", "build"), REFUSED, ids=[named for named, _ in REFUSED])
 def test_what_has_no_certificate_or_size_is_refused(
     kind: type[DifferenceTrees], named: str, build: Callable[[DifferenceTrees], object]

@@ -8,7 +8,7 @@ import pytest
 from fedpriv.noise import series
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.series import Workload
-from fedpriv.noise.toeplitz import BandedOptions, BandedSquareRoot
+from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedOptions, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.participation.orders import FixedOrder
 
@@ -83,3 +83,10 @@ def test_a_comparison_has_fewer_bands_than_rounds_and_the_square_root_up_to_a_mi
 ) -> None:
     workload = Workload(FixedOrder(rounds, rounds), 1.0, np.ones(rounds))
     assert list(BandedSquareRoot.comparisons(workload, BandedOptions())) == names
+
+
+@pytest.mark.parametrize(("rounds", "bands"), [(1, 1), (3, 3), (4, 4), (5, 4)])
+def test_a_comparison_has_four_bands_of_the_inverse_and_no_more_than_rounds(rounds: int, bands: int) -> None:
+    workload = Workload(FixedOrder(rounds, rounds), 1.0, np.ones(rounds))
+    compared = BandedInverseSquareRoot.comparisons(workload, BandedOptions())
+    assert compared == {f"bisr ({bands})": BandedInverseSquareRoot(1.0, bands)}
