@@ -1,5 +1,6 @@
 """All mechanisms that a scenario can name: JSON, options, columns of C, refusals, and the choice of one."""
 
+import itertools
 import json
 from collections.abc import Callable
 
@@ -167,6 +168,13 @@ def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
         assert candidate.noise == pytest.approx(np.sqrt(wanted.evaluate(candidate.mechanism)), rel=1e-9)
 
 
+def test_no_candidate_follows_another_that_is_as_good() -> None:
+    """Noise within a relative 1e-6 is equal: here several fits end at the same single root."""
+    candidates = list(undominated_candidates(objective("dp-ftrl", 8, 2), 4))
+    for first, later in itertools.combinations(candidates, 2):
+        assert later.vector_count < first.vector_count or later.noise * (1.0 + 1e-6) < first.noise
+
+
 @pytest.mark.every(12)
 @pytest.mark.parametrize(
     ("row", "rounds", "rounds_per_epoch", "name"),
@@ -217,5 +225,6 @@ def test_a_comparison_is_in_the_units_of_unit_sensitivity() -> None:
     assert found.vector_count == 0
     rows = compare_mechanism(BinaryTree(), rows_response(60, 60), asked)
     assert rows.published_noise.output is None
+    assert rows.rows_last == pytest.approx(rows.sensitivity.value * 2.0, rel=1e-12)  # 60 has four bits set
     assert rows.vector_count == BinaryTree().memory_vectors(asked)
     assert rows.published_noise.queries == pytest.approx(rows.rows_rms, rel=1e-12)

@@ -12,7 +12,15 @@ from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import compare_mechanism, least_published_noise
 from fedpriv.noise.fitting.cost import NoiseCost, NoiseResponse, make_noise_cost, std_lower_bounds
-from fedpriv.noise.fitting.fit import PlainLoss, RootFit, RootLoss, ScaledLoss, fit_lambda, fit_roots
+from fedpriv.noise.fitting.fit import (
+    PlainLoss,
+    RootFit,
+    RootLoss,
+    ScaledLoss,
+    _starting_points,
+    fit_lambda,
+    fit_roots,
+)
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
@@ -106,6 +114,14 @@ def test_a_fit_never_leaves_the_roots_that_are_certified() -> None:
             roots = [root for pair in zip(found.theta, found.phi, strict=True) for root in pair]
             assert all(above > below for above, below in pairwise([1.0 + 1e-15, *roots]))
             BufferedToeplitz(workload(row, 40).decay, found.theta, found.phi)
+
+
+def test_a_fit_starts_at_spread_roots_and_at_the_single_one_with_pairs_that_nearly_cancel() -> None:
+    """A start is v with ratios 1 / (1 + e^v) of each root to the one before."""
+    starts = _starting_points(workload_of(60), 2, True, 0.9)
+    spread, near = (np.cumprod(1.0 / (1.0 + np.exp(start))) for start in starts)
+    assert spread == pytest.approx(1.0 - np.geomspace(0.01, 0.75, 4))
+    assert near == pytest.approx([0.9, 0.9 * 0.6, 0.9 * 0.6 * 0.85, 0.9 * 0.02])
 
 
 def test_fits_are_deterministic() -> None:

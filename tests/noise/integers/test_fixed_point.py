@@ -1,14 +1,17 @@
 """Fixed-point products and directed roots are exact: compared with Python's integers and rationals."""
 
 import math
+import sys
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedpriv.noise.integers.fixed_point import (
     COEFFICIENT_ONE,
+    compile_function,
     repeated_squares,
     round_coefficient,
     scale_bound,
@@ -53,6 +56,11 @@ def test_scaling_leaves_its_argument_alone() -> None:
     scale_integers(given_values, COEFFICIENT_ONE // 3)
     scale_integers(given_values, COEFFICIENT_ONE // 3, 4)
     assert given_values.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_without_numba_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert compile_function(lambda: 0) is None
 
 
 @given(st.floats(0.0, 1.0))

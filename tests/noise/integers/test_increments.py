@@ -183,9 +183,10 @@ def test_rows_between_the_allowance_and_k_are_zeros(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("size", [1e-290, 1e-200, 1e200, 1e300])
 def test_enormous_and_tiny_increments_are_clipped_and_not_lost(size: float) -> None:
     """Their squares over- and underflow: without the shift by a power of 2 they would count as nothing."""
-    k = truncate_increments(np.full((1, 4), size), 2**36, 1e308)
-    assert k.tolist() == [[k[0, 0]] * 4]
-    assert 2**35 * (1 - 2.0**-28) < k[0, 0] <= 2**35
+    for sign in (1, -1):
+        k = sign * truncate_increments(np.full((1, 4), sign * size), 2**36, 1e308)
+        assert k.tolist() == [[k[0, 0]] * 4]
+        assert 2**35 * (1 - 2.0**-28) < k[0, 0] <= 2**35
 
 
 @pytest.mark.every(8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import RunError
-from fedpriv.noise.buffered import IntegerBuffered, make_integer_buffered
+from fedpriv.noise.buffered import BufferedToeplitz, IntegerBuffered, make_integer_buffered
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.fixed_point import pack_masked, unpack_sum
 from fedpriv.noise.integers.gaussian import (
@@ -94,6 +94,14 @@ def test_buffers_with_digits_count() -> None:
     assert inside < 2**61
     assert 2 * inside >= 2**61
     assert plan.max_output < 2**55
+
+
+@pytest.mark.parametrize(("rounds", "digits"), [(1, 1), (5, 3), (511, 9), (512, 10), (2000, 10)])
+def test_buffers_have_a_digit_for_each_bit_of_their_roundings_and_ten_at_most(rounds: int, digits: int) -> None:
+    root = 1.0 - 2.0**-20  # nearly one rounding a round
+    strategy = BufferedToeplitz(1.0, (root,), (0.0,)).integer(workload_of(rounds, 1.0)).strategy
+    assert isinstance(strategy, IntegerBuffered)
+    assert strategy.digits == digits
 
 
 def test_parts_have_norms_of_their_own() -> None:
