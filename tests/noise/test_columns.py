@@ -58,6 +58,11 @@ def test_no_other_scale_of_the_same_cost_is_larger_on_the_whole() -> None:
         assert np.sum(np.log(other)) < np.sum(np.log(best))
 
 
+def test_a_record_of_2000_rounds_has_a_scale() -> None:
+    scale = fixed_order_scale(lambda held: np.eye(len(held)), workload_of(2000, 1.0, 1))
+    assert scale == pytest.approx(np.ones(2000))
+
+
 def test_toeplitz_columns() -> None:
     generator = np.random.default_rng(2)
     coefficients = generator.uniform(size=5)

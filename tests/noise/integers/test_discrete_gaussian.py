@@ -269,7 +269,13 @@ def test_counters_are_numbered_alike() -> None:
 
 def test_every_coordinate_of_the_name_matters() -> None:
     base = drawn(64, 1000.5, 1)
-    changed: tuple[dict[str, Any], ...] = ({"key": bytes(32)}, {"party": 4}, {"t": 6}, {"node": 2})
+    changed: tuple[dict[str, Any], ...] = (
+        {"key": bytes(32)},
+        {"party": 4},
+        {"t": 6},
+        {"node": 2},
+        {"node": 2**16 - 1},
+    )
     others = [drawn(64, 1000.5, **{"node": 1, **change}) for change in changed]
     assert all(np.mean(np.array(other) == base) < 0.2 for other in others)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.buffered import IntegerBuffered, make_integer_buffered
+from fedpriv.noise.buffered import BufferedToeplitz, IntegerBuffered, make_integer_buffered, rounded_zeros
 from fedpriv.noise.diagonal import IndependentGaussian, PhaseEnds
 from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, to_coefficient
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian, extend_query_chain
@@ -59,6 +59,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: make_integer_buffered([1.1], [0.5]), "interlace"),
     (lambda: make_integer_buffered([0.5], []), "interlace"),
     (lambda: IntegerBuffered((COEFFICIENT_ONE, COEFFICIENT_ONE), (COEFFICIENT_ONE, 1)), "add up to more"),
+    (lambda: BufferedToeplitz(1.0, (1.0, 2.0**-16), (2.0**-15, 0.0)).integer(SIXTY), "-6.32"),
     (lambda: IntegerBuffered((5,), ()), "weights are needed"),
     (lambda: IntegerBuffered((5,), (5,), -1), "-1 digits"),
     (lambda: IntegerBuffered((5,), (5,), 25), "25 digits"),
@@ -119,3 +120,10 @@ def test_buffers_at_the_edges_of_what_is_accepted_are_built() -> None:
     edges = (COEFFICIENT_ONE, 0)
     assert [IntegerBuffered(edges, edges[::-1], digits).digits for digits in (0, 24)] == [0, 24]
     assert IntegerBuffered((), ()).theta == ()
+
+
+def test_a_last_zero_that_rounding_moves_a_little_below_0_is_0() -> None:
+    form = BufferedToeplitz(1.0, (1.0, 2.0**-12), ((1.0 + 2.0**-8) * 2.0**-12, 0.0)).integer(SIXTY)
+    assert isinstance(form.strategy, IntegerBuffered)
+    assert isinstance(form.mechanism, BufferedToeplitz)
+    assert -(2.0**-20) < rounded_zeros(form.strategy)[-1] < 0.0 == form.mechanism.phi[-1]

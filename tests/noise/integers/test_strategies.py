@@ -8,6 +8,7 @@ import torch
 from scipy.stats import chi2
 
 from fedpriv.noise.buffered import make_integer_buffered, rounded_zeros
+from fedpriv.noise.diagonal import IntegerLeaf
 from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.noise.integers.strategies import IntegerStrategy, pack_state, unpack_state
@@ -39,6 +40,14 @@ def test_a_strategy_is_c_up_to_its_rounding(name: str, decay: float) -> None:
             difference = max(group.rounding_difference for group in form.strategy.noise_groups(rounds, rounds))
             level_rounding = Fraction(2 * rounds * 10**9, 2**31) if name == "tree" else 0
             assert abs(int(output[c]) - exact) <= difference / 2 + level_rounding
+
+
+@pytest.mark.parametrize(("period", "restarts"), [(None, 1), (3, 3), (4, 2), (8, 1), (9, 1), (1, 8)])
+def test_noise_on_increments_has_a_size_for_restarts_and_is_charged_for_no_rounding(
+    period: int | None, restarts: int
+) -> None:
+    groups = IntegerLeaf(0.5, period).noise_groups(8, 1)
+    assert groups == ((restarts, 0.5, 0), (8 - restarts, 1.0, 0))[: 1 if restarts == 8 else 2]
 
 
 @pytest.mark.parametrize("digits", [0, 10])
@@ -104,7 +113,7 @@ def test_without_rounded_bands_b_after_c_is_off() -> None:
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])
-@pytest.mark.parametrize("rounds_per_epoch", [1, 3, 4, 8])
+@pytest.mark.parametrize("rounds_per_epoch", [1, 2, 3, 4, 8])
 def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, decay: float) -> None:
     """Against the recursion of split_sum.py."""
     rounds = 21
