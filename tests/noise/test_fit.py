@@ -22,6 +22,7 @@ from fedpriv.noise.fitting.fit import (
     fit_roots,
 )
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from tests.noise.matrices import separated, workload_of
@@ -116,12 +117,20 @@ def test_a_fit_never_leaves_the_roots_that_are_certified() -> None:
             BufferedToeplitz(workload(row, 40).decay, found.theta, found.phi)
 
 
-def test_a_fit_starts_at_spread_roots_and_at_the_single_one_with_pairs_that_nearly_cancel() -> None:
+@pytest.mark.parametrize(
+    ("asked", "rounds"),
+    [(workload_of(60), 60), (workload_of(60, 1.0, 20), 20), (separated(60, 3, 12), 12), (separated(6, 1, 12), 6)],
+)
+@pytest.mark.parametrize("last_free", [True, False])
+def test_a_fit_starts_at_spread_roots_and_at_the_single_one_with_pairs_that_nearly_cancel(
+    asked: Workload, rounds: int, last_free: bool
+) -> None:
     """A start is v with ratios 1 / (1 + e^v) of each root to the one before."""
-    starts = _starting_points(workload_of(60), 2, True, 0.9)
+    count = 4 if last_free else 3
+    starts = _starting_points(asked, 2, last_free, 0.9)
     spread, near = (np.cumprod(1.0 / (1.0 + np.exp(start))) for start in starts)
-    assert spread == pytest.approx(1.0 - np.geomspace(0.01, 0.75, 4))
-    assert near == pytest.approx([0.9, 0.9 * 0.6, 0.9 * 0.6 * 0.85, 0.9 * 0.02])
+    assert spread == pytest.approx(1.0 - np.geomspace(0.6 / rounds, 0.75, count))
+    assert near == pytest.approx([0.9, 0.9 * 0.6, 0.9 * 0.6 * 0.85, 0.9 * 0.02][:count])
 
 
 def test_fits_are_deterministic() -> None:
