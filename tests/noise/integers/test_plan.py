@@ -77,6 +77,14 @@ def test_noise_has_room_above_the_sums() -> None:
     assert plan.lattice.exponent == -35
 
 
+@pytest.mark.parametrize(("below", "exponent"), [(0.5, -35), (1.5, -36)])
+def test_noise_is_rounded_up_before_it_has_room(below: float, exponent: int) -> None:
+    """2^25 - 1 records of 2^36 units leave less than 2^36 below 2^61: for 16 σ with σ up to 2^32 - 1."""
+    mu = 2.0**36 * (1.0 + 2.0**-40) / (2.0**32 - below)
+    run = run_of(IndependentGaussian(), workload_of(1, 1.0), 2**25 - 1, mu=mu, relation="zero-out")
+    assert fit_lattice(run).lattice.exponent == exponent
+
+
 def test_buffers_with_digits_count() -> None:
     """What would go wrong: buffers of 2^67 under the fit for n = 1e5 with ten digits; the sums are small."""
     strategy = make_integer_buffered([0.9999528893, 0.9857068673], [0.999, 0.95], digits=10)
