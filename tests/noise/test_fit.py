@@ -133,6 +133,15 @@ def test_a_fit_starts_at_spread_roots_and_at_the_single_one_with_pairs_that_near
     assert near == pytest.approx([0.9, 0.9 * 0.6, 0.9 * 0.6 * 0.85, 0.9 * 0.02][:count])
 
 
+@pytest.mark.parametrize("rounds", [2, 12, 17, 24, 34, 48])
+@pytest.mark.parametrize("row", ["accelerated", "dp-ftrl", "dp-sgd, momentum"])
+def test_no_single_root_is_better_than_the_fitted_one(row: str, rounds: int) -> None:
+    loss = PlainLoss(objective(row, rounds))
+    roots = (loss.workload.decay or 1.0) * (1.0 - np.geomspace(0.05 / rounds, 0.95, 300))
+    others = [loss.evaluate(np.array([root, 0.0]))[0] for root in roots]
+    assert fit_lambda(loss.cost).loss <= min(others) + 1e-12
+
+
 def test_fits_are_deterministic() -> None:
     assert fitted(objective("unaccelerated", 60), 2) == fitted(objective("unaccelerated", 60), 2)
 

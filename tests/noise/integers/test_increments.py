@@ -263,6 +263,14 @@ def test_rank_one_rows_depend_on_themselves_alone() -> None:
         assert not after[::2].any()
 
 
+def test_more_features_than_2_to_the_20_are_refused() -> None:
+    """Squares of up to 2^32 each add up exactly in float64 below 2^53."""
+    residual, features = np.ones((1, 1)), np.ones((1, 2**20 + 1), np.int8)
+    assert integer_residuals(residual, features[:, 1:], 2**36, 5.0).tolist() == [[5.0]]
+    with pytest.raises(ValueError, match="at most 2\\^20"):
+        integer_residuals(residual, features, 2**36, 5.0)
+
+
 def test_rank_one_rows_do_not_follow_from_a_processors_order() -> None:
     """Guarantee: clipped rows too have the same bits in any order of additions and in any place."""
     generator = np.random.default_rng(9)
