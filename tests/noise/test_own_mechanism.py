@@ -87,6 +87,12 @@ def test_a_name_that_nobody_added_names_those_there_are() -> None:
         mechanism_from_data(Echo().as_data())
 
 
+def test_a_mechanism_that_is_added_outdates_what_is_cached_from_the_tables() -> None:
+    before = extensions.table_revision()
+    add_mechanism(Echo)
+    assert extensions.table_revision() > before
+
+
 def test_a_name_that_is_not_in_the_table_yet_imports_the_named_files(monkeypatch: pytest.MonkeyPatch) -> None:
     USER_MECHANISMS.clear()
     monkeypatch.setenv(extensions.IMPORT_VARIABLE, str(Path(__file__).with_name("own.py")))

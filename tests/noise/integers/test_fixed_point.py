@@ -71,7 +71,9 @@ def test_coefficients_are_the_nearest_multiples(value: float) -> None:
 
 @given(st.integers(0, COEFFICIENT_ONE))
 def test_squarings_are_correctly_rounded_powers(multiplier: int) -> None:
-    for level, found in enumerate(repeated_squares(multiplier, 7)):
+    squares = repeated_squares(multiplier, 7)
+    assert len(squares) == 7
+    for level, found in enumerate(squares):
         exact = Fraction(multiplier, COEFFICIENT_ONE) ** (2**level) * COEFFICIENT_ONE
         assert abs(found - exact) <= Fraction(1, 2) + Fraction(1, 2**100)
 

@@ -118,6 +118,13 @@ def test_parts_have_norms_of_their_own() -> None:
     assert len(plan.norms(1)) == 2
 
 
+def test_the_slack_is_that_of_the_vectors_of_every_round() -> None:
+    plan = fit_lattice(run_of(aligned(0.9, 3), workload_of(9, 0.9, 3)))
+    counts = [7850 * vectors for vectors in (2, 2, 2, 3, 3, 3, 3, 3, 3)]
+    slack = sum(counts) / 2.0**120 + sum(count**2 for count in counts) / 2.0**125
+    assert plan.claim.slack == pytest.approx(slack, rel=1e-9, abs=0.0)
+
+
 def released(plan: ExactPlan, increments: list[np.ndarray], key: bytes | None) -> list[np.ndarray]:
     """An untrusted silo's releases: what it is once guard and clips are left out.  No key: no noise."""
     run, form = plan.inputs, plan.inputs.factorization

@@ -50,6 +50,23 @@ def test_noise_on_increments_has_a_size_for_restarts_and_is_charged_for_no_round
     assert groups == ((restarts, 0.5, 0), (8 - restarts, 1.0, 0))[: 1 if restarts == 8 else 2]
 
 
+@pytest.mark.parametrize(
+    ("decay", "rounds", "rounds_per_epoch", "groups"),
+    [
+        # a rounding a level: 2 in epochs of 4 rounds, 3 in a run of 9 rounds and for each of 3 participations
+        (0.9, 9, 4, ((4, 1.0, 2), (5, 0.8, 2), (5, 0.5, 2), (9, 0.6, 9))),
+        (1.0, 9, 4, ((4, 1.0, 0), (5, 0.8, 0), (5, 0.5, 0), (9, 0.6, 0))),
+        (0.9, 3, 4, ((3, 1.0, 1), (3, 0.6, 1))),
+        (0.9, 3, 1, ((1, 1.0, 0), (2, 0.8, 0), (2, 0.5, 0))),
+    ],
+)
+def test_roundings_of_clipped_parts_are_charged_by_level_and_participation(
+    decay: float, rounds: int, rounds_per_epoch: int, groups: tuple[tuple[int, float, int], ...]
+) -> None:
+    form = members.aligned_form(rounds, decay, rounds_per_epoch)
+    assert form.strategy.noise_groups(rounds, form.max_participations) == groups
+
+
 @pytest.mark.parametrize("digits", [0, 10])
 @pytest.mark.parametrize("name", members.BUFFERED)
 def test_a_buffered_strategy_is_c_up_to_its_rounding(name: str, digits: int) -> None:
