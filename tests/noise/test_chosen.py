@@ -1,5 +1,6 @@
 """All mechanisms that a scenario can name: JSON, options, columns of C, refusals, and the choice of one."""
 
+import itertools
 import json
 from collections.abc import Callable
 
@@ -8,7 +9,14 @@ import pytest
 
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
-from fedpriv.noise.fitting.auto import compare_mechanism, fit_auto, fit_sizes, undominated_candidates
+from fedpriv.noise.fitting.auto import (
+    MechanismCandidate,
+    choose_candidate,
+    compare_mechanism,
+    fit_auto,
+    fit_sizes,
+    undominated_candidates,
+)
 from fedpriv.noise.fitting.cost import (
     NoiseCost,
     NoiseStream,
@@ -167,6 +175,39 @@ def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
         assert candidate.noise == pytest.approx(np.sqrt(wanted.evaluate(candidate.mechanism)), rel=1e-9)
 
 
+def test_no_candidate_follows_another_that_is_as_good() -> None:
+    """Noise within a relative 1e-6 is equal: here several fits end at the same single root."""
+    candidates = list(undominated_candidates(objective("dp-ftrl", 8, 2), 4))
+    for first, later in itertools.combinations(candidates, 2):
+        assert later.vector_count < first.vector_count or later.noise * (1.0 + 1e-6) < first.noise
+
+
+PLAIN, SCALED = LambdaCgd(1.0, (0.5,), (0.0,)), LambdaCgd(1.0, (0.5,), (0.0,), (1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "chosen"),
+    [
+        ([(PLAIN, 0, 1.02), (PLAIN, 1, 1.009), (PLAIN, 1, 1.005), (PLAIN, 2, 1.0)], 2),
+        ([(PLAIN, 0, 1.02), (PLAIN, 1, 1.011), (PLAIN, 2, 1.0)], 2),
+        ([(PLAIN, 2, 1.0), (SCALED, 1, 0.991)], 0),
+        ([(PLAIN, 2, 1.0), (SCALED, 4, 0.989)], 1),
+        ([(PLAIN, 2, 1.0), (SCALED, 4, 0.98), (SCALED, 3, 0.989), (SCALED, 5, 0.985)], 2),
+    ],
+)
+def test_the_least_state_within_one_percent_is_chosen_and_scaled_if_that_saves_more(
+    candidates: list[tuple[Mechanism, int, float]], chosen: int
+) -> None:
+    found = [MechanismCandidate(*candidate) for candidate in candidates]
+    assert choose_candidate(found) is found[chosen]
+
+
+def test_noise_is_scaled_where_that_is_allowed() -> None:
+    wanted = objective("dp-sgd", 4)
+    assert fit_auto(wanted, 1).is_scaled
+    assert not fit_auto(wanted, 1, scalable=False).is_scaled
+
+
 @pytest.mark.every(12)
 @pytest.mark.parametrize(
     ("row", "rounds", "rounds_per_epoch", "name"),
@@ -217,5 +258,6 @@ def test_a_comparison_is_in_the_units_of_unit_sensitivity() -> None:
     assert found.vector_count == 0
     rows = compare_mechanism(BinaryTree(), rows_response(60, 60), asked)
     assert rows.published_noise.output is None
+    assert rows.rows_last == pytest.approx(rows.sensitivity.value * 2.0, rel=1e-12)  # 60 has four bits set
     assert rows.vector_count == BinaryTree().memory_vectors(asked)
     assert rows.published_noise.queries == pytest.approx(rows.rows_rms, rel=1e-12)

@@ -58,12 +58,21 @@ def test_no_other_scale_of_the_same_cost_is_larger_on_the_whole() -> None:
         assert np.sum(np.log(other)) < np.sum(np.log(best))
 
 
+def test_a_record_of_2000_rounds_has_a_scale() -> None:
+    scale = fixed_order_scale(lambda held: np.eye(len(held)), workload_of(2000, 1.0, 1))
+    assert scale == pytest.approx(np.ones(2000))
+
+
 def test_toeplitz_columns() -> None:
     generator = np.random.default_rng(2)
     coefficients = generator.uniform(size=5)
     c = sum(value * np.eye(12, k=-lag) for lag, value in enumerate(coefficients))
     for held in (np.array([0, 3, 6, 9]), np.array([2, 5, 8, 11])):
         np.testing.assert_allclose(toeplitz_inner(coefficients, 12)(held), inner_of(c)(held), rtol=1e-13)
+        for block in (1, 4, 5, 12, 20):  # C restarts after each block
+            in_block = np.equal.outer(np.arange(12) // block, np.arange(12) // block)
+            blocks = toeplitz_inner(coefficients, 12, block)(held)
+            np.testing.assert_allclose(blocks, inner_of(np.where(in_block, c, 0.0))(held), rtol=1e-13)
 
 
 @pytest.mark.parametrize("clips", [np.ones(40), np.arange(1.0, 41.0), np.geomspace(1.0, 0.1, 40)])

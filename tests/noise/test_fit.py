@@ -12,8 +12,17 @@ from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import compare_mechanism, least_published_noise
 from fedpriv.noise.fitting.cost import NoiseCost, NoiseResponse, make_noise_cost, std_lower_bounds
-from fedpriv.noise.fitting.fit import PlainLoss, RootFit, RootLoss, ScaledLoss, fit_lambda, fit_roots
+from fedpriv.noise.fitting.fit import (
+    PlainLoss,
+    RootFit,
+    RootLoss,
+    ScaledLoss,
+    _starting_points,
+    fit_lambda,
+    fit_roots,
+)
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from tests.noise.matrices import separated, workload_of
@@ -106,6 +115,31 @@ def test_a_fit_never_leaves_the_roots_that_are_certified() -> None:
             roots = [root for pair in zip(found.theta, found.phi, strict=True) for root in pair]
             assert all(above > below for above, below in pairwise([1.0 + 1e-15, *roots]))
             BufferedToeplitz(workload(row, 40).decay, found.theta, found.phi)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rounds"),
+    [(workload_of(60), 60), (workload_of(60, 1.0, 20), 20), (separated(60, 3, 12), 12), (separated(6, 1, 12), 6)],
+)
+@pytest.mark.parametrize("last_free", [True, False])
+def test_a_fit_starts_at_spread_roots_and_at_the_single_one_with_pairs_that_nearly_cancel(
+    asked: Workload, rounds: int, last_free: bool
+) -> None:
+    """A start is v with ratios 1 / (1 + e^v) of each root to the one before."""
+    count = 4 if last_free else 3
+    starts = _starting_points(asked, 2, last_free, 0.9)
+    spread, near = (np.cumprod(1.0 / (1.0 + np.exp(start))) for start in starts)
+    assert spread == pytest.approx(1.0 - np.geomspace(0.6 / rounds, 0.75, count))
+    assert near == pytest.approx([0.9, 0.9 * 0.6, 0.9 * 0.6 * 0.85, 0.9 * 0.02][:count])
+
+
+@pytest.mark.parametrize("rounds", [2, 12, 17, 24, 34, 48])
+@pytest.mark.parametrize("row", ["accelerated", "dp-ftrl", "dp-sgd, momentum"])
+def test_no_single_root_is_better_than_the_fitted_one(row: str, rounds: int) -> None:
+    loss = PlainLoss(objective(row, rounds))
+    roots = (loss.workload.decay or 1.0) * (1.0 - np.geomspace(0.05 / rounds, 0.95, 300))
+    others = [loss.evaluate(np.array([root, 0.0]))[0] for root in roots]
+    assert fit_lambda(loss.cost).loss <= min(others) + 1e-12
 
 
 def test_fits_are_deterministic() -> None:

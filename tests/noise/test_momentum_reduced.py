@@ -114,9 +114,11 @@ def test_energies_are_those_of_a_loop_over_nodes_and_records(rounds_per_epoch: i
 
 
 @every_size
-def test_energies_of_the_aligned_trees(rounds_per_epoch: int, rounds: int) -> None:
-    """Every epoch has a tree over its own places."""
-    found = trees(AlignedDifferences, rounds_per_epoch).squared_norms(workload(rounds, rounds_per_epoch))
+@pytest.mark.parametrize("movement", [0.1, None])
+def test_energies_of_the_aligned_trees(rounds_per_epoch: int, rounds: int, movement: float | None) -> None:
+    """Every epoch has a tree over its own places; a clipped residual moves alike in all rounds but the first."""
+    mechanism = dataclasses.replace(trees(AlignedDifferences, rounds_per_epoch), movement=movement)
+    found = mechanism.squared_norms(workload(rounds, rounds_per_epoch))
     by_epoch = []
     for start in range(0, rounds, rounds_per_epoch):
         within = min(rounds_per_epoch, rounds - start)
@@ -125,7 +127,9 @@ def test_energies_of_the_aligned_trees(rounds_per_epoch: int, rounds: int) -> No
     assert found.early == pytest.approx(by_epoch[0], rel=1e-12)
     assert found.late == pytest.approx(sum(by_epoch[1:], np.zeros(rounds_per_epoch)), rel=1e-12)
     assert found.difference == pytest.approx(found.late, rel=1e-12)
-    residual = 0.01 * squared_norms(prefix_nodes(rounds), rounds_per_epoch, 0.75, places(rounds_per_epoch))
+    place = places(rounds_per_epoch)
+    moved = place if movement else lambda t: min(place(t), 1.0)
+    residual = 0.01 * squared_norms(prefix_nodes(rounds), rounds_per_epoch, 0.75, moved)
     assert found.residual == pytest.approx(residual, rel=1e-12)
 
 
@@ -294,6 +298,9 @@ REFUSED: list[tuple[str, Callable[[DifferenceTrees], object]]] = [
     ("one order of", lambda trees: trees.sensitivity(separated(20, 4, 5, 0.75))),
     ("one order of", lambda trees: trees.sensitivity(workload(20, 4))),
     ("smoothness", lambda trees: dataclasses.replace(trees, difference=math.inf).sensitivity(workload(20, 5))),
+    ("movement", lambda trees: dataclasses.replace(trees, difference=0.0).sensitivity(workload(20, 5))),
+    ("above", lambda trees: dataclasses.replace(trees, residual=0.0).sensitivity(workload(20, 5))),
+    ("bounds", lambda trees: dataclasses.replace(trees, movement=0.0).sensitivity(workload(20, 5))),
     ("γ", lambda trees: dataclasses.replace(trees, mixing=0.0).sensitivity(workload(20, 5))),
     ("no noise", lambda trees: dataclasses.replace(trees, std_late=0.0).sensitivity(workload(20, 5))),
     ("decay", lambda trees: trees.sensitivity(workload(20, 5, decay=0.5))),
@@ -304,6 +311,25 @@ REFUSED: list[tuple[str, Callable[[DifferenceTrees], object]]] = [
         lambda trees: size_by_paper(dataclasses.replace(trees, movement=None), workload(20, 5), 2.0),
     ),
 ]
+
+
+@every_kind
+def test_trees_without_other_words_are_of_plain_sums_with_noise_of_one_size(kind: type[DifferenceTrees]) -> None:
+    plain = kind(5, mixing=0.3, difference=1.0, residual=0.1, movement=None)
+    alike = dataclasses.replace(
+        plain, decay=1.0, std_early=1.0, std_late=1.0, std_difference=1.0, std_residual=1.0, least=0.0
+    )
+    assert plain == alike
+
+
+@every_kind
+def test_the_least_charge_is_in_the_largest_clip(kind: type[DifferenceTrees]) -> None:
+    work = workload_of(20, 0.75, 5, clips=np.linspace(1.0, 2.0, 20))
+    counted = trees(kind, 5).certified(work)
+    assert counted == trees(kind, 5).attained_sensitivity(work)
+    least = dataclasses.replace(trees(kind, 5), least=0.51 * counted.value)
+    assert least.certified(work).value == pytest.approx(1.02 * counted.value)
+    assert least.attained_sensitivity(work) == counted
 
 
 @every_kind

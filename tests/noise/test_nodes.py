@@ -161,3 +161,19 @@ def test_weights_are_those_of_the_node_by_node_loop(rounds: int, rounds_per_epoc
     )
     if rounds_per_epoch >= rounds:
         np.testing.assert_allclose(tree.column_squared_norms(rounds, decay), expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "block", "decay", "most", "gap", "bound"),
+    [
+        (8, 8, 1.0, 2, 3, 2 + 2 + 4 + 4),
+        (8, 8, 0.5, 2, 3, 2 + 2 + 1.125**2 + 1.125**2),
+        (7, 4, 1.0, 3, 2, 3 + 2 + 4),
+        (5, 8, 1.0, 9, 1, 3 + 4 + 16),
+    ],
+)
+def test_separated_records_are_bounded_level_by_level(
+    rounds: int, block: int, decay: float, most: int, gap: int, bound: float
+) -> None:
+    """Levels by hand: moves of a node times the fewer of all rounds and all released nodes' moves."""
+    assert tree.separated_squared_norm(rounds, block, decay, most, gap) == pytest.approx(bound)

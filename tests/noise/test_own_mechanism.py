@@ -4,20 +4,34 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 import fedpriv
+from fedpriv.core import extensions
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.registry import MECHANISMS, USER_MECHANISMS, add_mechanism, mechanism_from_data
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.registry import (
+    MECHANISMS,
+    USER_MECHANISMS,
+    add_mechanism,
+    check_mechanism_claims,
+    check_readable,
+    lookup_mechanism_class,
+    mechanism_from_data,
+)
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
 from fedpriv.scenario.load import resolve_cell
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree
 from tests.engines.test_every_mechanism import agreed, released_as_integers
+from tests.noise.matrices import workload_of
 from tests.noise.own import Echo
 
 ECHO = {"name": "dp-ftrl", "mechanism": "echo", "clip": 1.0, "step": 0.1}
@@ -71,6 +85,52 @@ def test_a_name_that_nobody_added_names_those_there_are() -> None:
         cell_of()
     with pytest.raises(InputError, match=r"ledger: mechanism 'echo' is none of independent, .* FEDPRIV_IMPORT"):
         mechanism_from_data(Echo().as_data())
+
+
+def test_a_mechanism_that_is_added_outdates_what_is_cached_from_the_tables() -> None:
+    before = extensions.table_revision()
+    add_mechanism(Echo)
+    assert extensions.table_revision() > before
+
+
+def test_a_name_that_is_not_in_the_table_yet_imports_the_named_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    USER_MECHANISMS.clear()
+    monkeypatch.setenv(extensions.IMPORT_VARIABLE, str(Path(__file__).with_name("own.py")))
+    monkeypatch.setattr(extensions, "_imported_extensions", set(extensions._imported_extensions))
+    for name in ("auto", "tree"):
+        lookup_mechanism_class(name)
+        assert not USER_MECHANISMS
+    assert mechanism_from_data(Echo().as_data()).as_data() == Echo().as_data()
+
+
+@dataclass(frozen=True)
+class Noted(Echo):
+    name: ClassVar[str] = "noted"
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+def test_a_mechanism_that_is_read_back_alike_but_has_no_hash_is_refused() -> None:
+    add_mechanism(Noted)
+    check_readable(Echo(), workload_of(8), "dp-ftrl")
+    assert mechanism_from_data(Noted().as_data()) == Noted()
+    with pytest.raises(InputError, match="not what it is read as"):
+        check_readable(Noted(), workload_of(8), "dp-ftrl")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "period"),
+    [(Echo(0.5), None), (Echo(0.0), None), (BandedSquareRoot(0.5, 3), None), (BinaryTree(0.5, 3), 3)],
+    ids=["decay", "no-decay", "bands", "period"],
+)
+def test_a_measured_certificate_is_accepted_and_one_that_is_lower_is_not(
+    mechanism: Mechanism, period: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = workload_of(8, mechanism.decay, 4, period)  # type: ignore[attr-defined]
+    honest = mechanism.certified(workload)
+    check_mechanism_claims(mechanism, workload)
+    monkeypatch.setattr(type(mechanism), "certified", lambda *_: honest._replace(value=0.999 * honest.value))
+    with pytest.raises(InputError, match="its certificate says"):
+        check_mechanism_claims(mechanism, workload)
 
 
 # Runs

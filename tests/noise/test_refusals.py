@@ -97,6 +97,7 @@ BUILT: list[tuple[Callable[[], object], str]] = [
     (lambda: clip_multipliers(BinaryTree(1.0, 4).columns(RESTARTING), RESTARTING), "restart"),
     (lambda: clip_multipliers(BinaryTree().columns(separated(8, 2, 2)), separated(8, 2, 2)), "fixed order"),
     (lambda: column_scale(np.ones(6), workload_of(6, 1.0, 3)), "more than once"),
+    (lambda: fixed_order_scale(SUMS, workload_of(2001, 1.0, 1)), "2000"),
     (lambda: fixed_order_scale(SUMS, separated(6, 2, 3)), "fixed order and the same clip"),
     (lambda: fixed_order_scale(SUMS, workload_of(6, 1.0, 3, clips=range(6, 0, -1))), "fixed order and"),
     (lambda: std_lower_bounds(np.ones((1, 6)), Workload(Phases((3, 1)), 1.0, np.ones(6))), "phased"),

@@ -10,7 +10,7 @@ import torch
 
 from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
 from fedpriv.noise.fitting.auto import fit_sizes, max_displacements
-from fedpriv.noise.fitting.cost import NoiseResponse, make_noise_cost, rows_response
+from fedpriv.noise.fitting.cost import NoiseCost, NoiseResponse, make_noise_cost, rows_response
 from fedpriv.noise.registry import MechanismOptions, make_mechanism, mechanism_from_data
 from fedpriv.noise.series import Workload
 from tests.noise.matrices import Matrix, farthest, patterns, separated, stream, workload_matrix, workload_of
@@ -63,6 +63,7 @@ def test_fitted_sizes_are_the_best(row: str, epoch: int | None) -> None:
     """No other sizes do better: the product is Σ m √w, and 200 nearby schedules lie above."""
     wanted = objective(row, 24, epoch)
     best = fit_sizes(wanted)
+    assert best.sizes[0] == 1.0
     value = wanted.evaluate(best)
     assert value <= wanted.evaluate(IndependentGaussian()) * (1 + 1e-12)
     weights = np.sqrt(np.sum(wanted.weights**2, axis=0))
@@ -89,6 +90,30 @@ def test_rounds_between_the_queries_that_are_looked_at_get_no_free_noise(row: st
     sizes = fit_sizes(some)
     assert every.evaluate(sizes) <= 1.1 * some.evaluate(sizes)
     assert every.evaluate(sizes) <= 1.05 * every.evaluate(fit_sizes(every))
+
+
+MOST = math.sqrt(1000.0)
+"""Size of a round without weight, beside a first round of the largest weight."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "weights", "sizes"),
+    [
+        (1, (4, 0, 1), (1, 2, 2)),
+        (2, (4, 0, 1), (1, 2, 2)),
+        (3, (4, 0, 1), (1, 2, 2)),
+        (3, (4, 0.25, 1), (1, 4, 2)),
+        (4, (4, 0, 1), (1, MOST, 2)),
+        (4, (4, 0, 0, 0, 0, 0, 0, 1), (1, MOST, MOST, 2, 2, MOST, MOST, 2)),
+        (5, (4, 0, 0, 0, 0, 0, 1), (1, MOST, MOST, 2, MOST, MOST, 2)),
+    ],
+)
+def test_rounds_within_the_distance_of_two_queries_count_like_the_lighter_neighbour(
+    rows: int, weights: tuple[float, ...], sizes: tuple[float, ...]
+) -> None:
+    """One of the rows may be the output, so that queries are ⌈T / (rows - 2)⌉ rounds apart at most."""
+    cost = NoiseCost(workload_of(len(weights)), np.outer(np.eye(1, rows), weights))
+    assert fit_sizes(cost).sizes == pytest.approx(sizes, rel=1e-12)
 
 
 def test_where_every_sum_counts_alike_so_does_its_noise() -> None:

@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from fedpriv.noise import sensitivity
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
-from fedpriv.noise.mechanism import Mechanism, toeplitz_inner
-from fedpriv.noise.sensitivity import farthest_pattern, heaviest_pattern, heaviest_patterns, sensitivity_from_rows
+from fedpriv.noise.mechanism import Mechanism, Sensitivity, toeplitz_inner
+from fedpriv.noise.sensitivity import (
+    farthest_pattern,
+    heaviest_pattern,
+    heaviest_patterns,
+    sensitivity_from_rows,
+    tighten_sensitivity,
+)
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
@@ -252,6 +258,15 @@ def test_it_is_exact_where_columns_do_not_overlap() -> None:
     workload = separated(7, 3, 2, clips=[1.0, 3.0, 1.0, 2.0, 0.5, 4.0, 1.0])
     found = sensitivity_from_rows(toeplitz_inner(np.array([1.0]), 7), workload, pattern_of(workload))
     assert found.value == pytest.approx(np.sqrt(9 + 4 + 16))
+
+
+@pytest.mark.parametrize(("rounds", "searched"), [(2000, True), (2001, False)])
+def test_participations_are_searched_for_up_to_2000_rounds(rounds: int, searched: bool) -> None:
+    clips = np.full(rounds, 0.1)
+    clips[[0, -1]] = 1.0
+    workload, bound = separated(rounds, 2, 1000, clips=clips), Sensitivity(1.5, False, "a bound")
+    found = tighten_sensitivity(bound, lambda held: np.eye(len(held)), workload)
+    assert (found.exact, found.value) == ((True, pytest.approx(math.sqrt(2))) if searched else (False, 1.5))
 
 
 def test_a_search_that_is_cut_short_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from fedpriv.noise import series
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.series import Workload
-from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedOptions, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.participation.orders import FixedOrder
 
@@ -67,3 +67,26 @@ def test_bands_buy_error_at_the_same_guarantee() -> None:
     errors = [error(BandedSquareRoot(1.0, bands)) for bands in (1, 2, 4, 8, 16, 32, 64, 128)]
     assert errors == sorted(errors, reverse=True)
     assert error(BandedSquareRoot(1.0, rounds)) < error(BinaryTree(1.0)) < error(IndependentGaussian())
+
+
+@pytest.mark.parametrize(
+    ("rounds", "names"),
+    [
+        (8, ["banded (1)", "square root"]),
+        (9, ["banded (1)", "banded (8)", "square root"]),
+        (1_000_000, ["banded (1)", "banded (8)", "banded (64)", "square root"]),
+        (1_000_001, ["banded (1)", "banded (8)", "banded (64)"]),
+    ],
+)
+def test_a_comparison_has_fewer_bands_than_rounds_and_the_square_root_up_to_a_million(
+    rounds: int, names: list[str]
+) -> None:
+    workload = Workload(FixedOrder(rounds, rounds), 1.0, np.ones(rounds))
+    assert list(BandedSquareRoot.comparisons(workload, BandedOptions())) == names
+
+
+@pytest.mark.parametrize(("rounds", "bands"), [(1, 1), (3, 3), (4, 4), (5, 4)])
+def test_a_comparison_has_four_bands_of_the_inverse_and_no_more_than_rounds(rounds: int, bands: int) -> None:
+    workload = Workload(FixedOrder(rounds, rounds), 1.0, np.ones(rounds))
+    compared = BandedInverseSquareRoot.comparisons(workload, BandedOptions())
+    assert compared == {f"bisr ({bands})": BandedInverseSquareRoot(1.0, bands)}

@@ -56,6 +56,7 @@ def test_noise_comes_in_the_empty_rounds_only() -> None:
         fresh = torch.full((2, 3), float(t))
         noise, state = MECHANISM.noise(state, t, fresh)
         assert torch.equal(noise, fresh if t in (4, 7, 9) else torch.zeros(2, 3))
+        assert len(state) == MECHANISM.memory_vectors(workload()) == 0
     assert MECHANISM.variance(workload()).tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 1]
 
 
@@ -63,6 +64,8 @@ def test_the_certificate_is_one_clip_and_a_bound() -> None:
     certified = MECHANISM.certified(workload(clip=2.5))
     assert (certified.value, certified.exact) == (2.5, False)
     assert "contraction" in certified.reason
+    growing = Workload(PHASES, 0.0, np.linspace(2.0, 3.0, 9))
+    assert MECHANISM.certified(growing).value == 3.0
 
 
 def test_a_clip_that_bites_is_refused() -> None:

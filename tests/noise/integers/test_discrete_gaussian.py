@@ -190,7 +190,7 @@ def test_ties_with_a_threshold_are_decided_by_64_more_bits(monkeypatch: pytest.M
         if column not in ties and len(ties) < 10:
             ties[column] = place
             high[column] = word
-            low[column] = 2**64 - 1 if len(ties) % 2 else 0
+            low[column] = words_at(place, 255)[0] + len(ties) % 2  # just below it, and not
     crafted = dataclasses.replace(make_alias_table(sigma), high=high, low=low)
     monkeypatch.setattr(discrete_gaussian, "make_alias_table", lambda _: crafted)
     values = drawn(200, sigma)
@@ -269,7 +269,13 @@ def test_counters_are_numbered_alike() -> None:
 
 def test_every_coordinate_of_the_name_matters() -> None:
     base = drawn(64, 1000.5, 1)
-    changed: tuple[dict[str, Any], ...] = ({"key": bytes(32)}, {"party": 4}, {"t": 6}, {"node": 2})
+    changed: tuple[dict[str, Any], ...] = (
+        {"key": bytes(32)},
+        {"party": 4},
+        {"t": 6},
+        {"node": 2},
+        {"node": 2**16 - 1},
+    )
     others = [drawn(64, 1000.5, **{"node": 1, **change}) for change in changed]
     assert all(np.mean(np.array(other) == base) < 0.2 for other in others)
 

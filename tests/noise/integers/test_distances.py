@@ -133,7 +133,7 @@ def test_certified_of_scaled_buffers_is_within_2_to_the_minus_40_of_rationals(na
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])
-@pytest.mark.parametrize("rounds_per_epoch", [1, 3, 4])
+@pytest.mark.parametrize("rounds_per_epoch", [1, 2, 3, 4])
 def test_no_neighbours_of_clipped_parts_are_farther(rounds_per_epoch: int, decay: float) -> None:
     form = members.aligned_form(ROUNDS, decay, rounds_per_epoch, float(RADIUS))
     most, _ = allowed(form, form.sensitivity_in_units(members.UNITS))

@@ -1,14 +1,17 @@
 """Fixed-point products and directed roots are exact: compared with Python's integers and rationals."""
 
 import math
+import sys
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedpriv.noise.integers.fixed_point import (
     COEFFICIENT_ONE,
+    compile_function,
     repeated_squares,
     round_coefficient,
     scale_bound,
@@ -55,6 +58,11 @@ def test_scaling_leaves_its_argument_alone() -> None:
     assert given_values.tolist() == [0, 1, 2, 3, 4]
 
 
+def test_without_numba_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert compile_function(lambda: 0) is None
+
+
 @given(st.floats(0.0, 1.0))
 def test_coefficients_are_the_nearest_multiples(value: float) -> None:
     assert abs(Fraction(round_coefficient(value)) - Fraction(value)) <= Fraction(1, 2**32)
@@ -63,7 +71,9 @@ def test_coefficients_are_the_nearest_multiples(value: float) -> None:
 
 @given(st.integers(0, COEFFICIENT_ONE))
 def test_squarings_are_correctly_rounded_powers(multiplier: int) -> None:
-    for level, found in enumerate(repeated_squares(multiplier, 7)):
+    squares = repeated_squares(multiplier, 7)
+    assert len(squares) == 7
+    for level, found in enumerate(squares):
         exact = Fraction(multiplier, COEFFICIENT_ONE) ** (2**level) * COEFFICIENT_ONE
         assert abs(found - exact) <= Fraction(1, 2) + Fraction(1, 2**100)
 

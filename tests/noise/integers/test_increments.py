@@ -20,6 +20,7 @@ from fedpriv.noise.integers.increments import (
     squared_norms,
     suits_rank_one,
     sum_outer_products,
+    sum_rank_one,
     truncate_increments,
 )
 from fedpriv.noise.integers.strategies import choose_lattice
@@ -182,9 +183,10 @@ def test_rows_between_the_allowance_and_k_are_zeros(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("size", [1e-290, 1e-200, 1e200, 1e300])
 def test_enormous_and_tiny_increments_are_clipped_and_not_lost(size: float) -> None:
     """Their squares over- and underflow: without the shift by a power of 2 they would count as nothing."""
-    k = truncate_increments(np.full((1, 4), size), 2**36, 1e308)
-    assert k.tolist() == [[k[0, 0]] * 4]
-    assert 2**35 * (1 - 2.0**-28) < k[0, 0] <= 2**35
+    for sign in (1, -1):
+        k = sign * truncate_increments(np.full((1, 4), sign * size), 2**36, 1e308)
+        assert k.tolist() == [[k[0, 0]] * 4]
+        assert 2**35 * (1 - 2.0**-28) < k[0, 0] <= 2**35
 
 
 @pytest.mark.every(8)
@@ -261,6 +263,14 @@ def test_rank_one_rows_depend_on_themselves_alone() -> None:
         assert not after[::2].any()
 
 
+def test_more_features_than_2_to_the_20_are_refused() -> None:
+    """Squares of up to 2^32 each add up exactly in float64 below 2^53."""
+    residual, features = np.ones((1, 1)), np.ones((1, 2**20 + 1), np.int8)
+    assert integer_residuals(residual, features[:, 1:], 2**36, 5.0).tolist() == [[5.0]]
+    with pytest.raises(ValueError, match="at most 2\\^20"):
+        integer_residuals(residual, features, 2**36, 5.0)
+
+
 def test_rank_one_rows_do_not_follow_from_a_processors_order() -> None:
     """Guarantee: clipped rows too have the same bits in any order of additions and in any place."""
     generator = np.random.default_rng(9)
@@ -269,6 +279,18 @@ def test_rank_one_rows_do_not_follow_from_a_processors_order() -> None:
     with disordered():
         assert np.array_equal(integer_residuals(residuals, x, norm, float(norm)), expected)
         assert np.array_equal(integer_residuals(residuals[7:], x[7:], norm, float(norm)), expected[7:])
+
+
+@pytest.mark.parametrize("row", [(5.5, 0.0), (0.0, -5.5), (math.nan, 1.0), (1.0, -math.inf)])
+def test_a_record_with_a_feature_beyond_the_largest_norm_adds_nothing(row: tuple[float, float]) -> None:
+    outer, rows = OuterProduct(softmax_residuals, 3, 2, 10), [(1.5, -2.0), (5.0, 0.0)]
+
+    def total(*features: tuple[float, float]) -> list[int]:
+        labels = np.zeros(len(features), np.int64)
+        return list(sum_rank_one(outer, [np.zeros(6)], [1.0], np.array(features), labels, 2**36, 2.0**30).tolist())
+
+    assert all(any(total(inside)) for inside in rows)
+    assert total(rows[0], row, rows[1]) == total(*rows)
 
 
 def test_exact_sums_where_a_batch_passes_53_bits() -> None:

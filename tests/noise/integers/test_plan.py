@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import RunError
-from fedpriv.noise.buffered import IntegerBuffered, make_integer_buffered
+from fedpriv.noise.buffered import BufferedToeplitz, IntegerBuffered, make_integer_buffered
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.fixed_point import pack_masked, unpack_sum
 from fedpriv.noise.integers.gaussian import (
@@ -77,6 +77,14 @@ def test_noise_has_room_above_the_sums() -> None:
     assert plan.lattice.exponent == -35
 
 
+@pytest.mark.parametrize(("below", "exponent"), [(0.5, -35), (1.5, -36)])
+def test_noise_is_rounded_up_before_it_has_room(below: float, exponent: int) -> None:
+    """2^25 - 1 records of 2^36 units leave less than 2^36 below 2^61: for 16 σ with σ up to 2^32 - 1."""
+    mu = 2.0**36 * (1.0 + 2.0**-40) / (2.0**32 - below)
+    run = run_of(IndependentGaussian(), workload_of(1, 1.0), 2**25 - 1, mu=mu, relation="zero-out")
+    assert fit_lattice(run).lattice.exponent == exponent
+
+
 def test_buffers_with_digits_count() -> None:
     """What would go wrong: buffers of 2^67 under the fit for n = 1e5 with ten digits; the sums are small."""
     strategy = make_integer_buffered([0.9999528893, 0.9857068673], [0.999, 0.95], digits=10)
@@ -96,10 +104,25 @@ def test_buffers_with_digits_count() -> None:
     assert plan.max_output < 2**55
 
 
+@pytest.mark.parametrize(("rounds", "digits"), [(1, 1), (5, 3), (511, 9), (512, 10), (2000, 10)])
+def test_buffers_have_a_digit_for_each_bit_of_their_roundings_and_ten_at_most(rounds: int, digits: int) -> None:
+    root = 1.0 - 2.0**-20  # nearly one rounding a round
+    strategy = BufferedToeplitz(1.0, (root,), (0.0,)).integer(workload_of(rounds, 1.0)).strategy
+    assert isinstance(strategy, IntegerBuffered)
+    assert strategy.digits == digits
+
+
 def test_parts_have_norms_of_their_own() -> None:
     plan = fit_lattice(run_of(aligned(0.9, 3), workload_of(9, 0.9, 3)))
     assert [log2(norm) for norm in plan.norms(4)] == pytest.approx([36 - log2(3), 36, 36 + log2(2 / 3)], abs=1e-6)
     assert len(plan.norms(1)) == 2
+
+
+def test_the_slack_is_that_of_the_vectors_of_every_round() -> None:
+    plan = fit_lattice(run_of(aligned(0.9, 3), workload_of(9, 0.9, 3)))
+    counts = [7850 * vectors for vectors in (2, 2, 2, 3, 3, 3, 3, 3, 3)]
+    slack = sum(counts) / 2.0**120 + sum(count**2 for count in counts) / 2.0**125
+    assert plan.claim.slack == pytest.approx(slack, rel=1e-9, abs=0.0)
 
 
 def released(plan: ExactPlan, increments: list[np.ndarray], key: bytes | None) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.buffered import IntegerBuffered, make_integer_buffered
+from fedpriv.noise.buffered import BufferedToeplitz, IntegerBuffered, make_integer_buffered, rounded_zeros
 from fedpriv.noise.diagonal import IndependentGaussian, PhaseEnds
 from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, to_coefficient
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian, extend_query_chain
@@ -37,6 +37,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: fit_lattice(run_of(INDEPENDENT, SIXTY, word_bits=40, records=10**4, mu=3000.0)), "2\\^16 to 2\\^48"),
     (lambda: fit_lattice(run_of(INDEPENDENT, SIXTY, word_bits=32)), "accepted are"),
     (lambda: fit_lattice(ExactRunInputs(INDEPENDENT.integer(SIXTY), (1,) * 59, 10, "zero-out", 1.0)), "60 rounds"),
+    (lambda: fit_lattice(run_of(INDEPENDENT, SIXTY, party_count=0)), "parties"),
+    (lambda: fit_lattice(run_of(INDEPENDENT, SIXTY, dimension=0)), "values"),
+    (
+        lambda: fit_lattice(ExactRunInputs(INDEPENDENT.integer(SIXTY), (-1,) + (1,) * 59, 10, "zero-out", 1.0)),
+        "records",
+    ),
     (lambda: fit_lattice(run_of(INDEPENDENT, workload_of(3, 1.0, clips=MIDDLE))), "2\\^-40"),
     (lambda: fit_lattice(run_of(INDEPENDENT, workload_of(3, 1.0, clips=1 / MIDDLE))), "2\\^-40"),
     (lambda: fit_lattice(growing(8192)), "8,191 rounds"),
@@ -53,6 +59,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: make_integer_buffered([1.1], [0.5]), "interlace"),
     (lambda: make_integer_buffered([0.5], []), "interlace"),
     (lambda: IntegerBuffered((COEFFICIENT_ONE, COEFFICIENT_ONE), (COEFFICIENT_ONE, 1)), "add up to more"),
+    (lambda: BufferedToeplitz(1.0, (1.0, 2.0**-16), (2.0**-15, 0.0)).integer(SIXTY), "-6.32"),
+    (lambda: IntegerBuffered((5,), ()), "decays,"),
+    (lambda: IntegerBuffered((5,), (5,), -1), "-1 digits"),
+    (lambda: IntegerBuffered((5,), (5,), 25), "25 digits"),
+    (lambda: IntegerBuffered((COEFFICIENT_ONE + 1,), (5,)), "decay by 0 to 1"),
+    (lambda: IntegerBuffered((-1,), (5,)), "decay by 0 to 1"),
+    (lambda: IntegerBuffered((5,), (-1,)), "weights of 0 or more"),
     (lambda: to_coefficient(-0.1), "between 0 and 1"),
     (lambda: to_coefficient(1.1), "between 0 and 1"),
     (lambda: to_coefficient(math.nan), "between 0 and 1"),
@@ -96,3 +109,21 @@ def test_a_slip_of_a_caller_never_becomes_noise(
 
 def test_the_most_rounds_of_growing_clips_have_room() -> None:
     assert fit_lattice(growing(8191)).norms(1)[0] >= 2**23
+
+
+def test_one_value_and_rounds_without_records_have_a_lattice() -> None:
+    plan = fit_lattice(run_of(INDEPENDENT, SIXTY, records=0, dimension=1))
+    assert (plan.lattice.exponent, plan.max_output) == (-36, 0)
+
+
+def test_buffers_at_the_edges_of_what_is_accepted_are_built() -> None:
+    edges = (COEFFICIENT_ONE, 0)
+    assert [IntegerBuffered(edges, edges[::-1], digits).digits for digits in (0, 24)] == [0, 24]
+    assert IntegerBuffered((), ()).theta == ()
+
+
+def test_a_last_zero_that_rounding_moves_a_little_below_0_is_0() -> None:
+    form = BufferedToeplitz(1.0, (1.0, 2.0**-12), ((1.0 + 2.0**-8) * 2.0**-12, 0.0)).integer(SIXTY)
+    assert isinstance(form.strategy, IntegerBuffered)
+    assert isinstance(form.mechanism, BufferedToeplitz)
+    assert -(2.0**-20) < rounded_zeros(form.strategy)[-1] < 0.0 == form.mechanism.phi[-1]

@@ -8,6 +8,7 @@ import torch
 from scipy.stats import chi2
 
 from fedpriv.noise.buffered import make_integer_buffered, rounded_zeros
+from fedpriv.noise.diagonal import IntegerLeaf
 from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.noise.integers.strategies import IntegerStrategy, pack_state, unpack_state
@@ -39,6 +40,31 @@ def test_a_strategy_is_c_up_to_its_rounding(name: str, decay: float) -> None:
             difference = max(group.rounding_difference for group in form.strategy.noise_groups(rounds, rounds))
             level_rounding = Fraction(2 * rounds * 10**9, 2**31) if name == "tree" else 0
             assert abs(int(output[c]) - exact) <= difference / 2 + level_rounding
+
+
+@pytest.mark.parametrize(("period", "restarts"), [(None, 1), (3, 3), (4, 2), (8, 1), (9, 1), (1, 8)])
+def test_noise_on_increments_has_a_size_for_restarts_and_is_charged_for_no_rounding(
+    period: int | None, restarts: int
+) -> None:
+    groups = tuple(map(tuple, IntegerLeaf(0.5, period).noise_groups(8, 1)))
+    assert groups == ((restarts, 0.5, 0), (8 - restarts, 1.0, 0))[: 1 if restarts == 8 else 2]
+
+
+@pytest.mark.parametrize(
+    ("decay", "rounds", "rounds_per_epoch", "groups"),
+    [
+        # a rounding a level: 2 in epochs of 4 rounds, 3 in a run of 9 rounds and for each of 3 participations
+        (0.9, 9, 4, ((4, 1.0, 2), (5, 0.8, 2), (5, 0.5, 2), (9, 0.6, 9))),
+        (1.0, 9, 4, ((4, 1.0, 0), (5, 0.8, 0), (5, 0.5, 0), (9, 0.6, 0))),
+        (0.9, 3, 4, ((3, 1.0, 1), (3, 0.6, 1))),
+        (0.9, 3, 1, ((1, 1.0, 0), (2, 0.8, 0), (2, 0.5, 0))),
+    ],
+)
+def test_roundings_of_clipped_parts_are_charged_by_level_and_participation(
+    decay: float, rounds: int, rounds_per_epoch: int, groups: tuple[tuple[int, float, int], ...]
+) -> None:
+    form = members.aligned_form(rounds, decay, rounds_per_epoch)
+    assert tuple(map(tuple, form.strategy.noise_groups(rounds, form.max_participations))) == groups
 
 
 @pytest.mark.parametrize("digits", [0, 10])
@@ -104,7 +130,7 @@ def test_without_rounded_bands_b_after_c_is_off() -> None:
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])
-@pytest.mark.parametrize("rounds_per_epoch", [1, 3, 4, 8])
+@pytest.mark.parametrize("rounds_per_epoch", [1, 2, 3, 4, 8])
 def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, decay: float) -> None:
     """Against the recursion of split_sum.py."""
     rounds = 21
