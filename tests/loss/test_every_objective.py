@@ -161,6 +161,25 @@ def test_constants_bound_gradients_and_their_changes(binary_labels: bool) -> Non
         assert change <= 1 + 1e-12
 
 
+@pytest.mark.parametrize(
+    ("objective", "lipschitz", "smoothness"),
+    [
+        (LeastSquares(3, 2.0, label_bound=0.5, radius=3.0), (3.0 * 2.0 + 0.5) * 2.0, 4.0),
+        (LeastSquares(3, 2.0, label_bound=0.5, radius=3.0, penalty=0.25), 13.0 + 0.25 * 3.0, 4.25),
+        (LeastSquares(3, 2.0, radius=math.inf), math.inf, 4.0),
+        (LogisticRegression(3, 3.0), 3.0, 9.0 / 4.0),
+        (LogisticRegression(3, 3.0, penalty=0.5, convex=False), math.inf, 2.75),
+        (PhaseRetrieval(3, 1, 2.0), 2.0, math.inf),
+        (PhaseRetrieval(3, 2, 2.0), math.inf, math.inf),
+    ],
+)
+def test_constants_are_as_small_as_the_bounds_on_records_allow(
+    objective: Objective, lipschitz: float, smoothness: float
+) -> None:
+    """Steps shrink and noise grows with them, so that a larger constant costs accuracy."""
+    assert (objective.lipschitz, objective.smoothness) == pytest.approx((lipschitz, smoothness))
+
+
 def test_constants_of_sigmoid_regression_by_brute_force() -> None:
     """No pair of points breaks G or L, some come within 1e-6 of each, and the loss is not convex."""
     objective, at = SigmoidRegression(1, 2.0), torch.linspace(-8.0, 8.0, 32_001, dtype=F64).unsqueeze(-1)
