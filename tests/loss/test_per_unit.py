@@ -163,13 +163,14 @@ def test_whatever_its_records_are_a_unit_moves_the_sum_by_its_clip(kind: str, wo
 
 
 @pytest.mark.parametrize("quantile", [False, True], ids=["mean", "bits of a quantile"])
-def test_a_unit_without_records_adds_nothing(quantile: bool) -> None:
+def test_a_unit_without_records_adds_nothing_and_is_not_clipped(quantile: bool) -> None:
     records = batch()
     records.labels[2] = -1
     base = QuantileClip(LocalSteps(softmax(), STEP, STEPS), 0.4, 1.0) if quantile else softmax()
     unit = PerUnit(base, MOST)
-    total = sum_increments(unit, ones(unit.dimension), records, joint_clip(0.4), 1.0 - all_but(UNITS, 2)).total
-    assert float(total.norm()) == 0.0
+    result = sum_increments(unit, ones(unit.dimension), records, joint_clip(0.4), 1.0 - all_but(UNITS, 2))
+    assert float(result.total.norm()) == 0.0
+    assert int(result.clipped_count) == 0
 
 
 def test_the_bit_says_whether_a_client_fits() -> None:

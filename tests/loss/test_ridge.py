@@ -90,6 +90,27 @@ def test_negative_eigenvalues_of_noise_make_no_weight_large() -> None:
     assert float(asked.compute_weights(noisy).norm()) <= 2.0 * float(both.norm()) / 0.5 + 1e-9
 
 
+@pytest.mark.parametrize(("classes", "factor"), [(False, 1.0), (True, 2.0)])
+def test_coefficients_and_intervals_are_those_of_released_moments_by_hand(classes: bool, factor: float) -> None:
+    """Two features and the constant with diag(1/2, 1, -1/10) for A, of which noise made the last, and λ = 1/4.
+
+    Half of the row indices count, so that the release holds half of each mean, and half of the noise's std.
+    """
+    means = np.diag([0.5, 1.0, -0.1, 1.0])
+    means[3, :3] = means[:3, 3] = 0.3, 0.6, 0.1
+    released = 0.5 * means / 2.0**2 * np.where(np.eye(4), 1.0, math.sqrt(2.0))
+    point = torch.from_numpy(released[np.triu_indices(4)])
+    asked = objective(classes=classes, penalty=0.25, bound=2.0)
+    result = asked.coefficients(point, MeanStatistics(0.005, 100, 0.5, 1))
+    residual_square, noise_variance = 1.0 - 2.0 * 0.448 + 0.3104, (0.01 * 2.0**2) ** 2
+    for coefficient, weight, moment in zip(result, (0.4, 0.48, 0.4), (0.5, 1.0, 0.0), strict=True):
+        noise = noise_variance / 2.0 * (1.0 + 0.5504 + weight**2)
+        error = math.sqrt(residual_square * moment / 100 + noise) / (moment + 0.25)
+        assert coefficient.value == pytest.approx(factor * weight)
+        assert coefficient.high - coefficient.value == pytest.approx(factor * 1.959964 * error, rel=1e-5)
+        assert coefficient.value - coefficient.low == pytest.approx(factor * 1.959964 * error, rel=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("std", [0.0, 0.004])
 @pytest.mark.parametrize("classes", [True, False])
