@@ -48,6 +48,17 @@ def test_chunks_of_many_parameters_have_many_records(monkeypatch: Patch) -> None
     torch.testing.assert_close(in_chunks.total, whole.total, rtol=1e-12, atol=1e-15)
 
 
+def test_a_record_takes_the_values_of_its_layers_and_of_their_gradients() -> None:
+    """The memory of a chunk is so many values a record: patches are most of them, and do not count by channel."""
+    net = nn.Sequential(
+        nn.Unflatten(1, (2, 4, 5)), nn.Conv2d(2, 3, (2, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4)
+    )
+    outputs_of_layers = 2 * 4 * 5 + 3 * 3 * 3 + 27 + 27 + 4
+    outputs, patches, weight_gradient = 27, 9 * 12, 3 * 12  # 9 positions, each with a patch of 2·2·3 pixels
+    convolution = 2 * outputs + 2 * patches + weight_gradient
+    assert layered_objective(net, 40).values_per_record == 40 + outputs_of_layers + convolution + 2 * (27 + 4)
+
+
 @pytest.mark.parametrize("leading", [(3,), (2, 3)])
 def test_models_side_by_side_have_the_gradients_of_each_by_itself(
     leading: tuple[int, ...], monkeypatch: Patch
