@@ -240,14 +240,18 @@ def test_metrics_in_blocks_are_those_of_all_records_at_once(name: str, monkeypat
         torch.testing.assert_close(in_blocks[metric], expected, rtol=1e-12, atol=1e-14)
 
 
-def test_losses_of_a_regression_in_blocks_are_those_of_all_records(
-    monkeypatch: Patch,
-) -> None:
+def test_losses_of_a_regression_are_those_of_its_outputs_in_blocks_and_by_replicate(monkeypatch: Patch) -> None:
     objective, records = layered_objective(network(1), FEATURES, SquaredError()), holdout()
-    own = Records(records.features, records.labels.double())
-    whole = objective.losses(models(objective), own)
+    points, own = models(objective), Records(records.features, records.labels.double())
+    expected = (objective.outputs(points, own).squeeze(-1) - own.labels).square() / 2.0
+    assert expected.shape == (2, TESTED)
     monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * ROWS * objective.values_per_record)
-    torch.testing.assert_close(objective.losses(models(objective), own), whole, rtol=1e-12, atol=1e-14)
+    shown = measure_calls(monkeypatch, *BLOCKS["layers"][1:])
+    torch.testing.assert_close(objective.losses(points, own), expected, rtol=1e-12, atol=1e-14)
+    assert max(shown) == ROWS
+    replicated = Records(*(torch.stack([column, column.flip(0)]) for column in own))
+    expected = torch.stack([expected[0], expected[1].flip(0)])
+    torch.testing.assert_close(objective.losses(points, replicated), expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -11,13 +11,14 @@ import torch
 
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.errors import InputError
+from fedpriv.loss import ridge
 from fedpriv.loss.objective import Records
 from fedpriv.loss.ridge import MeanStatistics, RidgeStatistics
 from fedpriv.plan.plan import ROUNDING_ALLOWANCE, find_increment_diameter, make_plan
 from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from tests.data.tables import rows, table_tree, write_csv
-from tests.loss.builders import F64, find_extent_by_force, list_integers, ones, sum_increments
+from tests.loss.builders import F64, find_extent_by_force, list_integers, measure_calls, ones, sum_increments
 
 
 def objective(*, classes: bool = True, penalty: float = 0.1, bound: float = 2.0) -> RidgeStatistics:
@@ -71,6 +72,26 @@ def mean_of(asked: RidgeStatistics, records: Records) -> torch.Tensor:
     return -sum_increments(asked, asked.initial(), records, 1.0).total / len(records.labels)
 
 
+def test_moments_of_replicates_are_taken_a_few_records_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record takes a vector of all moments in each of three replicates, and there is memory for six of them."""
+    asked, draw = objective(), np.random.default_rng(1)
+    replicates = [drawn(5, draw, classes=True) for _ in range(3)]
+    points, weights = torch.zeros(3, asked.dimension, dtype=F64), torch.rand(3, 5, dtype=F64)
+    monkeypatch.setattr(ridge, "_CHUNK_VALUES", 6 * asked.dimension)
+    counts = measure_calls(
+        monkeypatch,
+        RidgeStatistics,
+        "_clip_increments",
+        lambda _, view, query, batch, clip: batch.records.labels.shape,
+    )
+    together = sum_increments(
+        asked, points, Records(*map(torch.stack, zip(*replicates, strict=True))), 1.0, weights
+    )
+    assert counts == [(3, 2), (3, 2), (3, 1)]
+    for total, records, weight in zip(together.total, replicates, weights, strict=True):
+        torch.testing.assert_close(total, sum_increments(asked, points[0], records, 1.0, weight).total)
+
+
 @pytest.mark.parametrize("classes", [True, False])
 def test_without_noise_the_weights_are_those_of_ridge_regression(classes: bool) -> None:
     asked, records = objective(classes=classes, bound=2.0), drawn(500, np.random.default_rng(0), classes=classes)
@@ -78,7 +99,11 @@ def test_without_noise_the_weights_are_those_of_ridge_regression(classes: bool) 
     target = 2.0 * y - 1.0 if classes else y
     solved = np.linalg.solve(z.T @ z / 500 + 0.1 * np.eye(3), z.T @ target / 500) * (2.0 if classes else 1.0)
     np.testing.assert_allclose(asked.compute_weights(mean_of(asked, records)).numpy(), solved, atol=1e-9)
-    assert (asked.evaluate(mean_of(asked, records), records).accuracy is not None) == classes
+    evaluation, scores = asked.evaluate(mean_of(asked, records), records), z @ solved
+    assert (evaluation.accuracy is not None) == classes
+    losses = np.log1p(np.exp(-target * scores)) if classes else (scores - y) ** 2 / 2.0
+    np.testing.assert_allclose(asked.losses(mean_of(asked, records), records).numpy(), losses, atol=1e-9)
+    assert float(evaluation.loss) == pytest.approx(losses.mean())
     many = torch.stack([mean_of(asked, records), mean_of(asked, records) * 0.5])
     np.testing.assert_allclose(asked.compute_weights(many)[0].numpy(), solved, atol=1e-9)
 
