@@ -236,6 +236,9 @@ def test_metrics_in_blocks_are_those_of_all_records_at_once(name: str, monkeypat
     in_blocks = evaluate(objective)
     assert max(shown) == ROWS
     assert whole.keys() == in_blocks.keys()
+    summed = make_summed_scores(objective, 4.0, classes=True)
+    alone = torch.stack([summed.contributions(model, holdout()) for model in models(objective)])
+    torch.testing.assert_close(whole["summed"], alone, rtol=1e-12, atol=1e-14)
     for metric, expected in whole.items():
         torch.testing.assert_close(in_blocks[metric], expected, rtol=1e-12, atol=1e-14)
 
