@@ -57,6 +57,22 @@ def test_slopes_are_derivatives_of_each_record_alone(choice: LossChoice, label: 
     assert accuracy is None or accuracy.shape == (2,)
 
 
+@pytest.mark.parametrize(
+    ("name", "classes", "label", "outputs"),
+    [
+        ("cross-entropy", 9, (), (9,)), ("cross-entropy", 9, (2, 3), (2, 3, 9)), ("hazard", 9, (), (4,)),
+        ("hazard", 9, (2,), (2, 4)), ("binary", 2, (), (1,)), ("binary", 2, (5,), (5,)), ("huber", 0, (), (1,)),
+        ("squared-error", 0, (5,), (5,)),
+    ],
+)  # fmt: skip
+def test_a_loss_needs_so_many_outputs(
+    name: str, classes: int, label: tuple[int, ...], outputs: tuple[int, ...]
+) -> None:
+    kind = LOSSES[name]
+    assert LossChoice(name).make_loss(label, classes)[1] == outputs
+    assert kind.has_single_output or kind.class_count(outputs[-1]) == classes
+
+
 def test_values_are_those_of_torch() -> None:
     outputs, numbers = torch.randn(5, 4, dtype=F64), torch.rand(5, 4, dtype=F64)
     result = {
