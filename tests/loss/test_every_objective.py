@@ -29,9 +29,10 @@ from fedpriv.loss.linear import (
     SoftmaxRegression,
     quadratic_in_ball,
 )
-from fedpriv.loss.objective import Objective, Query, Records
+from fedpriv.loss.objective import Batch, EvaluationView, Objective, Query, Records
+from fedpriv.loss.views import PerUnit
 from fedpriv.papers.base import project_to_ball
-from tests.loss.builders import F64, ones, pick, pick_one, sum_increments
+from tests.loss.builders import F64, list_increments, ones, pick, pick_one, sum_increments
 
 
 class Kind(NamedTuple):
@@ -195,6 +196,24 @@ def test_constants_of_sigmoid_regression_by_brute_force() -> None:
     z = torch.from_numpy(generator.standard_normal((2000, 1, 3)))
     records = Records(2.0 * z / z.norm(dim=-1, keepdim=True), torch.from_numpy(binary(generator, (2000, 1))))
     assert max(longest(SigmoidRegression(3, 2.0), x, y, records)) <= 1.0
+
+
+def test_a_view_of_evaluations_is_its_base_in_all_else() -> None:
+    problem = make_linear_regression(20, 4, 10.0, 0.5, 1)
+    base, records, point = least_squares(problem), records_of(problem), torch.linspace(-1.0, 1.0, 4, dtype=F64)
+    view, batch = EvaluationView(base), Batch(records, torch.linspace(0.1, 1.0, 20, dtype=F64))
+    for name in ("dependence", "dimension", "lipschitz", "smoothness", "convex", "convex_within"):
+        assert getattr(view, name) == getattr(base, name)
+    assert torch.equal(view.initial(), base.initial())
+    total, clipped = view.increment(Query((point,)), batch, 0.5)
+    expected, expected_clipped = base.increment(Query((point,)), batch, 0.5)
+    assert torch.equal(total, expected)
+    assert int(clipped) == int(expected_clipped) > 0
+    assert torch.equal(view.gradient(point, batch), base.gradient(point, batch))
+    assert torch.equal(view.losses(point, records), base.losses(point, records))
+    assert torch.equal(view.outputs(point, records), base.outputs(point, records))
+    assert torch.equal(list_increments(view, point, records, 0.5), list_increments(base, point, records, 0.5))
+    assert EvaluationView(PerUnit(base, 5)).evaluations(3) == 15
 
 
 def test_population_risk_is_that_of_many_records() -> None:
