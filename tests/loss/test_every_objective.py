@@ -216,6 +216,35 @@ def test_a_view_of_evaluations_is_its_base_in_all_else() -> None:
     assert EvaluationView(PerUnit(base, 5)).evaluations(3) == 15
 
 
+@pytest.mark.parametrize(
+    ("objective", "loss"),
+    [
+        (LeastSquares(4, 1.0, penalty=0.3), lambda scores, labels: (scores - labels) ** 2 / 2.0),
+        (LogisticRegression(4, 1.0, penalty=0.3, convex=False),
+         lambda scores, labels: functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")),
+    ],
+)  # fmt: skip
+def test_a_penalty_is_part_of_each_records_loss_and_gradient_but_not_of_an_evaluation(
+    objective: Any, loss: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    generator = np.random.default_rng(5)
+    features, points = (torch.from_numpy(generator.standard_normal(shape)) for shape in ((6, 4), (2, 4)))
+    records = Records(features, torch.from_numpy(binary(generator, 6)))
+    weights = torch.linspace(0.1, 1.0, 6, dtype=F64)
+    for point in points:
+        leaf = point.clone().requires_grad_()
+        plain = loss(features @ leaf, records.labels)
+        losses = plain + 0.3 / 2.0 * leaf.square().sum()
+        torch.testing.assert_close(objective.losses(point, records), losses.detach())
+        assert float(objective.evaluate(point, records).loss) == pytest.approx(float(plain.mean()))
+        (gradient,) = torch.autograd.grad(weights @ losses, leaf)
+        torch.testing.assert_close(objective.gradient(point, Batch(records, weights)), gradient)
+        torch.testing.assert_close(sum_increments(objective, point, records, weights=weights).total, gradient)
+        torch.testing.assert_close(weights @ list_increments(objective, point, records, 1e9), gradient)
+    together = objective.losses(points, records)
+    torch.testing.assert_close(together, torch.stack([objective.losses(point, records) for point in points]))
+
+
 def test_population_risk_is_that_of_many_records() -> None:
     problem = make_linear_regression(200_000, 4, 10.0, 0.5, 1)
     objective, records = least_squares(problem), records_of(problem)
