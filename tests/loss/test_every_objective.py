@@ -111,6 +111,12 @@ def test_increment_equals_autograd(name: str, count: int, width: int, points: in
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_a_record_takes_one_gradient_a_point_and_no_memory_beside_its_increment(name: str) -> None:
+    objective = KINDS[name].of(4)
+    assert (objective.evaluations(3), objective.extra_values(3, 5)) == (3, 0)
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_leading_axes_are_independent_replicates(name: str) -> None:
     kind, generator = KINDS[name], np.random.default_rng(0)
     objective = kind.of(4)
@@ -223,6 +229,7 @@ def test_a_view_of_evaluations_is_its_base_in_all_else() -> None:
         (LogisticRegression(4, 1.0, penalty=0.3, convex=False),
          lambda scores, labels: functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")),
     ],
+    ids=["squares", "logistic"],
 )  # fmt: skip
 def test_a_penalty_is_part_of_each_records_loss_and_gradient_but_not_of_an_evaluation(
     objective: Any, loss: Callable[[Tensor, Tensor], Tensor]
@@ -236,7 +243,7 @@ def test_a_penalty_is_part_of_each_records_loss_and_gradient_but_not_of_an_evalu
         plain = loss(features @ leaf, records.labels)
         losses = plain + 0.3 / 2.0 * leaf.square().sum()
         torch.testing.assert_close(objective.losses(point, records), losses.detach())
-        assert float(objective.evaluate(point, records).loss) == pytest.approx(float(plain.mean()))
+        assert float(objective.evaluate(point, records).loss) == pytest.approx(float(plain.detach().mean()))
         (gradient,) = torch.autograd.grad(weights @ losses, leaf)
         torch.testing.assert_close(objective.gradient(point, Batch(records, weights)), gradient)
         torch.testing.assert_close(sum_increments(objective, point, records, weights=weights).total, gradient)
