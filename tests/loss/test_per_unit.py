@@ -105,6 +105,15 @@ def test_a_client_moves_as_its_own_steps_do_and_is_clipped_whole(
     assert check_clipped_mean(unit, query, records, moves(objective, query, records, size), STEPS_CLIP) > 0
 
 
+def test_clients_side_by_side_move_as_each_does_and_nothing_is_clipped() -> None:
+    records, query = batch(), random_point(softmax())
+    clients, weights = Records(records.features, records.labels.clamp(min=0)), (records.labels >= 0).double()
+    result = sum_increments(LocalSteps(softmax(), STEP, STEPS), query.repeat(UNITS, 1), clients, CLIP, weights)
+    expected = torch.stack(moves(softmax(), query, records))
+    torch.testing.assert_close(result.total, expected, rtol=1e-9, atol=1e-12)
+    assert result.clipped_count.tolist() == [0] * UNITS
+
+
 def test_replicates_lead_units_as_they_lead_records(monkeypatch: Patch) -> None:
     """And chunks of a few units give what all at once give."""
     unit, records = PerUnit(softmax(), MOST), batch(2)

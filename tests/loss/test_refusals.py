@@ -111,6 +111,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "Centred.*: a record's outputs change with the other records of its batch": lambda: imported("Centred"),
     "Remembering.*: a record's outputs change with the other records": lambda: imported("Remembering"),
     "^model: the module: a record's outputs change": lambda: check_net(lambda net, x: net.layer(x - x.mean(0))),
+    "^model: the module: a record's outputs change with": lambda: check_net(  # with the record after the next
+        lambda net, x: net.layer(x + x.roll(-2, 0))),
     r"^model: the module takes records of shape \(2, 4\)": lambda: check_record_shape((2, 4), (6,), GIVEN),
     "outputs or gradients that are not finite": lambda: check_net(lambda net, x: net.layer(x) / 0.0),
     "nowhere.* cannot be imported here": lambda: make_imported("tests.loss.nowhere:Net"),
