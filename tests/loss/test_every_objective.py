@@ -30,6 +30,8 @@ from fedpriv.loss.linear import (
     quadratic_in_ball,
 )
 from fedpriv.loss.objective import Batch, EvaluationView, Objective, Query, Records
+from fedpriv.loss.ridge import RidgeStatistics
+from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
 from fedpriv.papers.base import project_to_ball
 from tests.loss.builders import F64, list_increments, ones, pick, pick_one, sum_increments
@@ -178,6 +180,8 @@ def test_constants_bound_gradients_and_their_changes(binary_labels: bool) -> Non
         (LogisticRegression(3, 3.0, penalty=0.5, convex=False), math.inf, 2.75),
         (PhaseRetrieval(3, 1, 2.0), 2.0, math.inf),
         (PhaseRetrieval(3, 2, 2.0), math.inf, math.inf),
+        (ColumnMoments(3, 0.5), 0.5, 0.0),
+        (RidgeStatistics(3, 2.0, True, 0.1, F64), 1.0, 0.0),
     ],
 )
 def test_constants_are_as_small_as_the_bounds_on_records_allow(
