@@ -22,6 +22,7 @@ from fedpriv.loss.models import (
     add_module,
     convolutional_net,
     find_model,
+    grid_denominator,
 )
 from fedpriv.loss.objective import Records
 from fedpriv.loss.presets import Transformer, adapted
@@ -73,6 +74,17 @@ def test_features_that_are_not_bytes_any_more_are_rounded_finely(settings: dict[
     objective = softmax(**settings)
     assert objective.denominator is not None
     assert 2**15 <= objective.denominator * objective.feature_norm < 2**16
+
+
+@pytest.mark.parametrize(
+    ("features", "norm", "denominator"),
+    [(4096, 1.0, 2**15), (4097, 1.0, None), (4, 2.0**16 - 1, 1), (4, 2.0**16, None), (12000, 1.9, 2**15)],
+)
+def test_features_have_a_grid_up_to_a_rounding_of_2_to_the_minus_10(
+    features: int, norm: float, denominator: int | None
+) -> None:
+    """Half a step in each of 4096 coordinates is 32 steps, and 2^-10 of a norm of 2^15 steps."""
+    assert grid_denominator(features, norm) == denominator
 
 
 @pytest.mark.parametrize(("features", "norm"), [(10**5, 2.0), (785, 1e5)])
