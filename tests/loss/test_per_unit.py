@@ -13,7 +13,17 @@ from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.models import find_model
 from fedpriv.loss.objective import Objective, Query, Records
 from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip, absent_label, is_absent, joint_clip
-from tests.loss.builders import F64, Patch, all_but, list_increments, ones, pick, pick_one, sum_increments
+from tests.loss.builders import (
+    F64,
+    Patch,
+    all_but,
+    list_increments,
+    measure_calls,
+    ones,
+    pick,
+    pick_one,
+    sum_increments,
+)
 
 CLIP, UNITS, MOST, FEATURES, CLASSES = 1.5, 7, 4, 5, 3
 STEP, STEPS, STEPS_CLIP = 0.4, 5, 0.7
@@ -120,8 +130,16 @@ def test_replicates_lead_units_as_they_lead_records(monkeypatch: Patch) -> None:
     points = torch.stack([random_point(softmax(), seed) for seed in (3, 4)])
     weights = torch.rand(2, UNITS, dtype=F64)
     together = sum_increments(unit, points, records, CLIP, weights)
-    monkeypatch.setattr(fedpriv.loss.views, "_CHUNK_VALUES", 1)
-    chunked = sum_increments(unit, points, records, CLIP, weights)
+    sizes = measure_calls(
+        monkeypatch, PerUnit, "_clip_units", lambda _, view, query, batch, clip: batch.records.labels.shape[-2]
+    )
+    for size, chunk_sizes in ((1, [1] * UNITS), (3, [3, 3, 1])):
+        # A unit takes its vector and its features, in each of the two replicates.  One more unit lacks one value.
+        values = (size + 1) * 2 * (FEATURES * CLASSES + MOST * FEATURES) - 1
+        monkeypatch.setattr(fedpriv.loss.views, "_CHUNK_VALUES", values)
+        sizes.clear()
+        chunked = sum_increments(unit, points, records, CLIP, weights)
+        assert sizes == chunk_sizes
     for place in range(2):
         alone = sum_increments(unit, points[place], pick(records, place), CLIP, weights[place])
         for result in (together, chunked):
