@@ -32,7 +32,17 @@ from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.loss import zoo
 from tests.loss.bring import LONG, OUTPUTS, SEQUENCE, WIDE, Counting, backbone, classify, first, tied, with_lora
-from tests.loss.builders import F64, Patch, all_but, make_imported, pick, pick_one, save_weights, sum_increments
+from tests.loss.builders import (
+    F64,
+    Net,
+    Patch,
+    all_but,
+    make_imported,
+    pick,
+    pick_one,
+    save_weights,
+    sum_increments,
+)
 from tests.silo.guarded import cell_json as silo_cell_json
 from tests.silo.guarded import guard_of, write_silo
 
@@ -296,6 +306,21 @@ def test_a_record_on_which_a_module_raises_is_left_out_and_no_other(kind: type[M
     with_it, without = (sum_increments(objective, objective.initial(), given, 0.1) for given in (records, some))
     torch.testing.assert_close(with_it.total, without.total)
     assert int(with_it.clipped_count) == int(without.clipped_count) + 1
+
+
+def test_an_error_of_a_batch_that_no_record_raises_is_raised() -> None:
+    """Nobody knows then which records the sum would be of, such as after a device was busy once."""
+    errors = [RuntimeError("busy once")]
+
+    def call(net: Any, values: torch.Tensor) -> torch.Tensor:
+        if errors:
+            raise errors.pop()
+        outputs: torch.Tensor = net.layer(values)
+        return outputs
+
+    objective = ModuleObjective(Net(call, layer=nn.Linear(WIDE, OUTPUTS)).double(), CrossEntropy(), 0, F64)
+    with pytest.raises(RuntimeError, match="busy once"):
+        sum_increments(objective, objective.initial(), four())
 
 
 def test_reading_a_scenario_imports_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
