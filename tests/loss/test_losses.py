@@ -138,6 +138,8 @@ def test_auc_of_two_classes_counts_the_pairs_that_are_in_order() -> None:
     one = (two[..., 1] - two[..., 0]).unsqueeze(-1)
     assert auc(one, BINARY).tolist() == pytest.approx(expected, abs=1e-12)
     assert auc(torch.zeros(12, 2), BINARY).item() == 0.5
+    whole = two.round()  # exact in bfloat16, whose area has 8 bits
+    assert auc(whole.bfloat16(), BINARY).tolist() == pytest.approx(auc(whole, BINARY).tolist(), abs=2**-8)
 
 
 def test_auc_of_several_classes_is_the_mean_of_each_against_the_rest() -> None:
