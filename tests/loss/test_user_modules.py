@@ -292,7 +292,15 @@ def test_group_norm_stands_in_for_batch_norm() -> None:
         make_imported(f"{ZOO}:normalized", **shape)
     objective = make_imported(f"{ZOO}:normalized", group_norm=True, **shape)
     assert objective.dimension == parameter_count(zoo.normalized(16, 3))
-    assert isinstance(replace_batch_norm(nn.BatchNorm2d(48)), nn.GroupNorm)
+    for channels, groups in ((48, 24), (64, 32), (66, 22), (37, 1), (6, 6)):
+        norm = replace_batch_norm(nn.BatchNorm2d(channels, eps=0.25, affine=channels != 6))
+        assert isinstance(norm, nn.GroupNorm)
+        assert (norm.num_groups, norm.num_channels, norm.eps, norm.affine) == (
+            groups,
+            channels,
+            0.25,
+            channels != 6,
+        )
     lazy = nn.LazyBatchNorm2d()  # which is refused with the other lazy layers
     assert replace_batch_norm(lazy) is lazy
 
