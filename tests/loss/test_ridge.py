@@ -72,13 +72,16 @@ def mean_of(asked: RidgeStatistics, records: Records) -> torch.Tensor:
     return -sum_increments(asked, asked.initial(), records, 1.0).total / len(records.labels)
 
 
-def test_moments_of_replicates_are_taken_a_few_records_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record takes a vector of all moments in each of three replicates, and there is memory for six of them."""
+@pytest.mark.parametrize(("vectors", "chunks"), [(6, [2, 2, 1]), (2, [1] * 5)])
+def test_moments_of_replicates_are_taken_a_few_records_at_a_time(
+    vectors: int, chunks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record takes a vector of all moments in each of three replicates, and there is memory for so many vectors."""
     asked, draw = objective(), np.random.default_rng(1)
     replicates = [drawn(5, draw, classes=True) for _ in range(3)]
     points, weights = torch.zeros(3, asked.dimension, dtype=F64), torch.rand(3, 5, dtype=F64)
-    monkeypatch.setattr(ridge, "_CHUNK_VALUES", 6 * asked.dimension)
-    counts = measure_calls(
+    monkeypatch.setattr(ridge, "_CHUNK_VALUES", vectors * asked.dimension)
+    shapes = measure_calls(
         monkeypatch,
         RidgeStatistics,
         "_clip_increments",
@@ -87,7 +90,7 @@ def test_moments_of_replicates_are_taken_a_few_records_at_a_time(monkeypatch: py
     together = sum_increments(
         asked, points, Records(*map(torch.stack, zip(*replicates, strict=True))), 1.0, weights
     )
-    assert counts == [(3, 2), (3, 2), (3, 1)]
+    assert shapes == [(3, count) for count in chunks]
     for total, records, weight in zip(together.total, replicates, weights, strict=True):
         torch.testing.assert_close(total, sum_increments(asked, points[0], records, 1.0, weight).total)
 
