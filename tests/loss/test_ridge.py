@@ -76,7 +76,7 @@ def mean_of(asked: RidgeStatistics, records: Records) -> torch.Tensor:
 def test_moments_of_replicates_are_taken_a_few_records_at_a_time(
     vectors: int, chunks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record takes a vector of all moments in each of three replicates, and there is memory for so many vectors."""
+    """A record takes a vector of all moments in each of three replicates, in a memory of so many vectors."""
     asked, draw = objective(), np.random.default_rng(1)
     replicates = [drawn(5, draw, classes=True) for _ in range(3)]
     points, weights = torch.zeros(3, asked.dimension, dtype=F64), torch.rand(3, 5, dtype=F64)
