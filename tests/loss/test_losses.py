@@ -55,6 +55,15 @@ def test_slopes_are_derivatives_of_each_record_alone(choice: LossChoice, label: 
     assert torch.allclose(loss.value(several, labels)[0], values)
     accuracy = loss.accuracy(several, labels)
     assert accuracy is None or accuracy.shape == (2,)
+    turned, both = (
+        torch.stack([part, part.flip(0)]) for part in (outputs.detach(), labels)
+    )  # records of each model
+    assert torch.allclose(loss.value(turned, both), torch.stack([values, values.flip(0)]))
+    assert torch.allclose(
+        loss.output_gradient(turned, both), torch.stack([expected, expected.flip(0)]), atol=1e-12
+    )
+    one = loss.accuracy(outputs, labels)
+    assert one is None or loss.accuracy(turned, both).tolist() == pytest.approx([float(one)] * 2)
 
 
 @pytest.mark.parametrize(
