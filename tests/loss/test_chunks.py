@@ -59,11 +59,12 @@ def test_a_record_takes_the_values_of_its_layers_and_of_their_gradients() -> Non
     assert layered_objective(net, 40).values_per_record == 40 + outputs_of_layers + convolution + 2 * (27 + 4)
 
 
+@pytest.mark.parametrize(("share", "models_at_once"), [(2, [2, 1]), (0, [1, 1, 1])])
 @pytest.mark.parametrize("leading", [(3,), (2, 3)])
 def test_models_side_by_side_have_the_gradients_of_each_by_itself(
-    leading: tuple[int, ...], monkeypatch: Patch
+    leading: tuple[int, ...], share: int, models_at_once: list[int], monkeypatch: Patch
 ) -> None:
-    """Taken a few at a time along the last of the leading axes, two of three here."""
+    """Taken a few at a time along the last of the leading axes, two of three here, or one at least."""
     objective = layered_objective(nn.Sequential(nn.Linear(5, 3)), 5)
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(*leading, objective.dimension, generator=generator, dtype=F64)
@@ -71,12 +72,12 @@ def test_models_side_by_side_have_the_gradients_of_each_by_itself(
     records = Records(features, torch.randint(0, 3, (*leading, 4), generator=generator))
     weights = torch.rand(*leading, 4, generator=generator, dtype=F64)
     rows = 4 * int(np.prod(leading[:-1]))
-    monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * rows * objective.values_per_record)
+    monkeypatch.setattr(layered, "_CHUNK_VALUES", share * rows * objective.values_per_record)
     counts = measure_calls(
         monkeypatch, LayeredObjective, "_sum_gradients", lambda _, view, point, batch: point.shape[:-1].numel()
     )
     together = objective.gradient(points, Batch(records, weights))
-    assert counts == [2 * rows // 4, rows // 4]
+    assert counts == [count * rows // 4 for count in models_at_once]
     for place in np.ndindex(leading):
         alone = objective.gradient(points[place], Batch(pick(records, place), weights[place]))
         torch.testing.assert_close(together[place], alone, rtol=1e-12, atol=1e-15)
