@@ -154,7 +154,10 @@ def test_least_squares_without_a_ball_has_no_lipschitz_constant() -> None:
 def test_a_factorys_module_has_the_same_first_model_in_every_run() -> None:
     """Biases of a GRU are vectors of a layer without `weight`, so that x_1 keeps the values of the module."""
 
+    seeds = list[int]()
+
     def recurrent(_shape: object, _classes: object) -> nn.Module:
+        seeds.append(torch.random.initial_seed())
         return Net(
             lambda net, x: net.last(net.layer(x)[0][:, -1]),
             layer=nn.GRU(1, 4, batch_first=True),
@@ -169,6 +172,7 @@ def test_a_factorys_module_has_the_same_first_model_in_every_run() -> None:
         starts.append(row.objective((6,), 2, F32, ModuleSettings()).initial())
         assert torch.random.initial_seed() == seed  # torch's generator is left as it was
     assert torch.equal(*starts)
+    assert seeds == [0, 0]
 
 
 # Features of one image
