@@ -1,6 +1,7 @@
 """The table of models: features, constants, what they learn, and the networks of shipped scenarios."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedpriv.data.named import load
 from fedpriv.loss.features import orientation_histograms, scale_to_norm
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import SoftmaxRegression
+from fedpriv.loss.losses import AbsoluteError, CrossEntropy, HazardLoss, Loss, SquaredError
 from fedpriv.loss.models import (
     LinearSettings,
     PerceptronSettings,
@@ -149,6 +151,31 @@ def test_least_squares_without_a_ball_has_no_lipschitz_constant() -> None:
             (5,), 0, F64, LinearSettings(feature_norm=1.0, penalty=penalty)
         )
         assert objective.lipschitz == math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "outputs", "activation", "loss"),
+    [
+        ("mlp", 3, 3, torch.tanh, CrossEntropy()), ("mlp-relu", 3, 3, torch.relu, CrossEntropy()),
+        ("mlp-regression", 0, 1, torch.tanh, SquaredError()), ("hazard-mlp", 9, 4, torch.tanh, HazardLoss()),
+        ("relu-regression", 0, 1, torch.relu, AbsoluteError()),
+    ],
+)  # fmt: skip
+def test_a_perceptron_is_two_layers_and_an_activation(
+    name: str, classes: int, outputs: int, activation: Callable[[torch.Tensor], torch.Tensor], loss: Loss
+) -> None:
+    row = find_model(name)
+    assert (row.regression, row.survival) == (classes == 0, name == "hazard-mlp")
+    objective = row.objective((5,), classes, F64, row.settings.model_validate({"hidden": 6}))
+    assert isinstance(objective, LayeredObjective)
+    assert objective.loss == loss
+    generator = torch.Generator().manual_seed(0)
+    point = torch.randn(objective.dimension, generator=generator, dtype=F64)
+    features = torch.randn(4, 5, generator=generator, dtype=F64)
+    first, bias, second, second_bias = torch.split(point, [30, 6, 6 * outputs, outputs])
+    expected = activation(features @ first.view(6, 5).T + bias) @ second.view(outputs, 6).T + second_bias
+    result = objective.outputs(point, Records(features, torch.zeros(4, dtype=torch.int64)))
+    torch.testing.assert_close(result, expected)
 
 
 def test_a_factorys_module_has_the_same_first_model_in_every_run() -> None:
