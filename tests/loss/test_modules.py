@@ -297,7 +297,12 @@ def test_a_recurrent_layer_is_torchs(kind: type[nn.RNNBase], settings: dict[str,
     assert same(functional_call(copied, moved, (values,)), functional_call(layer, moved, (values,)))
 
 
-FUNCTIONS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
+FUNCTIONS: dict[str, Callable[..., nn.RNNBase]] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn_tanh": nn.RNN,
+    "rnn_relu": nn.RNN,
+}
 
 
 @pytest.mark.parametrize(("layers", "both", "bias", "first"), [(1, False, True, False), (2, True, False, True)])
