@@ -234,6 +234,9 @@ def test_evaluations_of_silos_are_the_accuracy_of_all_labels() -> None:
     assert whole.accuracy is not None
     assert float(scores.to_metrics(mean)["test_accuracy"]) == pytest.approx(float(whole.accuracy), abs=1e-6)
     assert float(scores.to_metrics(mean)["test_loss"]) == pytest.approx(float(whole.loss), rel=1e-3)
+    several = torch.stack([objective.initial(), -objective.initial()])
+    alone = torch.stack([scores.contributions(model, records) for model in several])
+    torch.testing.assert_close(scores.contributions(several, records), alone)
     own, _ = seen(KINDS["a loss of one's own"], "float32")
     with pytest.raises(InputError, match="a loss of your own does not say what is right"):
         make_summed_scores(own, 1.0, classes=True)

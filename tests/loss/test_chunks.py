@@ -48,11 +48,23 @@ def test_chunks_of_many_parameters_have_many_records(monkeypatch: Patch) -> None
     torch.testing.assert_close(in_chunks.total, whole.total, rtol=1e-12, atol=1e-15)
 
 
+def test_a_record_takes_the_values_of_its_layers_and_of_their_gradients() -> None:
+    """The memory of a chunk is so many values a record: patches are most of them, and do not count by channel."""
+    net = nn.Sequential(
+        nn.Unflatten(1, (2, 4, 5)), nn.Conv2d(2, 3, (2, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4)
+    )
+    outputs_of_layers = 2 * 4 * 5 + 3 * 3 * 3 + 27 + 27 + 4
+    outputs, patches, weight_gradient = 27, 9 * 12, 3 * 12  # 9 positions, each with a patch of 2·2·3 pixels
+    convolution = 2 * outputs + 2 * patches + weight_gradient
+    assert layered_objective(net, 40).values_per_record == 40 + outputs_of_layers + convolution + 2 * (27 + 4)
+
+
+@pytest.mark.parametrize(("share", "models_at_once"), [(2, [2, 1]), (0, [1, 1, 1])])
 @pytest.mark.parametrize("leading", [(3,), (2, 3)])
 def test_models_side_by_side_have_the_gradients_of_each_by_itself(
-    leading: tuple[int, ...], monkeypatch: Patch
+    leading: tuple[int, ...], share: int, models_at_once: list[int], monkeypatch: Patch
 ) -> None:
-    """Taken a few at a time along the last of the leading axes, two of three here."""
+    """Taken a few at a time along the last of the leading axes, two of three here, or one at least."""
     objective = layered_objective(nn.Sequential(nn.Linear(5, 3)), 5)
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(*leading, objective.dimension, generator=generator, dtype=F64)
@@ -60,12 +72,12 @@ def test_models_side_by_side_have_the_gradients_of_each_by_itself(
     records = Records(features, torch.randint(0, 3, (*leading, 4), generator=generator))
     weights = torch.rand(*leading, 4, generator=generator, dtype=F64)
     rows = 4 * int(np.prod(leading[:-1]))
-    monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * rows * objective.values_per_record)
+    monkeypatch.setattr(layered, "_CHUNK_VALUES", share * rows * objective.values_per_record)
     counts = measure_calls(
         monkeypatch, LayeredObjective, "_sum_gradients", lambda _, view, point, batch: point.shape[:-1].numel()
     )
     together = objective.gradient(points, Batch(records, weights))
-    assert counts == [2 * rows // 4, rows // 4]
+    assert counts == [count * rows // 4 for count in models_at_once]
     for place in np.ndindex(leading):
         alone = objective.gradient(points[place], Batch(pick(records, place), weights[place]))
         torch.testing.assert_close(together[place], alone, rtol=1e-12, atol=1e-15)
@@ -225,18 +237,25 @@ def test_metrics_in_blocks_are_those_of_all_records_at_once(name: str, monkeypat
     in_blocks = evaluate(objective)
     assert max(shown) == ROWS
     assert whole.keys() == in_blocks.keys()
+    summed = make_summed_scores(objective, 4.0, classes=True)
+    alone = torch.stack([summed.contributions(model, holdout()) for model in models(objective)])
+    torch.testing.assert_close(whole["summed"], alone, rtol=1e-12, atol=1e-14)
     for metric, expected in whole.items():
         torch.testing.assert_close(in_blocks[metric], expected, rtol=1e-12, atol=1e-14)
 
 
-def test_losses_of_a_regression_in_blocks_are_those_of_all_records(
-    monkeypatch: Patch,
-) -> None:
+def test_losses_of_a_regression_are_those_of_its_outputs_in_blocks_and_by_replicate(monkeypatch: Patch) -> None:
     objective, records = layered_objective(network(1), FEATURES, SquaredError()), holdout()
-    own = Records(records.features, records.labels.double())
-    whole = objective.losses(models(objective), own)
+    points, own = models(objective), Records(records.features, records.labels.double())
+    expected = (objective.outputs(points, own).squeeze(-1) - own.labels).square() / 2.0
+    assert expected.shape == (2, TESTED)
     monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * ROWS * objective.values_per_record)
-    torch.testing.assert_close(objective.losses(models(objective), own), whole, rtol=1e-12, atol=1e-14)
+    shown = measure_calls(monkeypatch, *BLOCKS["layers"][1:])
+    torch.testing.assert_close(objective.losses(points, own), expected, rtol=1e-12, atol=1e-14)
+    assert max(shown) == ROWS
+    replicated = Records(*(torch.stack([column, column.flip(0)]) for column in own))
+    expected = torch.stack([expected[0], expected[1].flip(0)])
+    torch.testing.assert_close(objective.losses(points, replicated), expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", BLOCKS)

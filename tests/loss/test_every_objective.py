@@ -29,9 +29,12 @@ from fedpriv.loss.linear import (
     SoftmaxRegression,
     quadratic_in_ball,
 )
-from fedpriv.loss.objective import Objective, Query, Records
+from fedpriv.loss.objective import Batch, EvaluationView, Objective, Query, Records
+from fedpriv.loss.ridge import RidgeStatistics
+from fedpriv.loss.rows import ColumnMoments
+from fedpriv.loss.views import PerUnit
 from fedpriv.papers.base import project_to_ball
-from tests.loss.builders import F64, ones, pick, pick_one, sum_increments
+from tests.loss.builders import F64, list_increments, ones, pick, pick_one, sum_increments
 
 
 class Kind(NamedTuple):
@@ -110,6 +113,12 @@ def test_increment_equals_autograd(name: str, count: int, width: int, points: in
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_a_record_takes_one_gradient_a_point_and_no_memory_beside_its_increment(name: str) -> None:
+    objective = KINDS[name].of(4)
+    assert (objective.evaluations(3), objective.extra_values(3, 5)) == (3, 0)
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_leading_axes_are_independent_replicates(name: str) -> None:
     kind, generator = KINDS[name], np.random.default_rng(0)
     objective = kind.of(4)
@@ -161,6 +170,27 @@ def test_constants_bound_gradients_and_their_changes(binary_labels: bool) -> Non
         assert change <= 1 + 1e-12
 
 
+@pytest.mark.parametrize(
+    ("objective", "lipschitz", "smoothness"),
+    [
+        (LeastSquares(3, 2.0, label_bound=0.5, radius=3.0), (3.0 * 2.0 + 0.5) * 2.0, 4.0),
+        (LeastSquares(3, 2.0, label_bound=0.5, radius=3.0, penalty=0.25), 13.0 + 0.25 * 3.0, 4.25),
+        (LeastSquares(3, 2.0, radius=math.inf), math.inf, 4.0),
+        (LogisticRegression(3, 3.0), 3.0, 9.0 / 4.0),
+        (LogisticRegression(3, 3.0, penalty=0.5, convex=False), math.inf, 2.75),
+        (PhaseRetrieval(3, 1, 2.0), 2.0, math.inf),
+        (PhaseRetrieval(3, 2, 2.0), math.inf, math.inf),
+        (ColumnMoments(3, 0.5), 0.5, 0.0),
+        (RidgeStatistics(3, 2.0, True, 0.1, F64), 1.0, 0.0),
+    ],
+)
+def test_constants_are_as_small_as_the_bounds_on_records_allow(
+    objective: Objective, lipschitz: float, smoothness: float
+) -> None:
+    """Steps shrink and noise grows with them, so that a larger constant costs accuracy."""
+    assert (objective.lipschitz, objective.smoothness) == pytest.approx((lipschitz, smoothness))
+
+
 def test_constants_of_sigmoid_regression_by_brute_force() -> None:
     """No pair of points breaks G or L, some come within 1e-6 of each, and the loss is not convex."""
     objective, at = SigmoidRegression(1, 2.0), torch.linspace(-8.0, 8.0, 32_001, dtype=F64).unsqueeze(-1)
@@ -176,6 +206,54 @@ def test_constants_of_sigmoid_regression_by_brute_force() -> None:
     z = torch.from_numpy(generator.standard_normal((2000, 1, 3)))
     records = Records(2.0 * z / z.norm(dim=-1, keepdim=True), torch.from_numpy(binary(generator, (2000, 1))))
     assert max(longest(SigmoidRegression(3, 2.0), x, y, records)) <= 1.0
+
+
+def test_a_view_of_evaluations_is_its_base_in_all_else() -> None:
+    problem = make_linear_regression(20, 4, 10.0, 0.5, 1)
+    base, records, point = least_squares(problem), records_of(problem), torch.linspace(-1.0, 1.0, 4, dtype=F64)
+    view, batch = EvaluationView(base), Batch(records, torch.linspace(0.1, 1.0, 20, dtype=F64))
+    for name in ("dependence", "dimension", "lipschitz", "smoothness", "convex", "convex_within"):
+        assert getattr(view, name) == getattr(base, name)
+    assert torch.equal(view.initial(), base.initial())
+    total, clipped = view.increment(Query((point,)), batch, 0.5)
+    expected, expected_clipped = base.increment(Query((point,)), batch, 0.5)
+    assert torch.equal(total, expected)
+    assert int(clipped) == int(expected_clipped) > 0
+    assert torch.equal(view.gradient(point, batch), base.gradient(point, batch))
+    assert torch.equal(view.losses(point, records), base.losses(point, records))
+    assert torch.equal(view.outputs(point, records), base.outputs(point, records))
+    assert torch.equal(list_increments(view, point, records, 0.5), list_increments(base, point, records, 0.5))
+    assert EvaluationView(PerUnit(base, 5)).evaluations(3) == 15
+
+
+@pytest.mark.parametrize(
+    ("objective", "loss"),
+    [
+        (LeastSquares(4, 1.0, penalty=0.3), lambda scores, labels: (scores - labels) ** 2 / 2.0),
+        (LogisticRegression(4, 1.0, penalty=0.3, convex=False),
+         lambda scores, labels: functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")),
+    ],
+    ids=["squares", "logistic"],
+)  # fmt: skip
+def test_a_penalty_is_part_of_each_records_loss_and_gradient_but_not_of_an_evaluation(
+    objective: Any, loss: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    generator = np.random.default_rng(5)
+    features, points = (torch.from_numpy(generator.standard_normal(shape)) for shape in ((6, 4), (2, 4)))
+    records = Records(features, torch.from_numpy(binary(generator, 6)))
+    weights = torch.linspace(0.1, 1.0, 6, dtype=F64)
+    for point in points:
+        leaf = point.clone().requires_grad_()
+        plain = loss(features @ leaf, records.labels)
+        losses = plain + 0.3 / 2.0 * leaf.square().sum()
+        torch.testing.assert_close(objective.losses(point, records), losses.detach())
+        assert float(objective.evaluate(point, records).loss) == pytest.approx(float(plain.detach().mean()))
+        (gradient,) = torch.autograd.grad(weights @ losses, leaf)
+        torch.testing.assert_close(objective.gradient(point, Batch(records, weights)), gradient)
+        torch.testing.assert_close(sum_increments(objective, point, records, weights=weights).total, gradient)
+        torch.testing.assert_close(weights @ list_increments(objective, point, records, 1e9), gradient)
+    together = objective.losses(points, records)
+    torch.testing.assert_close(together, torch.stack([objective.losses(point, records) for point in points]))
 
 
 def test_population_risk_is_that_of_many_records() -> None:

@@ -55,6 +55,31 @@ def test_slopes_are_derivatives_of_each_record_alone(choice: LossChoice, label: 
     assert torch.allclose(loss.value(several, labels)[0], values)
     accuracy = loss.accuracy(several, labels)
     assert accuracy is None or accuracy.shape == (2,)
+    turned, both = (
+        torch.stack([part, part.flip(0)]) for part in (outputs.detach(), labels)
+    )  # records of each model
+    assert torch.allclose(loss.value(turned, both), torch.stack([values, values.flip(0)]))
+    assert torch.allclose(
+        loss.output_gradient(turned, both), torch.stack([expected, expected.flip(0)]), atol=1e-12
+    )
+    one = loss.accuracy(outputs, labels)
+    assert one is None or loss.accuracy(turned, both).tolist() == pytest.approx([float(one)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "label", "outputs"),
+    [
+        ("cross-entropy", 9, (), (9,)), ("cross-entropy", 9, (2, 3), (2, 3, 9)), ("hazard", 9, (), (4,)),
+        ("hazard", 9, (2,), (2, 4)), ("binary", 2, (), (1,)), ("binary", 2, (5,), (5,)), ("huber", 0, (), (1,)),
+        ("squared-error", 0, (5,), (5,)),
+    ],
+)  # fmt: skip
+def test_a_loss_needs_so_many_outputs(
+    name: str, classes: int, label: tuple[int, ...], outputs: tuple[int, ...]
+) -> None:
+    kind = LOSSES[name]
+    assert LossChoice(name).make_loss(label, classes)[1] == outputs
+    assert kind.has_single_output or kind.class_count(outputs[-1]) == classes
 
 
 def test_values_are_those_of_torch() -> None:
@@ -122,6 +147,8 @@ def test_auc_of_two_classes_counts_the_pairs_that_are_in_order() -> None:
     one = (two[..., 1] - two[..., 0]).unsqueeze(-1)
     assert auc(one, BINARY).tolist() == pytest.approx(expected, abs=1e-12)
     assert auc(torch.zeros(12, 2), BINARY).item() == 0.5
+    whole = two.round()  # exact in bfloat16, whose area has 8 bits
+    assert auc(whole.bfloat16(), BINARY).tolist() == pytest.approx(auc(whole, BINARY).tolist(), abs=2**-8)
 
 
 def test_auc_of_several_classes_is_the_mean_of_each_against_the_rest() -> None:

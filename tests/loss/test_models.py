@@ -1,6 +1,7 @@
 """The table of models: features, constants, what they learn, and the networks of shipped scenarios."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedpriv.data.named import load
 from fedpriv.loss.features import orientation_histograms, scale_to_norm
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import SoftmaxRegression
+from fedpriv.loss.losses import AbsoluteError, CrossEntropy, HazardLoss, Loss, SquaredError
 from fedpriv.loss.models import (
     LinearSettings,
     PerceptronSettings,
@@ -22,6 +24,7 @@ from fedpriv.loss.models import (
     add_module,
     convolutional_net,
     find_model,
+    grid_denominator,
 )
 from fedpriv.loss.objective import Records
 from fedpriv.loss.presets import Transformer, adapted
@@ -73,6 +76,17 @@ def test_features_that_are_not_bytes_any_more_are_rounded_finely(settings: dict[
     objective = softmax(**settings)
     assert objective.denominator is not None
     assert 2**15 <= objective.denominator * objective.feature_norm < 2**16
+
+
+@pytest.mark.parametrize(
+    ("features", "norm", "denominator"),
+    [(4096, 1.0, 2**15), (4097, 1.0, None), (4, 2.0**16 - 1, 1), (4, 2.0**16, None), (12000, 1.9, 2**15)],
+)
+def test_features_have_a_grid_up_to_a_rounding_of_2_to_the_minus_10(
+    features: int, norm: float, denominator: int | None
+) -> None:
+    """Half a step in each of 4096 coordinates is 32 steps, and 2^-10 of a norm of 2^15 steps."""
+    assert grid_denominator(features, norm) == denominator
 
 
 @pytest.mark.parametrize(("features", "norm"), [(10**5, 2.0), (785, 1e5)])
@@ -139,10 +153,38 @@ def test_least_squares_without_a_ball_has_no_lipschitz_constant() -> None:
         assert objective.lipschitz == math.inf
 
 
+@pytest.mark.parametrize(
+    ("name", "classes", "outputs", "activation", "loss"),
+    [
+        ("mlp", 3, 3, torch.tanh, CrossEntropy()), ("mlp-relu", 3, 3, torch.relu, CrossEntropy()),
+        ("mlp-regression", 0, 1, torch.tanh, SquaredError()), ("hazard-mlp", 9, 4, torch.tanh, HazardLoss()),
+        ("relu-regression", 0, 1, torch.relu, AbsoluteError()),
+    ],
+)  # fmt: skip
+def test_a_perceptron_is_two_layers_and_an_activation(
+    name: str, classes: int, outputs: int, activation: Callable[[torch.Tensor], torch.Tensor], loss: Loss
+) -> None:
+    row = find_model(name)
+    assert (row.regression, row.survival) == (classes == 0, name == "hazard-mlp")
+    objective = row.objective((5,), classes, F64, row.settings.model_validate({"hidden": 6}))
+    assert isinstance(objective, LayeredObjective)
+    assert objective.loss == loss
+    generator = torch.Generator().manual_seed(0)
+    point = torch.randn(objective.dimension, generator=generator, dtype=F64)
+    features = torch.randn(4, 5, generator=generator, dtype=F64)
+    first, bias, second, second_bias = torch.split(point, [30, 6, 6 * outputs, outputs])
+    expected = activation(features @ first.view(6, 5).T + bias) @ second.view(outputs, 6).T + second_bias
+    result = objective.outputs(point, Records(features, torch.zeros(4, dtype=torch.int64)))
+    torch.testing.assert_close(result, expected)
+
+
 def test_a_factorys_module_has_the_same_first_model_in_every_run() -> None:
     """Biases of a GRU are vectors of a layer without `weight`, so that x_1 keeps the values of the module."""
 
+    seeds = list[int]()
+
     def recurrent(_shape: object, _classes: object) -> nn.Module:
+        seeds.append(torch.random.initial_seed())
         return Net(
             lambda net, x: net.last(net.layer(x)[0][:, -1]),
             layer=nn.GRU(1, 4, batch_first=True),
@@ -157,6 +199,7 @@ def test_a_factorys_module_has_the_same_first_model_in_every_run() -> None:
         starts.append(row.objective((6,), 2, F32, ModuleSettings()).initial())
         assert torch.random.initial_seed() == seed  # torch's generator is left as it was
     assert torch.equal(*starts)
+    assert seeds == [0, 0]
 
 
 # Features of one image

@@ -20,7 +20,7 @@ from fedpriv.loss.layered import LayeredObjective, make_module_objective
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, FunctionLoss, Loss, SquaredError, predict_labels
 from fedpriv.loss.module import ModuleObjective, draw_initial_point, unflatten_parameters
 from fedpriv.loss.objective import Objective, Query, Records
-from fedpriv.loss.unrolled import make_vmap_module
+from fedpriv.loss.unrolled import UNROLLED_FUNCTIONS, make_vmap_module
 from tests.loss.builders import F32, F64, Patch, autograd_increments, ones, pick, sum_increments
 from tests.loss.test_ghost import objective as ghost_objective
 
@@ -295,6 +295,48 @@ def test_a_recurrent_layer_is_torchs(kind: type[nn.RNNBase], settings: dict[str,
     assert same(copied(values, start), layer(values, start))
     moved = {name: torch.randn_like(each) for name, each in layer.named_parameters()}
     assert same(functional_call(copied, moved, (values,)), functional_call(layer, moved, (values,)))
+
+
+FUNCTIONS: dict[str, Callable[..., nn.RNNBase]] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn_tanh": nn.RNN,
+    "rnn_relu": nn.RNN,
+}
+
+
+@pytest.mark.parametrize(("layers", "both", "bias", "first"), [(1, False, True, False), (2, True, False, True)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_recurrent_function_without_its_layer_is_torchs(
+    name: str, layers: int, both: bool, bias: bool, first: bool
+) -> None:
+    """Subclasses of layers call these, which no other forward pass replaces."""
+    torch.manual_seed(0)
+    layer = FUNCTIONS[name](3, 4, layers, bias=bias, bidirectional=both).double()
+    states = [torch.randn(layers * (1 + both), 2, 4, dtype=F64) for _ in range(1 + (name == "lstm"))]
+    state: Any = states if name == "lstm" else states[0]
+    values, weights, function = torch.randn(2, 2, 3, dtype=F64), list(layer.parameters()), getattr(torch, name)
+    for train in (False, True):  # a dropout of 1 leaves only biases and state for a second layer
+        settings = bias, layers, float(layers > 1 and train), train, both, first
+        expected = function(values, state, weights, *settings)
+        assert same(UNROLLED_FUNCTIONS[function](values, state, weights, *settings), expected)
+    packed = nn.utils.rnn.pack_sequence([values[0], values[1, :1]])
+    with pytest.raises(RuntimeError, match="a packed sequence"):
+        UNROLLED_FUNCTIONS[function](
+            packed.data, packed.batch_sizes, state, weights, bias, layers, 0.0, False, both
+        )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_of_one_step_is_torchs(name: str) -> None:
+    torch.manual_seed(0)
+    weights = list(FUNCTIONS[name](3, 4).double().parameters())
+    states = [torch.randn(2, 4, dtype=F64) for _ in range(1 + (name == "lstm"))]
+    state: Any = states if name == "lstm" else states[0]
+    function, values = getattr(torch, f"{name}_cell"), torch.randn(2, 3, dtype=F64)
+    for parameters in (weights, weights[:2]):
+        expected = function(values, state, *parameters)
+        assert same(UNROLLED_FUNCTIONS[function](values, state, *parameters), expected)
 
 
 @pytest.mark.parametrize("make", [nn.GRUCell, nn.RNNCell, nn.LSTMCell])

@@ -13,7 +13,17 @@ from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.models import find_model
 from fedpriv.loss.objective import Objective, Query, Records
 from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip, absent_label, is_absent, joint_clip
-from tests.loss.builders import F64, Patch, all_but, list_increments, ones, pick, pick_one, sum_increments
+from tests.loss.builders import (
+    F64,
+    Patch,
+    all_but,
+    list_increments,
+    measure_calls,
+    ones,
+    pick,
+    pick_one,
+    sum_increments,
+)
 
 CLIP, UNITS, MOST, FEATURES, CLASSES = 1.5, 7, 4, 5, 3
 STEP, STEPS, STEPS_CLIP = 0.4, 5, 0.7
@@ -105,14 +115,31 @@ def test_a_client_moves_as_its_own_steps_do_and_is_clipped_whole(
     assert check_clipped_mean(unit, query, records, moves(objective, query, records, size), STEPS_CLIP) > 0
 
 
+def test_clients_side_by_side_move_as_each_does_and_nothing_is_clipped() -> None:
+    records, query = batch(), random_point(softmax())
+    clients, weights = Records(records.features, records.labels.clamp(min=0)), (records.labels >= 0).double()
+    result = sum_increments(LocalSteps(softmax(), STEP, STEPS), query.repeat(UNITS, 1), clients, CLIP, weights)
+    expected = torch.stack(moves(softmax(), query, records))
+    torch.testing.assert_close(result.total, expected, rtol=1e-9, atol=1e-12)
+    assert result.clipped_count.tolist() == [0] * UNITS
+
+
 def test_replicates_lead_units_as_they_lead_records(monkeypatch: Patch) -> None:
     """And chunks of a few units give what all at once give."""
     unit, records = PerUnit(softmax(), MOST), batch(2)
     points = torch.stack([random_point(softmax(), seed) for seed in (3, 4)])
     weights = torch.rand(2, UNITS, dtype=F64)
     together = sum_increments(unit, points, records, CLIP, weights)
-    monkeypatch.setattr(fedpriv.loss.views, "_CHUNK_VALUES", 1)
-    chunked = sum_increments(unit, points, records, CLIP, weights)
+    sizes = measure_calls(
+        monkeypatch, PerUnit, "_clip_units", lambda _, view, query, batch, clip: batch.records.labels.shape[-2]
+    )
+    for size, chunk_sizes in ((1, [1] * UNITS), (3, [3, 3, 1])):
+        # A unit takes its vector and its features, in each of the two replicates.  One more unit lacks one value.
+        values = (size + 1) * 2 * (FEATURES * CLASSES + MOST * FEATURES) - 1
+        monkeypatch.setattr(fedpriv.loss.views, "_CHUNK_VALUES", values)
+        sizes.clear()
+        chunked = sum_increments(unit, points, records, CLIP, weights)
+        assert sizes == chunk_sizes
     for place in range(2):
         alone = sum_increments(unit, points[place], pick(records, place), CLIP, weights[place])
         for result in (together, chunked):
@@ -163,13 +190,14 @@ def test_whatever_its_records_are_a_unit_moves_the_sum_by_its_clip(kind: str, wo
 
 
 @pytest.mark.parametrize("quantile", [False, True], ids=["mean", "bits of a quantile"])
-def test_a_unit_without_records_adds_nothing(quantile: bool) -> None:
+def test_a_unit_without_records_adds_nothing_and_is_not_clipped(quantile: bool) -> None:
     records = batch()
     records.labels[2] = -1
     base = QuantileClip(LocalSteps(softmax(), STEP, STEPS), 0.4, 1.0) if quantile else softmax()
     unit = PerUnit(base, MOST)
-    total = sum_increments(unit, ones(unit.dimension), records, joint_clip(0.4), 1.0 - all_but(UNITS, 2)).total
-    assert float(total.norm()) == 0.0
+    result = sum_increments(unit, ones(unit.dimension), records, joint_clip(0.4), 1.0 - all_but(UNITS, 2))
+    assert float(result.total.norm()) == 0.0
+    assert int(result.clipped_count) == 0
 
 
 def test_the_bit_says_whether_a_client_fits() -> None:

@@ -111,6 +111,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "Centred.*: a record's outputs change with the other records of its batch": lambda: imported("Centred"),
     "Remembering.*: a record's outputs change with the other records": lambda: imported("Remembering"),
     "^model: the module: a record's outputs change": lambda: check_net(lambda net, x: net.layer(x - x.mean(0))),
+    "^model: the module: a record's outputs change with": lambda: check_net(  # with the record after the next
+        lambda net, x: net.layer(x + x.roll(-2, 0))),
     r"^model: the module takes records of shape \(2, 4\)": lambda: check_record_shape((2, 4), (6,), GIVEN),
     "outputs or gradients that are not finite": lambda: check_net(lambda net, x: net.layer(x) / 0.0),
     "nowhere.* cannot be imported here": lambda: make_imported("tests.loss.nowhere:Net"),
@@ -182,6 +184,9 @@ def test_it_is_refused_in_one_line(line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+BACKBONE: dict[str, Any] = {"backbone_weights": "sha256:" + "0" * 64, "feature_norm": 1.0}
+
+
 @pytest.mark.parametrize(
     ("model", "settings", "line"),
     [
@@ -189,6 +194,23 @@ def test_it_is_refused_in_one_line(line: str) -> None:
         (SoftmaxSettings, {"scaling": "exactly"}, "feature_norm is needed"),
         (SoftmaxSettings, {"features": "orientations", "feature_norm": 1.0, "centre": 0.1}, "centre is for"),
         (SoftmaxSettings, {"feature_norm": 0.0}, "greater than or equal to"),
+        (SoftmaxSettings, {"backbone": "no path", **BACKBONE}, "expected an import path"),
+        (SoftmaxSettings, {"backbone": "a:B", "feature_norm": 1.0}, "needs backbone_weights"),
+        (
+            SoftmaxSettings,
+            {"backbone": "a:B", **BACKBONE, "backbone_weights": "sha256:0"},
+            "needs backbone_weights",
+        ),
+        (SoftmaxSettings, {"backbone": "a:B", **BACKBONE, "feature_norm": None}, "backbone needs feature_norm"),
+        (SoftmaxSettings, {"backbone": "a:B", **BACKBONE, "features": "orientations"}, 'features = "pixels"'),
+        *(
+            (SoftmaxSettings, {key: value, "feature_norm": 1.0}, "belong to backbone")
+            for key, value in (
+                ("backbone_weights", BACKBONE["backbone_weights"]),
+                ("backbone_arguments", {"width": 4}),
+                ("backbone_shape", [3, 4]),
+            )
+        ),
         *((MODELS[name].settings, {"feature_norm": 2.0}, "feature_norm") for name in ("mlp", "mlp-relu", "cnn")),
         *(
             (Survival, {"time": "t", "edges": edges}, "edges")

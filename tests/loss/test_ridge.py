@@ -11,13 +11,14 @@ import torch
 
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.errors import InputError
+from fedpriv.loss import ridge
 from fedpriv.loss.objective import Records
 from fedpriv.loss.ridge import MeanStatistics, RidgeStatistics
 from fedpriv.plan.plan import ROUNDING_ALLOWANCE, find_increment_diameter, make_plan
 from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from tests.data.tables import rows, table_tree, write_csv
-from tests.loss.builders import F64, find_extent_by_force, list_integers, ones, sum_increments
+from tests.loss.builders import F64, find_extent_by_force, list_integers, measure_calls, ones, sum_increments
 
 
 def objective(*, classes: bool = True, penalty: float = 0.1, bound: float = 2.0) -> RidgeStatistics:
@@ -71,6 +72,29 @@ def mean_of(asked: RidgeStatistics, records: Records) -> torch.Tensor:
     return -sum_increments(asked, asked.initial(), records, 1.0).total / len(records.labels)
 
 
+@pytest.mark.parametrize(("vectors", "chunks"), [(6, [2, 2, 1]), (2, [1] * 5)])
+def test_moments_of_replicates_are_taken_a_few_records_at_a_time(
+    vectors: int, chunks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record takes a vector of all moments in each of three replicates, in a memory of so many vectors."""
+    asked, draw = objective(), np.random.default_rng(1)
+    replicates = [drawn(5, draw, classes=True) for _ in range(3)]
+    points, weights = torch.zeros(3, asked.dimension, dtype=F64), torch.rand(3, 5, dtype=F64)
+    monkeypatch.setattr(ridge, "_CHUNK_VALUES", vectors * asked.dimension)
+    shapes = measure_calls(
+        monkeypatch,
+        RidgeStatistics,
+        "_clip_increments",
+        lambda _, view, query, batch, clip: batch.records.labels.shape,
+    )
+    together = sum_increments(
+        asked, points, Records(*map(torch.stack, zip(*replicates, strict=True))), 1.0, weights
+    )
+    assert shapes == [(3, count) for count in chunks]
+    for total, records, weight in zip(together.total, replicates, weights, strict=True):
+        torch.testing.assert_close(total, sum_increments(asked, points[0], records, 1.0, weight).total)
+
+
 @pytest.mark.parametrize("classes", [True, False])
 def test_without_noise_the_weights_are_those_of_ridge_regression(classes: bool) -> None:
     asked, records = objective(classes=classes, bound=2.0), drawn(500, np.random.default_rng(0), classes=classes)
@@ -78,7 +102,11 @@ def test_without_noise_the_weights_are_those_of_ridge_regression(classes: bool) 
     target = 2.0 * y - 1.0 if classes else y
     solved = np.linalg.solve(z.T @ z / 500 + 0.1 * np.eye(3), z.T @ target / 500) * (2.0 if classes else 1.0)
     np.testing.assert_allclose(asked.compute_weights(mean_of(asked, records)).numpy(), solved, atol=1e-9)
-    assert (asked.evaluate(mean_of(asked, records), records).accuracy is not None) == classes
+    evaluation, scores = asked.evaluate(mean_of(asked, records), records), z @ solved
+    assert (evaluation.accuracy is not None) == classes
+    losses = np.log1p(np.exp(-target * scores)) if classes else (scores - y) ** 2 / 2.0
+    np.testing.assert_allclose(asked.losses(mean_of(asked, records), records).numpy(), losses, atol=1e-9)
+    assert float(evaluation.loss) == pytest.approx(losses.mean())
     many = torch.stack([mean_of(asked, records), mean_of(asked, records) * 0.5])
     np.testing.assert_allclose(asked.compute_weights(many)[0].numpy(), solved, atol=1e-9)
 
@@ -88,6 +116,27 @@ def test_negative_eigenvalues_of_noise_make_no_weight_large() -> None:
     noisy = 100.0 * torch.randn(asked.dimension, generator=torch.Generator().manual_seed(0), dtype=F64)
     both = asked.moment_matrix(noisy)[:3, 3]
     assert float(asked.compute_weights(noisy).norm()) <= 2.0 * float(both.norm()) / 0.5 + 1e-9
+
+
+@pytest.mark.parametrize(("classes", "factor"), [(False, 1.0), (True, 2.0)])
+def test_coefficients_and_intervals_are_those_of_released_moments_by_hand(classes: bool, factor: float) -> None:
+    """Two features and the constant with diag(1/2, 1, -1/10) for A, of which noise made the last, and λ = 1/4.
+
+    Half of the row indices count, so that the release holds half of each mean, and half of the noise's std.
+    """
+    means = np.diag([0.5, 1.0, -0.1, 1.0])
+    means[3, :3] = means[:3, 3] = 0.3, 0.6, 0.1
+    released = 0.5 * means / 2.0**2 * np.where(np.eye(4), 1.0, math.sqrt(2.0))
+    point = torch.from_numpy(released[np.triu_indices(4)])
+    asked = objective(classes=classes, penalty=0.25, bound=2.0)
+    result = asked.coefficients(point, MeanStatistics(0.005, 100, 0.5, 1))
+    residual_square, noise_variance = 1.0 - 2.0 * 0.448 + 0.3104, (0.01 * 2.0**2) ** 2
+    for coefficient, weight, moment in zip(result, (0.4, 0.48, 0.4), (0.5, 1.0, 0.0), strict=True):
+        noise = noise_variance / 2.0 * (1.0 + 0.5504 + weight**2)
+        error = math.sqrt(residual_square * moment / 100 + noise) / (moment + 0.25)
+        assert coefficient.value == pytest.approx(factor * weight)
+        assert coefficient.high - coefficient.value == pytest.approx(factor * 1.959964 * error, rel=1e-5)
+        assert coefficient.value - coefficient.low == pytest.approx(factor * 1.959964 * error, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,14 @@ def brier(alive: Tensor) -> float:
 def test_the_integrated_brier_score_weighs_against_censoring() -> None:
     result = integrated_brier(OUTPUTS, LABELS).tolist()
     assert result == pytest.approx([brier(survival_curve(each)) for each in OUTPUTS], rel=1e-9)
+
+
+@pytest.mark.parametrize("score", [concordance, integrated_brier])
+def test_scores_of_records_without_an_event_are_zero_for_each_model(
+    score: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """All records leave in the first bin, so that there is no pair, and no bin with a chance to see an event."""
+    assert score(OUTPUTS, torch.zeros(60, dtype=torch.int64)).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_the_score_does_not_depend_on_censoring() -> None:

@@ -38,7 +38,17 @@ from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.loss import zoo
 from tests.loss.bring import LONG, OUTPUTS, SEQUENCE, WIDE, Counting, backbone, classify, first, tied, with_lora
-from tests.loss.builders import F64, Patch, all_but, make_imported, pick, pick_one, save_weights, sum_increments
+from tests.loss.builders import (
+    F64,
+    Net,
+    Patch,
+    all_but,
+    make_imported,
+    pick,
+    pick_one,
+    save_weights,
+    sum_increments,
+)
 from tests.silo.guarded import cell_json as silo_cell_json
 from tests.silo.guarded import guard_of, write_silo
 
@@ -319,7 +329,15 @@ def test_group_norm_stands_in_for_batch_norm() -> None:
         make_imported(f"{ZOO}:normalized", **shape)
     objective = make_imported(f"{ZOO}:normalized", group_norm=True, **shape)
     assert objective.dimension == parameter_count(zoo.normalized(16, 3))
-    assert isinstance(replace_batch_norm(nn.BatchNorm2d(48)), nn.GroupNorm)
+    for channels, groups in ((48, 24), (64, 32), (66, 22), (37, 1), (6, 6)):
+        norm = replace_batch_norm(nn.BatchNorm2d(channels, eps=0.25, affine=channels != 6))
+        assert isinstance(norm, nn.GroupNorm)
+        assert (norm.num_groups, norm.num_channels, norm.eps, norm.affine) == (
+            groups,
+            channels,
+            0.25,
+            channels != 6,
+        )
     shared = nn.BatchNorm2d(4)
     twice = replace_batch_norm(nn.Sequential(nn.Conv2d(1, 4, 3), shared, nn.Conv2d(4, 4, 3), shared))
     assert isinstance(twice[1], nn.GroupNorm)
@@ -339,6 +357,21 @@ def test_a_record_on_which_a_module_raises_is_left_out_and_no_other(kind: type[M
     with_it, without = (sum_increments(objective, objective.initial(), given, 0.1) for given in (records, some))
     torch.testing.assert_close(with_it.total, without.total)
     assert int(with_it.clipped_count) == int(without.clipped_count) + 1
+
+
+def test_an_error_of_a_batch_that_no_record_raises_is_raised() -> None:
+    """Nobody knows then which records the sum would be of, such as after a device was busy once."""
+    errors = [RuntimeError("busy once")]
+
+    def call(net: Any, values: torch.Tensor) -> torch.Tensor:
+        if errors:
+            raise errors.pop()
+        outputs: torch.Tensor = net.layer(values)
+        return outputs
+
+    objective = ModuleObjective(Net(call, layer=nn.Linear(WIDE, OUTPUTS)).double(), CrossEntropy(), 0, F64)
+    with pytest.raises(RuntimeError, match="busy once"):
+        sum_increments(objective, objective.initial(), four())
 
 
 def test_reading_a_scenario_imports_nothing(tmp_path: Path, monkeypatch: Patch) -> None:

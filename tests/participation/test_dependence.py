@@ -35,7 +35,7 @@ class Silent(View):
 
 def test_guarantee_silence_means_anything() -> None:
     assert declared_dependence(object()) == UNDECLARED
-    assert declared_dependence(Silent(BASE)) == UNDECLARED
+    assert declared_dependence(Silent(BASE)) == Silent(BASE).dependence == UNDECLARED
     assert declared_dependence(dataclasses.make_dataclass("Odd", [("dependence", str)])("record")) == UNDECLARED
     with pytest.raises(InputError, match=r"^a sampling does not go with Silent, .* does not declare"):
         check_dependence(Silent(BASE), PUBLIC_ORDER_FACTS, "a sampling")
