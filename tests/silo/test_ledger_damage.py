@@ -296,6 +296,18 @@ def test_last_replies_are_kept_of_the_runs_that_ended_last(tmp_path: Path) -> No
     assert has_reply == [False] * 2 + [True] * MAX_RUNS_WITH_REPLY
 
 
+def test_guarantee_a_round_has_one_reply_to_a_stored_query(underway: Path) -> None:
+    """A second reply under the same noise would release a difference of two exact sums."""
+    ledger = SiloLedger(underway / LEDGER)
+    for t in (4, 5):
+        with (
+            pytest.raises(RunError, match=f"round {t} has a reply already, or no stored query"),
+            ledger.lock(),
+            ledger.transaction(),
+        ):
+            ledger.record_reply("c", t, b"another", b"state")
+
+
 def test_a_ledger_of_another_version_is_refused_in_one_line(rest: Path) -> None:
     with sqlite3.connect(rest / LEDGER) as database:
         database.execute("PRAGMA user_version = 1")

@@ -207,6 +207,10 @@ def test_no_key_and_no_sum_leaves_for_a_run_without_masks(tmp_path: Path) -> Non
     guard = guard_at(tmp_path, trust=MASKED)
     with pytest.raises(RunError, match="this run has no masks"):
         guard.public_key("run", cell_json())
+    for t in range(1, 9):
+        guard.answer("over", cell_json(privacy__rho=0.1), t, ZERO)
+    with pytest.raises(RunError, match="a public key: this run is over"):
+        guard.public_key("over", cell_json(privacy__rho=0.1))
     refused(guard, "this silo release its sums without noise", cell_json(algorithm__trust="trusted"))
 
 
@@ -280,9 +284,21 @@ def test_a_key_that_the_server_puts_in_is_refused(tmp_path: Path) -> None:
 
 def test_silos_that_are_not_on_file_are_refused(tmp_path: Path) -> None:
     guard = guards(tmp_path)[0]
+    known = load_identity(0, None, tmp_path / "peers")
+    with pytest.raises(RunError, match="silo 0 knows 3 silos, and the scenario has 4"):
+        known.verify_keys("run", bytes(32), bytes(4 * 96), 4)
     with pytest.raises(RunError, match="knows 3 silos, and the scenario has 4"):
         guard.public_key("run", cell_json(algorithm__trust="secure-aggregation", federation__silos=4))
     assert charged(guard) == []
+
+
+def test_a_policy_that_counts_on_other_silos_than_it_knows_is_refused(tmp_path: Path) -> None:
+    write_identities(tmp_path)
+    for count in (2, 4):
+        path = write_silo(tmp_path, trust="secure-aggregation", silos=count)
+        path.write_text('peers = "peers"\n' + path.read_text())
+        with pytest.raises(InputError, match=f"allow.silos = {count}, and .*peers has 3 silos"):
+            guard_of(path)
 
 
 @pytest.mark.parametrize("name", ["identity", "peers"])

@@ -13,8 +13,10 @@ from fedpriv.accounting.budget import ApproximateGDP
 from fedpriv.core.errors import InputError
 from fedpriv.data.partition import secret_permutation
 from fedpriv.loss.objective import Records
+from fedpriv.noise.trust import make_unit
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, price_charges
+from fedpriv.silo.policy import read_policy
 from tests.engines.test_units import persons_tree
 from tests.silo.charged import charged
 from tests.silo.guarded import (
@@ -117,6 +119,14 @@ def test_other_units_are_refused(
     guard = guard_of(silo(tmp_path, persons, **allow))
     refused(guard, line, scenario(tmp_path, **privacy))
     assert charged(guard) == []
+
+
+def test_records_of_a_silo_have_no_clients(tmp_path: Path) -> None:
+    """A client is a silo of a simulation's pool, and no group of rows in a silo's file."""
+    shard = read_policy(silo(tmp_path)).load_shard()
+    assert [shard.unit_count(make_unit(name)) for name in ("record", "user")] == [20, 7]
+    with pytest.raises(InputError, match="unit = 'client': a silo's guard answers for records, or for persons"):
+        shard.unit_count(make_unit("client"))
 
 
 def test_whose_records_are_is_part_of_what_the_ledger_was_begun_for(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a silo's policy allows: every other scenario is refused in one line, before anything is released."""
 
+import json
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
@@ -8,16 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.own import load_npz
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo import admission
-from fedpriv.silo.admission import Charge
+from fedpriv.silo.admission import Admission, Charge
+from fedpriv.silo.demo import run_allowance
 from fedpriv.silo.fingerprint import create_ledger
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Policy, RunLimits, read_policy, write_template
 from fedpriv.silo.shard import load_shard
+from tests.conftest import small_tree
 from tests.silo.charged import charged
-from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_at, guard_of, refused, write_silo
+from tests.silo.guarded import (
+    UNACCOUNTABLE,
+    ZERO,
+    cell_json,
+    guard_at,
+    guard_of,
+    refused,
+    write_silo,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +51,68 @@ def test_a_scenario_that_exceeds_the_policy_is_refused(
     tmp_path: Path, overrides: dict[str, Any], reason: str
 ) -> None:
     refused(guard_at(tmp_path), reason, cell_json(**overrides))
+
+
+@pytest.mark.parametrize(
+    ("run", "cell", "reason"),
+    [
+        ("run", "x" * 65_537, "the scenario has 65537 characters, allowed are 65536"),
+        ("run", "x" * 65_536, "the scenario that was sent cannot be used"),
+        ("", "{}", "the run's name has 0 characters, allowed are 1 to 128"),
+        ("n" * 129, "{}", "the run's name has 129 characters, allowed are 1 to 128"),
+        ("n" * 128, "{}", "the scenario that was sent cannot be used"),
+    ],
+)
+def test_texts_that_are_too_long_are_refused_unread(tmp_path: Path, run: str, cell: str, reason: str) -> None:
+    refused(guard_at(tmp_path), reason, cell, run=run)
+
+
+@pytest.mark.parametrize(("rounds", "largest"), [(10, 4096), (5000, 5000)])
+def test_a_whole_number_of_an_algorithm_is_at_most_4096_or_the_rounds(
+    tmp_path: Path, rounds: int, largest: int
+) -> None:
+    """A server chooses such a number, and a guard's memory and time grow with it."""
+    guard = guard_at(tmp_path, rounds=rounds)
+    for number, reason in (
+        (largest, "cannot be used: .*unknown key"),
+        (largest + 1, f"algorithm.size = {largest + 1}: more than any run that is allowed needs"),
+    ):
+        tree = small_tree(algorithm__size=number)
+        refused(guard, reason, json.dumps(tree))
+
+
+@pytest.mark.parametrize(
+    ("bands", "reason"),
+    [
+        (15, r"the scenario clips at 1, allowed is 0\.5"),
+        (16, "the run keeps 537 MiB from round to round, and a ledger 512 MiB"),
+    ],
+)
+def test_a_state_beyond_what_a_ledger_can_store_is_refused(tmp_path: Path, bands: int, reason: str) -> None:
+    """Two million parameters, for each of which the noise keeps two numbers a band."""
+    noise = {"name": "dp-ftrl", "mechanism": "banded", "bands": bands, "clip": 1.0, "step": 0.1}
+    text = cell_json(
+        algorithm={**noise, "trust": "untrusted"},
+        model={"name": "mlp", "hidden": 2600},
+        federation={"silos": 3, "rounds": 20, "batch": 1},
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    policy = read_policy(write_silo(tmp_path, clip=0.5, rounds=20, memory="64 GiB", dimension=2**22))
+    with pytest.raises(RunError, match=reason):
+        Admission(policy, policy.load_shard()).admit(text)
+
+
+def test_parts_that_nothing_clips_are_refused_without_noise_too_and_no_policy_is_made_for_them(
+    tmp_path: Path,
+) -> None:
+    """Floating point keeps to no smoothness of a loss, by which alone such parts are bounded."""
+    smooth = {"name": "momentum-tree-aligned", "trust": "untrusted", "alpha": 0.2, "step": 0.0001}
+    changes = {"algorithm": smooth, "privacy": {"mode": "none", "relation": "replace-one"}}
+    reason = "floating point keeps to no such thing: use an algorithm that clips every part"
+    refused(guard_at(tmp_path, noise_free=True), reason, cell_json(**changes))
+    cell = resolve_cell(small_tree(**changes), "test")
+    with pytest.raises(InputError, match=f"a deployment's silos refuse this scenario: .*{reason}"):
+        run_allowance(cell, load_task(cell))
 
 
 def test_a_run_that_reads_too_few_records_is_refused(tmp_path: Path) -> None:

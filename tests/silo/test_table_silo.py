@@ -131,6 +131,14 @@ def test_policies_that_contradict_their_table_or_do_not_publish_it_are_refused(
     assert not (tmp_path / "l.sqlite").exists()
 
 
+def test_a_table_whose_records_all_go_to_the_tests_is_refused(tmp_path: Path) -> None:
+    own = [{**record, "fold": "test"} for record in rows() if record["hospital"] == "north"]
+    schema = {**SCHEMA, "split": "fold"}
+    path = write_table_policy(tmp_path, write_csv(tmp_path / "own.csv", own), ALLOW, schema)
+    with pytest.raises(InputError, match=r"own\.csv: has no training records; look at table\.split"):
+        read_policy(path).load_shard()
+
+
 def test_float_features_of_a_regression_lie_in_an_npz_file_too(tmp_path: Path) -> None:
     draw = np.random.default_rng(3)
     guard = guard_at(
@@ -150,6 +158,10 @@ def test_float_features_of_a_regression_lie_in_an_npz_file_too(tmp_path: Path) -
         ({"features": np.ones((3, 2)), "images": np.ones((3, 2)), "labels": np.ones(3)}, "either `images` or"),
         ({"features": np.full((3, 2), np.inf), "labels": np.ones(3)}, "a value is not finite"),
         ({"features": np.ones((3, 2), np.complex64), "labels": np.ones(3)}, "records are bytes .* or floats"),
+        *[
+            ({"features": np.ones((3, 2)), "labels": np.ones(3), "counts": counts}, "`counts` needs true or false")
+            for counts in (np.ones(2, np.bool_), np.ones(3))
+        ],
     ],
 )
 def test_shards_that_cannot_be_used_are_one_line(tmp_path: Path, arrays: dict[str, Any], line: str) -> None:
