@@ -87,6 +87,7 @@ def test_a_whole_number_of_an_algorithm_is_at_most_4096_or_the_rounds(
         (15, r"the scenario clips at 1, allowed is 0\.5"),
         (16, "the run keeps 537 MiB from round to round, and a ledger 512 MiB"),
     ],
+    ids=["505-MiB", "537-MiB"],
 )
 def test_a_state_beyond_what_a_ledger_can_store_is_refused(tmp_path: Path, bands: int, reason: str) -> None:
     """Two million parameters, for each of which the noise keeps two numbers a band."""

@@ -19,6 +19,7 @@ import pytest
 from fedpriv.addons.services.service import free_port
 from fedpriv.core import logs
 from fedpriv.core.errors import InputError
+from fedpriv.protocol.messages import SERVER_CHECKPOINTS
 from fedpriv.silo import daemon
 from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
 from fedpriv.silo.guards import begin_ledgers, open_guards
@@ -85,6 +86,40 @@ def test_a_guard_counts_what_it_does_and_says_what_is_left(tmp_path: Path) -> No
     assert after["spent_mu"] == pytest.approx(4.0)
     assert abs(after["last_answer_seconds"] - time.time()) < 60.0
     assert after["last_answer_seconds"] == int(after["last_answer_seconds"])
+
+
+def test_an_error_is_told_to_the_log_alone_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its text may be of a record."""
+    desk = desk_of(tmp_path)
+    monkeypatch.setattr(desk._guards.training, "answer", Mock(side_effect=ValueError("record 7 is 255")))
+    told = {"refused": "silo 0: its guard failed, and its own log says why", "final": True}
+    assert [ask(desk, "5f0c", t) for t in (1, 2)] == [told, told]
+    assert "record 7 is 255" in caplog.text
+    assert (values(desk)["failed_total"], values(desk)["refused_total"]) == (2, 0)
+
+
+def test_a_malformed_request_is_refused_for_good(tmp_path: Path) -> None:
+    desk, query = desk_of(tmp_path), bytearray(ZERO.numpy().tobytes())
+    asked = {"run": "r", "cell": cell_json(), "t": 1, "keys": "", "dtype": "float64"}
+    refusal = Reply({"refused": "the request is malformed", "final": True})
+    for header in (
+        *[{name: value} for name in ("run", "cell", "keys", SERVER_CHECKPOINTS) for value in (1, None)],
+        *[{name: value} for name in ("keys", SERVER_CHECKPOINTS) for value in ("0", "no")],
+        *[{"t": value} for value in (True, 1.0, "1", None)],
+        *[{"dtype": value} for value in ("int64", None)],
+    ):
+        assert desk._answer(asked | header, query) == refusal, header
+    for content in (b"", bytes(9)):
+        assert desk._answer(asked, bytearray(content)) == refusal
+    assert values(desk)["runs"] == 0
+
+
+def test_a_guard_tells_the_shapes_of_a_query_and_opens_nothing(tmp_path: Path) -> None:
+    desk = desk_of(tmp_path)
+    assert desk._answer({"shapes_of": cell_json()}, bytearray()) == Reply({"shapes": [(7850,)]})
+    assert values(desk)["runs"] == 0
 
 
 def test_what_is_seen_of_a_guard_does_not_depend_on_a_record(
