@@ -15,6 +15,7 @@ from fedpriv.protocol.messages import (
     query_content,
     read_bytes_field,
     read_int_field,
+    read_shared_tensor,
     read_tensor,
     to_array_record,
 )  # fmt: skip
@@ -49,6 +50,17 @@ def test_finiteness(bad: float) -> None:
     assert not is_finite(vector)
     vector[18] = -bad
     assert not is_finite(vector)
+
+
+@pytest.mark.parametrize("values", [np.arange(3.0), np.asfortranarray(np.ones((2, 3), np.float32))])
+def test_a_query_is_one_tensor_for_all_silos_of_a_process(values: NDArray[Any]) -> None:
+    first, same = (RecordDict({"query": ArrayRecord({"v": Array(values)})}) for _ in range(2))
+    other = RecordDict({"query": ArrayRecord({"v": Array(values + 1)})})
+    shared = read_shared_tensor(first, "query")
+    assert np.array_equal(shared.numpy(), values)
+    assert shared.numpy().dtype == values.dtype
+    assert read_shared_tensor(same, "query") is shared
+    assert np.array_equal(read_shared_tensor(other, "query").numpy(), values + 1)
 
 
 def test_missing_or_mistyped_content_is_named() -> None:

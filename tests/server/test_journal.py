@@ -77,6 +77,22 @@ def test_an_entry_cut_short_never_happened_and_rounds_come_in_order(tmp_path: Pa
     assert (once_more.read_entry(3), once_more.missed_rounds()) == (None, {0: [2]})
 
 
+def test_sums_that_the_disk_has_damaged_are_not_gone_on_from(tmp_path: Path) -> None:
+    """A trusted server's sums without noise: a flipped bit would go into every later release."""
+    sizes = EntrySizes(torch.float64, (2, 2), has_secret_state=True)
+    with ServerJournal(tmp_path, sizes) as journal:
+        assert journal.load_secret_state() == b""
+        journal.record(1, JournalEntry(torch.zeros(2, dtype=torch.float64)), {}, None, b"sums")
+        assert journal.load_secret_state() == b"sums"
+        path = tmp_path / "sums-1.bin"
+        path.write_bytes(content := path.read_bytes()[:-1] + b"z")
+        with pytest.raises(RunError, match=r"sums-1\.bin: damaged, so the run cannot go on: start a new run"):
+            journal.load_secret_state()
+        path.write_bytes(bytes(16) + content[16:])
+        with pytest.raises(RunError, match=r"sums-1\.bin: damaged"):
+            journal.load_secret_state()
+
+
 def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_over(tmp_path: Path) -> None:
     journal = journal_in(tmp_path / "j")
     key = journal.load_noise_key()

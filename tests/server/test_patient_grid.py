@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from flwr.app import ArrayRecord, Error, Message, RecordDict
@@ -135,6 +136,39 @@ def test_what_cannot_pass_is_not_asked_again(fault: Answer) -> None:
     (reply,) = ask(grid, [7])
     assert reply.has_error() or read_refusal(reply.content) == Refusal("no", is_final=True)
     assert grid.asked == [7]
+
+
+def test_a_node_that_the_superlink_does_not_know_is_asked_again_after_a_while(
+    clock: "Clock", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unknown(ScriptedGrid):
+        pushed = 0
+
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            self.pushed += 1
+            return super().push_messages(messages) if self.pushed > 3 else [""] * len(list(messages))
+
+    monkeypatch.setattr(fedpriv.server.grid, "_RETRY_SECONDS", 2.0)
+    grid = Unknown({7: 0}, release)
+    monkeypatch.setattr(PatientGrid, "_poll_nodes", lambda _: None)
+    assert len(PatientGrid(grid).send_and_receive([Message(RecordDict(), 7, TRAIN)], timeout=50.0)) == 1
+    assert grid.pushed == 4
+    assert 6.0 <= clock.now < 7.0
+
+
+def test_what_the_grid_of_flower_does_itself_is_left_to_it() -> None:
+    run, message = Run.create_empty(3), Message(RecordDict(), 7, TRAIN)
+    grid = Mock(run=run)
+    patient = PatientGrid(grid)
+    patient.set_run(run)
+    grid.set_run.assert_called_once_with(run)
+    assert patient.run is run
+    assert patient.get_node_ids() is grid.get_node_ids.return_value
+    assert patient.get_nodes() is grid.get_nodes.return_value
+    assert patient.push_messages([message]) is grid.push_messages.return_value
+    grid.push_messages.assert_called_once_with([message])
+    assert patient.pull_messages(["m1"]) is grid.pull_messages.return_value
+    grid.pull_messages.assert_called_once_with(["m1"])
 
 
 def test_two_replies_to_one_question_count_once() -> None:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.protocol.cell_folder import make_run_config
-from fedpriv.protocol.messages import RecordCounts, release_content
+from fedpriv.protocol.messages import PUBLIC_KEY_QUERY, RecordCounts, release_content
 from fedpriv.rounds import floats as rounds
 from fedpriv.rounds.floats import FloatSteps
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_strategy
-from fedpriv.server.strategy import ReleaseStrategy
+from fedpriv.server.strategy import ReleaseStrategy, ServerAggregator
 
 MakeCell = Callable[..., Cell]
 Answer = Callable[[Message, Context], Message]
@@ -120,6 +121,31 @@ def test_the_order_of_replies_does_not_matter(small_cell: MakeCell) -> None:
     cell = small_cell(run__dtype="float32", federation__silos=7)
     forward, backward = run_with(honest, cell), run_with(honest, cell, ReversingGrid)
     assert torch.equal(forward.model, backward.model)
+
+
+@pytest.mark.parametrize("fault", ["lost", "short"])
+def test_without_every_silos_key_no_masked_round_begins(small_cell: MakeCell, fault: str) -> None:
+    class Faulty(InProcessGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+            replies = list(super().send_and_receive(messages, timeout=timeout))
+            if messages and next(iter(messages)).metadata.message_type == PUBLIC_KEY_QUERY:
+                replies[1].content["key"]["public"] = bytes(95)
+                return [replies[1], replies[0]] if fault == "lost" else replies
+            return replies
+
+    line = "public keys: no reply from silo 2" if fault == "lost" else "silo 1, public keys: 95 bytes, expected 32"
+    with pytest.raises(RunError, match=line):
+        run_with(honest, small_cell(algorithm__trust="secure-aggregation"), Faulty)
+
+
+def test_a_server_has_no_noise_in_floating_point_outside_a_simulation(small_cell: MakeCell) -> None:
+    """Guarantee of `ServerAggregator`: floating point protects nobody."""
+    for trust, is_refused in (("trusted", True), ("untrusted", False)):
+        cell = small_cell(algorithm__trust=trust)
+        plan = make_plan(cell, load_task(cell).objective)
+        error = pytest.raises(ValueError, match="floating point in simulations only")
+        with error if is_refused else nullcontext():
+            ServerAggregator(plan, plan.objective.initial(), bytes(32))
 
 
 def test_two_nodes_that_claim_to_be_one_silo_are_refused(small_cell: MakeCell) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sqlite3
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from fedpriv.silo.chain import Commit, MarkContent, RollbackMark
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import format_price_check
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.rows import MAX_RUNS_WITH_REPLY, file_digest
+from fedpriv.silo.rows import MAX_RUNS_WITH_REPLY, file_digest, wipe_journal
 from fedpriv.silo.silo import Silo
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.silo.charged import charged
@@ -306,6 +307,50 @@ def test_guarantee_a_round_has_one_reply_to_a_stored_query(underway: Path) -> No
             ledger.transaction(),
         ):
             ledger.record_reply("c", t, b"another", b"state")
+
+
+@pytest.mark.parametrize("header", [bytes(8), bytes.fromhex("d9d505f920a163d7")], ids=["done", "hot"])
+def test_a_journal_is_wiped_unless_sqlite_needs_it(tmp_path: Path, header: bytes) -> None:
+    """A journal of SQLite's magic number holds the pages before a commit that was cut short."""
+    journal, is_hot = tmp_path / "l.sqlite-journal", any(header)
+    assert wipe_journal(tmp_path / "l.sqlite")
+    journal.write_bytes(content := header + bytes(range(256)))
+    assert wipe_journal(tmp_path / "l.sqlite") is not is_hot
+    assert journal.read_bytes() == (content if is_hot else bytes(264))
+
+
+@pytest.mark.parametrize(
+    ("writes", "line"),
+    [
+        (0, r"its file is not what was written \(disk I/O error\)"),
+        (1, None),
+        (19, None),
+        (20, "all the time; try again"),
+    ],
+    ids=["nobody", "once", "often", "always"],
+)
+def test_a_ledger_is_checked_again_only_where_another_process_wrote_meanwhile(
+    rest: Path, monkeypatch: pytest.MonkeyPatch, writes: int, line: str | None
+) -> None:
+    """What was read while another process wrote can be of two commits."""
+    mark, check, pauses = RollbackMark(rest / MARK), SiloLedger.check_all_rows, list[float]()
+    content, left = mark.read(), iter(range(writes))
+
+    def check_beside_another(ledger: SiloLedger) -> None:
+        if (number := next(left, None)) is not None:
+            mark.write(content._replace(file_digest=content.file_digest if number % 2 else ""))
+        if number is not None:
+            raise InputError("damaged")
+        if not writes:
+            raise sqlite3.OperationalError("disk I/O error")
+        check(ledger)
+
+    monkeypatch.setattr(SiloLedger, "check_all_rows", check_beside_another)
+    monkeypatch.setattr("fedpriv.silo.ledger.time.sleep", pauses.append)
+    with pytest.raises(InputError, match=line) if line else nullcontext():
+        SiloLedger(rest / LEDGER)
+    assert len(pauses) == writes
+    assert all(0.0 < pause < 1.0 for pause in pauses)
 
 
 def test_a_ledger_of_another_version_is_refused_in_one_line(rest: Path) -> None:

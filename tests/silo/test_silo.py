@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import pickle
 from collections.abc import Iterable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,14 +16,14 @@ from scipy import stats
 from fedpriv.clients.simulated import ContextStore, SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal
-from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.objective import Batch, Increment, Query, Records
 from fedpriv.noise.integers.gaussian import extend_missed_query_chain, extend_query_chain
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import Silo
+from fedpriv.silo.silo import BoundedObjective, Silo
 from tests.conftest import small_tree
 from tests.disordered import at_address, disordered
 from tests.silo.guarded import replay
@@ -132,6 +133,28 @@ def test_a_silo_refuses_what_the_protocol_does_not_have(t: int, query: torch.Ten
     _, state = silo.answer(silo.initial_state(), 1, ZERO)
     with pytest.raises(RunError, match=line):
         silo.answer(state, t, query)
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        ([0.9, 1.2], [0.9, 1.2]),
+        ([3.0, -4.0], [0.9 * (1 + 1e-6), -1.2 * (1 + 1e-6)]),
+        ([torch.nan, 1.0], [0.0, 0.0]),
+        ([torch.inf, 1.0], [0.0, 0.0]),
+        ([1e200, 1e200], [0.0, 0.0]),
+    ],
+)
+def test_guarantee_a_total_is_at_most_as_long_as_its_records_can_be_together(
+    total: list[float], expected: list[float]
+) -> None:
+    """Weights 1/2 and -1/4 at clip 2: norm 1.5, but for rounding, whatever code has computed the total."""
+    computed = Increment(torch.tensor(total, dtype=torch.float64), torch.tensor(3))
+    base: Any = SimpleNamespace(increment=lambda *_: computed)
+    batch: Any = SimpleNamespace(weights=torch.tensor([0.5, -0.25]))
+    bounded, clipped_count = BoundedObjective(base).increment(cast(Any, None), batch, 2.0)
+    assert bounded.tolist() == pytest.approx(expected, rel=1e-14)
+    assert clipped_count == 3
 
 
 def test_a_silo_stops_after_the_last_round() -> None:
