@@ -507,14 +507,18 @@ def test_health_of_a_guard_is_that_of_its_disks_and_its_socket(
             disk.setattr("fedpriv.silo.metrics.os.access", lambda *_: False)  # as on a read-only disk
             assert str(tmp_path) in str(desk._why_unhealthy())
         with monkeypatch.context() as disk:
-            disk.setattr("fedpriv.silo.metrics.shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+            disk.setattr("fedpriv.silo.metrics.shutil.disk_usage", lambda _: SimpleNamespace(free=2**16 - 1))
             assert "its disk is full" in str(desk._why_unhealthy())
+            disk.setattr("fedpriv.silo.metrics.shutil.disk_usage", lambda _: SimpleNamespace(free=2**16))
+            assert desk._why_unhealthy() is None
         policy.socket.unlink()
         assert "this service's socket is gone" in str(desk._why_unhealthy())
         policy.socket.write_text("another's")
         assert "this service's socket is gone" in str(desk._why_unhealthy())
-        desk._start_time = time.monotonic() - 1000.0
+        desk._start_time = time.monotonic() - 901.0
         assert "one answer for more than 900 s" in str(desk._why_unhealthy())
+        desk._start_time = time.monotonic() - 850.0
+        assert "one answer" not in str(desk._why_unhealthy())
 
 
 def test_a_service_manager_is_told_when_a_guard_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,6 +297,34 @@ def test_last_replies_are_kept_of_the_runs_that_ended_last(tmp_path: Path) -> No
     assert has_reply == [False] * 2 + [True] * MAX_RUNS_WITH_REPLY
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "row"),
+    [
+        ("runs", "key", "run_id = 'a'"),
+        ("runs", "state", "run_id = 'a'"),
+        ("answers", "blind", "run_id = 'a' AND t = 1"),
+        ("answers", "reply", "run_id = 'a' AND t = 1"),
+        *[("answers", name, "run_id = 'c' AND t = 5") for name in ("replied", "after", "head", "blind", "reply")],
+    ],
+    ids=lambda value: value.replace(" ", ""),
+)
+def test_a_secret_that_is_put_where_none_is_left_is_noticed(
+    underway: Path, table: str, column: str, row: str
+) -> None:
+    """A run that is over has no key, no state and no blind, and a query without a reply has nothing of one."""
+    ledger = SiloLedger(underway / LEDGER)
+    with ledger.lock(), ledger.transaction():
+        ledger.record_query("c", 5, bytes(32))
+    ledger.close()
+    SiloLedger(underway / LEDGER).close()
+    with sqlite3.connect(underway / LEDGER) as database:
+        changed = database.execute(f"UPDATE {table} SET {column} = ? WHERE {row}", (bytes(range(32)),))
+        assert changed.rowcount == 1
+    database.close()
+    with pytest.raises(InputError, match="cannot be used as a ledger: its file is not what was written"):
+        SiloLedger(underway / LEDGER)
+
+
 def test_guarantee_a_round_has_one_reply_to_a_stored_query(underway: Path) -> None:
     """A second reply under the same noise would release a difference of two exact sums."""
     ledger = SiloLedger(underway / LEDGER)

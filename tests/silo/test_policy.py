@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.own import load_npz
@@ -18,7 +19,7 @@ from fedpriv.silo.admission import Admission, Charge
 from fedpriv.silo.demo import run_allowance
 from fedpriv.silo.fingerprint import create_ledger
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.policy import Policy, RunLimits, read_policy, write_template
+from fedpriv.silo.policy import EvaluationLimits, Policy, RunLimits, read_policy, write_template
 from fedpriv.silo.shard import load_shard
 from tests.conftest import small_tree
 from tests.silo.charged import charged
@@ -212,8 +213,71 @@ def test_the_smallest_clip_of_any_round_and_part_has_a_bound_too(
 def test_a_policy_written_before_a_key_was_there_still_loads(tmp_path: Path) -> None:
     """What it does not say is at its default: none of these keys widens what it allowed."""
     allow = read_policy(write_silo(tmp_path)).allow
-    assert (allow.least_clip, allow.query, allow.tick) == (2.0**-40, 2.0**40, 0.05)
     assert allow.model_fields_set == {"relation", "clip", "rounds", "budget"}
+    limits = {"least_clip": 2.0**-40, "query": 2.0**40, "dimension": 2**20, "memory": 2**29, "tick": 0.05}
+    counts = {"least_records": 1, "open_runs": 8, "runs": 1000}
+    nothing = {"slack": 0.0, "silos": None, "expires": None, "noise_free": False}
+    lists = dict.fromkeys(("models", "algorithms", "extensions", "statistics"), ())
+    defaults = {
+        **limits,
+        **counts,
+        **nothing,
+        **lists,
+        "slack_per_run": 1e-8,
+        "trust": "untrusted",
+        "unit": "record",
+    }
+    assert allow.model_dump(exclude=allow.model_fields_set) == defaults
+    evaluation = EvaluationLimits(budget=1.0)
+    assert (evaluation.evaluations, evaluation.runs) == (100, 1000)
+
+
+@pytest.mark.parametrize(
+    ("key", "within", "beyond"),
+    [
+        ("clip", 2.0**40, 2.0**40 * (1 + 1e-15)),
+        ("least_clip", 2.0**-40, 2.0**-40 * (1 - 1e-15)),
+        ("rounds", 1, 0),
+        ("least_records", 1, 0),
+        ("slack", 0.0, -1e-300),
+        ("slack", 1.0 - 1e-15, 1.0),
+        ("slack_per_run", 1.0 - 1e-15, 1.0),
+        ("silos", 2, 1),
+        ("query", 1e-300, 0.0),
+        ("dimension", 1, 0),
+        ("memory", 2**26, 2**26 - 1),
+        ("open_runs", 1, 0),
+        ("runs", 1, 0),
+        ("tick", 0.0, -1e-300),
+        ("tick", 60.0, 60.001),
+    ],
+)
+def test_a_number_of_a_policy_is_within_its_bounds(key: str, within: float, beyond: float) -> None:
+    allow = {"relation": "replace-one", "clip": 1.0, "rounds": 10, "budget": 4.0}
+    assert getattr(RunLimits.model_validate({**allow, key: within}), key) == within
+    with pytest.raises(ValidationError, match=rf"RunLimits\n{key}\n"):
+        RunLimits.model_validate({**allow, key: beyond})
+
+
+def test_a_silo_without_a_number_or_classes_has_no_policy(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    text = path.read_text()
+    for old, new, line in (
+        ("silo = 0", "silo = -1", "silo"),
+        ("classes = 10", "classes = -1", "classes"),
+        ("classes = 10", "classes = 1", "classes = 1: expected 0, for real numbers, or at least 2"),
+        ("classes = 10", "", "classes: give how many there are"),
+    ):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(InputError, match=rf"silo-0\.toml: {line}"):
+            read_policy(path)
+    for classes in (0, 2):
+        path.write_text(text.replace("classes = 10", f"classes = {classes}"))
+        assert read_policy(path).class_count == classes
+    for key in ("evaluations", "runs"):
+        with pytest.raises(ValidationError, match=key):
+            EvaluationLimits.model_validate({"budget": 1.0, key: 0})
+        assert getattr(EvaluationLimits.model_validate({"budget": 1.0, key: 1}), key) == 1
 
 
 def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
@@ -287,14 +351,26 @@ def test_evaluations_have_no_slack_of_training(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "[evaluation]\nbudget = 1.0\n")
     tests = read_policy(path).test_policy
     assert tests is not None
-    assert (tests.allow.budget, tests.allow.slack) == (1.0, 0.0)
+    assert (tests.allow.budget, tests.allow.slack, tests.allow.runs) == (1.0, 0.0, 1000)
+    assert (tests.allow.clip, tests.allow.least_clip) == (2.0**40, 2.0**-40)
 
 
-@pytest.mark.parametrize("given", ['"512 MiB"', '"1 GiB"', "536870912", '"64MiB"'])
-def test_memory_is_bytes_or_said_with_a_unit(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ('"512 MiB"', 2**29),
+        ('"1 GiB"', 2**30),
+        ('"2 TiB"', 2**41),
+        ('"524288 KiB"', 2**29),
+        ('"536870912 B"', 2**29),
+        ("536870912", 2**29),
+        ('"64MiB"', 2**26),
+    ],
+)
+def test_memory_is_bytes_or_said_with_a_unit(tmp_path: Path, given: str, expected: int) -> None:
     path = write_silo(tmp_path)
     path.write_text(path.read_text() + f"memory = {given}\n")
-    assert read_policy(path).allow.memory in (2**29, 2**30, 2**26)
+    assert read_policy(path).allow.memory == expected
 
 
 def test_a_ledger_that_is_one_commit_older_is_refused(tmp_path: Path) -> None:
