@@ -101,6 +101,16 @@ def refusing(*, final: bool) -> Answer:
     return lambda message, _: [Message(refusal_content(Refusal("no", final)), reply_to=message)]
 
 
+DEPLOYED = {name: value for name, value in vars(fedpriv.server.grid).items() if name.endswith("_SECONDS")}
+"""Times of a real server, which most of these tests shorten."""
+
+
+@pytest.fixture
+def deployed_times(impatience: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in DEPLOYED.items():
+        monkeypatch.setattr(fedpriv.server.grid, name, value)
+
+
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_POLL_SECONDS", "_NODE_POLL_SECONDS", "_RETRY_SECONDS"):
@@ -272,6 +282,57 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(fedpriv.server.grid, "time", clock)
     return clock
+
+
+class TimedGrid(ScriptedGrid):
+    """Notes when a message is sent, and counts the looks for new nodes."""
+
+    def __init__(self, clock: Clock, answer: Answer) -> None:
+        super().__init__({7: 0}, answer)
+        self.clock, self.times, self.looks = clock, list[float](), 0
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        self.times += [self.clock.now] * sum(message.metadata.message_type == TRAIN for message in messages)
+        return super().push_messages(messages)
+
+    def get_node_ids(self) -> list[int]:
+        self.looks += 1
+        return super().get_node_ids()
+
+
+@pytest.mark.usefixtures("deployed_times")
+@pytest.mark.parametrize(
+    ("answer", "times"),
+    [
+        (lost, [0.0, 30.0, 90.0, 210.0]),
+        (refusing(final=False), [2.0 * number for number in range(150)]),
+        (failing(ErrorCode.NODE_UNAVAILABLE), [2.0 * number for number in range(150)]),
+    ],
+    ids=["silent", "refusing", "failing"],
+)
+def test_a_silo_is_asked_again_after_two_seconds_or_if_it_is_silent_after_thirty_and_twice_as_long(
+    clock: Clock, answer: Answer, times: list[float]
+) -> None:
+    grid = TimedGrid(clock, answer)
+    PatientGrid(grid).send_and_receive([Message(RecordDict(), 7, TRAIN)], timeout=300.0)
+    # Each pause between two looks is a tenth of a second, which adds up.
+    assert grid.times[:4] == pytest.approx(times[:4], abs=0.5)
+    assert len(grid.times) == pytest.approx(len(times), rel=0.06)
+    assert set(clock.slept) == {0.1}
+    assert grid.looks == pytest.approx(300, rel=0.1), "one look for new nodes a second"
+    assert clock.now == pytest.approx(300.0, abs=0.2)
+
+
+@pytest.mark.usefixtures("deployed_times")
+def test_a_wait_is_told_after_five_seconds(clock: Clock) -> None:
+    waits: list[tuple[list[int], float]] = []
+    patient = PatientGrid(TimedGrid(clock, lost), on_wait=lambda silos, now: waits.append((list(silos), now)))
+    for seconds in (4.8, 5.3):
+        with pytest.raises(RunError, match=f"silo 1 was not connected after {seconds:.0f} s"):
+            patient.roster(2, seconds)
+        assert len(waits) == (seconds > 5.0)
+    assert waits[0] == ([1], pytest.approx(4.8, abs=0.2)), "with the start of the wait"
 
 
 @pytest.mark.parametrize("held", [0.0, 1.0])
