@@ -93,6 +93,38 @@ def test_sums_that_the_disk_has_damaged_are_not_gone_on_from(tmp_path: Path) -> 
             journal.load_secret_state()
 
 
+def test_what_a_round_is_gone_on_from_is_on_the_disk_in_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key before its first round, sums before their entry, and the entry before its round is over."""
+    events: list[object] = []
+    write, sync = os.pwrite, os.fsync
+
+    def written(file: int, body: bytes, place: int) -> int:
+        events.append("write")
+        return write(file, body, place)
+
+    def synced(file: int) -> None:
+        sync(file)
+        if file == journal._file:
+            events.append("sync")
+
+    def names(folder: Path) -> None:
+        events.append({path.name for path in folder.iterdir()} - {"released.bin"})
+
+    with ServerJournal(tmp_path, EntrySizes(torch.float64, (2,) * 3, has_secret_state=True)) as journal:
+        monkeypatch.setattr("fedpriv.server.journal.sync_folder", names)
+        monkeypatch.setattr(os, "pwrite", written)
+        monkeypatch.setattr(os, "fsync", synced)
+        journal.load_noise_key()
+        for t in (1, 2):
+            journal.record(t, JournalEntry(torch.zeros(2, dtype=torch.float64)), {}, None, b"sums")
+        journal.wipe_key()
+    key = {"noise.key"}
+    first, second = key | {"sums-1.bin"}, key | {"sums-1.bin", "sums-2.bin"}
+    assert events == [key, first, "write", "sync", second, "write", "sync", set()]
+
+
 def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_over(tmp_path: Path) -> None:
     journal = journal_in(tmp_path / "j")
     key = journal.load_noise_key()

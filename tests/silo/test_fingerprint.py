@@ -395,6 +395,16 @@ def test_guards_that_convert_one_ledger_at_once_both_answer(old: Path) -> None:
     assert torch.isfinite(ask(first, old, 5)).all()
 
 
+def test_rows_that_changed_under_a_guard_are_not_converted(old: Path) -> None:
+    """Gains: a run at half of its price, under a seal that the conversion itself would make."""
+    ledger, policy = SiloLedger(old / "ledger.sqlite"), read_policy(old / POLICY)
+    with closing(sqlite3.connect(old / "ledger.sqlite")) as database, database:
+        database.execute("UPDATE runs SET mu = mu / 2")
+    with pytest.raises(InputError, match="its file is not what was written"):
+        Guard(policy, ledger, policy.load_shard())
+    assert not ledger.is_keyed()
+
+
 def test_a_guard_that_waits_while_another_converts_the_ledger_goes_on_with_it(
     old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
