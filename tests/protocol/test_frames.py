@@ -23,16 +23,17 @@ Pair = tuple[socket.socket, socket.socket]
 def pair() -> Iterator[Pair]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        theirs.settimeout(1.0)
         yield ours, theirs
 
 
 def test_a_frame_is_its_length_in_network_order_and_its_content(pair: Pair) -> None:
     ours, theirs = pair
     content = bytes(range(256)) * 8192  # two pieces and more
-    sender = threading.Thread(target=send_frame, args=(ours, content))
+    sender = threading.Thread(target=send_frame, args=(ours, content), daemon=True)
     sender.start()
     assert receive_frame(theirs, len(content), 10.0) == content
-    sender.join()
+    sender.join(10.0)
     send_frame(ours, b"{}")
     assert theirs.recv(100) == b"\x00\x00\x00\x02{}"
     for text, value in ((b'{"t": 1}', {"t": 1}), (b"{}", {})):
@@ -113,9 +114,10 @@ def test_the_other_end_can_read_all_of_a_reply_that_is_drained(pair: Pair) -> No
     ours, theirs = pair
     theirs.sendall(b"a question that nobody reads")
     send_frame(ours, b"reply")
-    drained = threading.Thread(target=drain_connection, args=(ours, 10.0))
+    drained = threading.Thread(target=drain_connection, args=(ours, 10.0), daemon=True)
     drained.start()
     assert receive_frame(theirs, 5, 10.0) == b"reply"
     assert theirs.recv(1) == b""
     theirs.close()
-    drained.join()
+    drained.join(5.0)
+    assert not drained.is_alive()

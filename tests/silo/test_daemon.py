@@ -191,7 +191,7 @@ def test_the_queries_that_are_read_at_a_time_take_64_mib_or_are_four(
             ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
             send_frame(ours, header)
             send_frame(ours, bytes(8))
-            threads.append(threading.Thread(target=desk._read_and_answer, args=(theirs,)))
+            threads.append(threading.Thread(target=desk._read_and_answer, args=(theirs,), daemon=True))
             threads[-1].start()
         answered = 0
         while answered < 33:
@@ -202,7 +202,7 @@ def test_the_queries_that_are_read_at_a_time_take_64_mib_or_are_four(
                 request.reply.set_result(Reply({}))
             answered += len(batch)
         for thread in threads:
-            thread.join()
+            thread.join(10.0)
 
 
 def test_a_client_has_20_seconds_for_a_header_and_a_length_and_some_for_its_query(
@@ -279,7 +279,7 @@ def test_a_guard_process_serves_from_its_start_on(tmp_path: Path, monkeypatch: p
         limits.append((time_limit.func, *time_limit.args))
         return open_guards(policy, time_limit)
 
-    clients = threading.Thread(target=talk)
+    clients = threading.Thread(target=talk, daemon=True)
     monkeypatch.setattr(daemon, "limit_memory", limits.append)
     monkeypatch.setattr(daemon, "open_guards", open_limited)
     monkeypatch.setattr(daemon.RequestQueue, "answer_next_request", answer)
