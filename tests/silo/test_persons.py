@@ -17,6 +17,7 @@ from fedpriv.noise.trust import make_unit
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, price_charges
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.shard import Shard
 from tests.engines.test_units import persons_tree
 from tests.silo.charged import charged
 from tests.silo.guarded import (
@@ -127,6 +128,18 @@ def test_records_of_a_silo_have_no_clients(tmp_path: Path) -> None:
     assert [shard.unit_count(make_unit(name)) for name in ("record", "user")] == [20, 7]
     with pytest.raises(InputError, match="unit = 'client': a silo's guard answers for records, or for persons"):
         shard.unit_count(make_unit("client"))
+
+
+def test_a_server_fills_up_persons_to_16_records_or_to_2_to_the_26_values() -> None:
+    labels = np.zeros(500, np.int64)
+    wide, narrow = (
+        Shard(np.zeros((500, width), np.uint8), labels, persons=np.arange(500) % count)
+        for width, count in ((10_000, 500), (784, 7))
+    )
+    for shard, largest in ((wide, 16), (narrow, 2**26 // (7 * 784))):
+        assert shard.unit_count(make_unit("user", largest)) == shard.person_count
+        with pytest.raises(InputError, match=f"{shard.person_count} persons filled up to so many records"):
+            shard.unit_count(make_unit("user", largest + 1))
 
 
 def test_whose_records_are_is_part_of_what_the_ledger_was_begun_for(tmp_path: Path) -> None:
