@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -61,6 +62,19 @@ def test_a_reporter_on_a_full_disk_says_so_in_one_line(tmp_path: Path, full_disk
         with pytest.raises(RunError, match=r"cannot be written there: .*No space left on device"):
             report(*arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_is_written_once_in_a_while_with_all_rounds_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, seen = [100.0], list[str]()
+    monkeypatch.setattr("fedpriv.protocol.cell_folder.time", SimpleNamespace(monotonic=lambda: now[0]))
+    reporter = FolderReporter(tmp_path)
+    for seconds, rounds in ((0.0, 3), (0.01, 2), (60.0, 4)):
+        now[0] += seconds
+        reporter.advanced(rounds)
+        seen.append((tmp_path / "progress").read_text())
+    assert seen == ["3", "3", "9"]
 
 
 def test_evaluations_come_one_by_one_in_the_order_of_their_rounds(tmp_path: Path) -> None:

@@ -273,6 +273,7 @@ class Clock:
     time = monotonic
 
     def sleep(self, seconds: float) -> None:
+        assert seconds > 0.0, "a server that never pauses takes a core"
         self.slept.append(seconds)
         self.now += seconds
 

@@ -530,6 +530,13 @@ def test_a_service_manager_is_told_when_a_guard_answers(tmp_path: Path, monkeypa
         notify_manager("READY=1")
         assert manager.recv(100) == b"READY=1"
     notify_manager("READY=1")  # a manager that is gone stops nothing
+    if sys.platform == "linux":  # a name behind @ is an abstract one
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(name := f"\0fedpriv-{os.getpid()}@host")
+            manager.settimeout(10.0)
+            monkeypatch.setenv("NOTIFY_SOCKET", f"@{name[1:]}")
+            notify_manager("READY=1")
+            assert manager.recv(100) == b"READY=1"
 
 
 def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:
