@@ -15,7 +15,7 @@ from fedpriv.data.own import load_npz
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo import admission
-from fedpriv.silo.admission import Admission, Charge
+from fedpriv.silo.admission import Admission, AdmittedRun, Charge
 from fedpriv.silo.demo import run_allowance
 from fedpriv.silo.fingerprint import create_ledger
 from fedpriv.silo.ledger import SiloLedger
@@ -24,6 +24,7 @@ from fedpriv.silo.shard import load_shard
 from tests.conftest import small_tree
 from tests.silo.charged import charged
 from tests.silo.guarded import (
+    CLIP,
     UNACCOUNTABLE,
     ZERO,
     cell_json,
@@ -46,6 +47,9 @@ from tests.silo.guarded import (
         ({"federation__batch": 3}, "needs 24 records"),
         ({"privacy__relation": "zero-out"}, "relation is zero-out, allowed is replace-one"),
         ({"federation__silos": 10_000_000}, "10000000 silos"),
+        ({"federation__silos": 100_001}, "has 100001 silos, and a run with silo 0 has 1 to 100000"),
+        ({"federation__silos": 100_000, "federation__rounds": 11}, "11 rounds, allowed are 10"),
+        ({"federation__rounds": 10, "federation__batch": 2, "algorithm__clip": 1e6}, r"clips at 1e\+06"),
     ],
 )
 def test_a_scenario_that_exceeds_the_policy_is_refused(
@@ -115,6 +119,59 @@ def test_parts_that_nothing_clips_are_refused_without_noise_too_and_no_policy_is
     cell = resolve_cell(small_tree(**changes), "test")
     with pytest.raises(InputError, match=f"a deployment's silos refuse this scenario: .*{reason}"):
         run_allowance(cell, load_task(cell))
+
+
+@pytest.mark.parametrize(
+    ("key", "bound", "beyond", "reason"),
+    [
+        ("rounds", 8, 7, "the scenario has 8 rounds, allowed are 7"),
+        ("dimension", 7850, 7849, "the scenario's model has 7850 parameters, allowed are 7849"),
+        ("clip", CLIP, CLIP * (1 - 1e-6), "the scenario clips at 118.1, allowed is 118.123"),
+        ("least_clip", CLIP, CLIP * (1 + 1e-6), "the scenario clips at 118.1, allowed is 118.123 or more"),
+        ("memory", None, -1, "the run takes 171 MiB of memory, allow.memory is 171 MiB"),
+    ],
+    ids=["rounds", "dimension", "clip", "least_clip", "memory"],
+)
+def test_a_run_at_a_bound_is_admitted_and_none_beyond(
+    tmp_path: Path, key: str, bound: float | None, beyond: float, reason: str
+) -> None:
+    text = cell_json()
+
+    def admit(value: float | None) -> AdmittedRun:
+        allow: dict[str, Any] = {"clip": 2 * CLIP, **({} if value is None else {key: value})}
+        policy = read_policy(write_silo(tmp_path, **allow))
+        return Admission(policy, policy.load_shard()).admit(text)
+
+    admitted = admit(bound)
+    if key == "memory":
+        admit(bound := admitted.memory_bytes)
+        beyond = bound - 1
+    with pytest.raises(RunError, match=reason):
+        admit(beyond)
+
+
+def test_a_silo_that_the_run_does_not_have_takes_no_part(tmp_path: Path) -> None:
+    refused(guard_at(tmp_path, 3), "the scenario has 3 silos, and a run with silo 3 has 4 to 100000")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"privacy": {"relation": "replace-one", "mu": 1e6}}, r"the run costs mu = 1e\+06|costs mu = 1000000"),
+        ({"privacy": {"relation": "replace-one", "mu": 1000001.0}}, "privacy.mu = 1e.06: protects nothing"),
+        ({"unknown": {"size": 2**53}}, "cannot be used: .*unknown"),
+        (
+            {"unknown": {"size": [1, {"size": 2**53 + 2}]}},
+            "unknown.size.size = .*: no number of a scenario is that",
+        ),
+        ({"unknown": {"size": -(2.0**53) - 2}}, "unknown.size = .*: no number of a scenario is that large"),
+    ],
+    ids=["mu", "mu-beyond", "size", "nested-size", "negative-size"],
+)
+def test_a_number_of_a_scenario_is_at_most_two_to_the_53_and_of_its_privacy_a_million(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    refused(guard_at(tmp_path), reason, json.dumps({**json.loads(cell_json()), **change}))
 
 
 def test_a_run_that_reads_too_few_records_is_refused(tmp_path: Path) -> None:
