@@ -1,5 +1,6 @@
 """A hospital's own CSV behind its guard: float records, real targets, read as its policy says only."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,19 @@ def test_prepared_hospitals_hold_the_simulations_records_as_rows_of_their_own(tm
         assert len(shard.test.labels) == len(shard.labels) == [36, 24][silo]
         assert counted_mask(shard.labels).sum() == [24, 16][silo]
         assert (counted_mask(shard.labels) ^ counted_mask(shard.test.labels)).all()
+
+
+def test_silos_that_are_no_sites_hold_the_rows_of_their_batches_alone(tmp_path: Path) -> None:
+    """No further row of the test part belongs to one of them."""
+    tree = table_cell(tmp_path)
+    del tree["federation"]["batches"]
+    columns = {key: value for key, value in tree["data"]["table"].items() if key not in ("site", "sites")}
+    tree["data"] |= {"table": columns, "partition": "iid"}
+    patients: list[str] = []
+    for folder in prepare_silos(parse_scenario(tree, "test"), tmp_path / "silos", run_count=1):
+        with (folder / "shard.csv").open() as file:
+            patients += [record["patient"] for record in csv.DictReader(file)]
+    assert len(patients) == len(set(patients)) == 4
 
 
 def test_a_hospitals_guard_answers_a_run_on_its_csv(tmp_path: Path) -> None:
