@@ -25,7 +25,7 @@ from fedpriv.addons.services.service import script_path
 from fedpriv.core import limits
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import MIB, control_group_limit, format_mebibytes, report_low_memory
-from fedpriv.plan.plan import make_plan
+from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo import admission, memory
@@ -138,6 +138,11 @@ def test_a_run_takes_no_more_than_was_counted_for_it(tmp_path: Path, name: str) 
     assert peak <= counted
 
 
+def plan_of(cell: str) -> Plan:
+    resolved = resolve_cell(json.loads(cell), "test")
+    return make_plan(resolved, load_task(resolved).objective, for_release=True)
+
+
 PARTS = {
     "name": "momentum-tree-aligned", "clip": 1.0, "alpha": 0.3, "step": 0.1, "gamma": 0.3, "difference_clip": 0.5,
     "residual_clip": 0.5,
@@ -145,27 +150,36 @@ PARTS = {
 EPOCHS = {"silos": 3, "rounds": 8, "epochs": 2, "batch": 4}
 
 
+BALL = {**GOLDSTEIN, "oracle": "first-order", "directions": 800}
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "federation", "rows", "in_batch", "states"),
+    ("algorithm", "federation", "rows", "in_batch", "states", "values"),
     [
-        (SGD, FEDERATION, 30, 10, 1 + 1),
-        (SGD, FEDERATION, 5, 5, 1 + 1),
-        (PARTS, EPOCHS, 30, 4, 1 + (2 + 4) + 2 * 10),
+        (SGD, FEDERATION, 30, 10, 1 + 1, 2**20),
+        (SGD, FEDERATION, 5, 5, 1 + 1, 2**20),
+        (PARTS, EPOCHS, 30, 4, 1 + (2 + 4) + 2 * 10, 2**20),
+        (BALL, {"silos": 3, "rounds": 8, "batch": 4}, 30, 4, 1 + 2 + 2 * 2, 2 * 7850 + 2 * 2**20),
     ],
-    ids=["batch", "fewer-records", "state-of-27-vectors"],
+    ids=["batch", "fewer-records", "state-of-27-vectors", "two-points"],
 )
 def test_the_memory_of_a_round_is_that_of_its_arrays(
-    algorithm: dict[str, Any], federation: dict[str, Any], rows: int, in_batch: int, states: int
+    algorithm: dict[str, Any], federation: dict[str, Any], rows: int, in_batch: int, states: int, values: int
 ) -> None:
     """The numbers of `MEASURED`: an administrator chooses `allow.memory` by them."""
-    tree = json.loads(scenario(algorithm=algorithm, federation=federation))
-    cell = resolve_cell(tree, "test")
-    plan = make_plan(cell, load_task(cell).objective, for_release=True)
-    state, chunk, vectors = 8 * 7850 * states, 2**20, 16 * 7850
+    plan = plan_of(scenario(algorithm=algorithm, federation=federation))
+    state = 8 * 7850 * states
     assert state_memory(plan, 0) == state
     assert round_memory(plan, 0, rows, 784) == (
-        128 * MIB + 3 * 8 * rows * 784 + 8 * (6 * in_batch * 784 + 5 * chunk + vectors) + 5 * state
+        128 * MIB + 3 * 8 * rows * 784 + 8 * (6 * in_batch * 784 + 5 * values + 16 * 7850) + 5 * state
     )
+
+
+def test_two_vectors_of_a_round_take_twice_the_memory_of_one() -> None:
+    """Aligned differences have one sum for each part of an increment, and their server stores both."""
+    parts = plan_of(scenario("trusted", algorithm=PARTS, federation=EPOCHS))
+    arrays = 3 * 8 * 30 * 784 + 8 * (6 * 4 * 784 + 5 * 2**20 + 16 * 2 * 7850)
+    assert round_memory(parts, 0, 30, 784) >= 128 * MIB + arrays + 5 * state_memory(parts, 0)
 
 
 def test_runs_keep_their_cached_values_while_all_fit_and_are_at_most_five() -> None:
@@ -183,7 +197,7 @@ def test_runs_keep_their_cached_values_while_all_fit_and_are_at_most_five() -> N
     assert [drops(name, 1) for name in "fghij"] == [["e"], [], [], [], ["f", "g", "h", "i"]]
 
 
-@pytest.mark.parametrize(("hard", "expected"), [(-1, 484), (500, 484), (400, 400)])
+@pytest.mark.parametrize(("hard", "expected"), [(-1, 484), (500, 484), (400, 400), (0, 0)])
 def test_a_guard_limits_itself_to_its_size_its_allowance_and_waiting_requests(
     monkeypatch: pytest.MonkeyPatch, hard: int, expected: int
 ) -> None:
