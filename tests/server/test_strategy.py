@@ -1,7 +1,8 @@
 """What a silo that misbehaves does to a run: it fails, with the silo's number and the round."""
 
 import io
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.clients.app import app as honest
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
@@ -22,7 +24,7 @@ from fedpriv.protocol.messages import PUBLIC_KEY_QUERY, RecordCounts, release_co
 from fedpriv.rounds import floats as rounds
 from fedpriv.rounds.floats import FloatSteps
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.app import simulated_strategy
+from fedpriv.server.app import run_cell, simulated_strategy
 from fedpriv.server.strategy import ReleaseStrategy, ServerAggregator
 
 MakeCell = Callable[..., Cell]
@@ -146,6 +148,28 @@ def test_a_server_has_no_noise_in_floating_point_outside_a_simulation(small_cell
         error = pytest.raises(ValueError, match="floating point in simulations only")
         with error if is_refused else nullcontext():
             ServerAggregator(plan, plan.objective.initial(), bytes(32))
+
+
+def test_an_observer_sees_every_round_and_evaluation_and_the_outcome_has_the_seconds_of_the_run(
+    small_cell: MakeCell,
+) -> None:
+    class Recorder(RunObserver):
+        rounds, evaluations = 0, list[int]()
+
+        def advanced(self, rounds: int) -> None:
+            assert rounds > 0
+            self.rounds += rounds
+
+        def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+            assert self.rounds <= t
+            self.evaluations.append(t)
+
+    cell, observer, start = small_cell(), Recorder(), time.perf_counter()
+    outcome = run_cell(InProcessGrid(honest, 3, make_run_config(cell, Path())), cell, observer)
+    assert 0.0 < outcome.wall_seconds <= time.perf_counter() - start
+    assert (observer.rounds, observer.evaluations) == (8, [2, 4, 6, 8])
+    assert (len(outcome.model), outcome.fraction_clipped) == (7850, 0.0)
+    assert outcome.metrics.keys() == {"test_loss", "test_accuracy"}
 
 
 def test_two_nodes_that_claim_to_be_one_silo_are_refused(small_cell: MakeCell) -> None:
