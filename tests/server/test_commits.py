@@ -134,5 +134,6 @@ def test_nonsense_of_a_silo_is_not_remembered_and_a_damaged_file_is_none(tmp_pat
     sent = CheckpointStore(tmp_path).add_checkpoints(0, content)
     assert read_optional_bytes(sent, SERVER_CHECKPOINTS) == bytes(56)
     assert read_optional_bytes(content, SERVER_CHECKPOINTS) == b""
-    (tmp_path / "silo-0").write_bytes(bytes(57))
-    assert CheckpointStore(tmp_path).add_checkpoints(0, content) is content
+    for size in (57, 9 * 56):
+        (tmp_path / "silo-0").write_bytes(bytes(size))
+        assert CheckpointStore(tmp_path).add_checkpoints(0, content) is content

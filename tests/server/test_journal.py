@@ -1,7 +1,9 @@
 """The server's journal: what a killed server goes on from."""
 
 import errno
+import hashlib
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -75,6 +77,20 @@ def test_an_entry_cut_short_never_happened_and_rounds_come_in_order(tmp_path: Pa
         assert vector is not None
         assert torch.equal(vector.flatten(), factor * first)
     assert (once_more.read_entry(3), once_more.missed_rounds()) == (None, {0: [2]})
+
+
+def test_the_files_of_a_journal_have_the_form_that_a_later_release_reads(tmp_path: Path) -> None:
+    """An entry: values, the 32 bytes of the query chain, and 16 of SHA-256 over round and entry."""
+    chain, bodies = bytes(range(32)), list[bytes]()
+    with ServerJournal(tmp_path, EntrySizes(torch.float64, (2, 1), has_secret_state=True)) as journal:
+        for t, values in ((1, [1.0, 2.0]), (2, [3.0])):
+            entry = JournalEntry(torch.tensor(values, dtype=torch.float64), chain)
+            journal.record(t, entry, {}, None, b"sums")
+            body = struct.pack(f"{len(values)}d", *values) + chain
+            bodies.append(body + hashlib.sha256(t.to_bytes(8, "big") + body).digest()[:16])
+    assert (tmp_path / "released.bin").read_bytes() == b"".join(bodies)
+    sums = hashlib.sha256(b"\0\0\0\0\0\0\0\2" + b"sums").digest()[:16] + b"sums"
+    assert (tmp_path / "sums-2.bin").read_bytes() == sums
 
 
 def test_sums_that_the_disk_has_damaged_are_not_gone_on_from(tmp_path: Path) -> None:

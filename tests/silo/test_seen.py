@@ -6,6 +6,7 @@ import math
 import re
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ import pytest
 
 from fedpriv.addons.services.service import free_port
 from fedpriv.core import logs
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.protocol.messages import SERVER_CHECKPOINTS
 from fedpriv.silo import daemon
 from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
@@ -114,6 +115,14 @@ def test_a_malformed_request_is_refused_for_good(tmp_path: Path) -> None:
     for content in (b"", bytes(9)):
         assert desk._answer(asked, bytearray(content)) == refusal
     assert values(desk)["runs"] == 0
+
+
+def test_another_version_of_the_protocol_is_named_in_one_short_line(tmp_path: Path) -> None:
+    desk, version = desk_of(tmp_path), "0.1.2\n" + "3" * 40
+    with pytest.raises(RunError, match="install the same version for both") as refusal:
+        desk._answer({"protocol": "4" * 40, "fedpriv": version}, bytearray())
+    shown = "0.1.2\\n" + "3" * 14 + " …"
+    assert f"its SuperNode {shown} (protocol '{'4' * 19}): install" in str(refusal.value)
 
 
 def test_a_guard_tells_the_shapes_of_a_query_and_opens_nothing(tmp_path: Path) -> None:
@@ -216,7 +225,10 @@ def asked(connect: Callable[[], socket.socket], path: str = "/metrics") -> tuple
     connection.sock = connect()
     connection.request("GET", path)
     reply = connection.getresponse()
-    return reply.status, reply.read().decode()
+    text = reply.read()
+    assert reply.getheader("Content-Length") == str(len(text))
+    assert reply.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
+    return reply.status, text.decode()
 
 
 def test_figures_are_told_to_this_machine_only() -> None:
@@ -234,6 +246,7 @@ def test_figures_are_told_to_this_machine_only() -> None:
             pass
     with pytest.raises(ConnectionError):
         connect()
+    assert not [thread for thread in threading.enumerate() if "serve_forever" in thread.name]
 
 
 def test_a_socket_is_its_users_own(tmp_path: Path) -> None:
