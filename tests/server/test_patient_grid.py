@@ -405,6 +405,24 @@ def test_seconds_in_which_the_server_was_stopped_are_no_silos_fault(clock: Clock
     assert clock.now - start < 1000.0
 
 
+@pytest.mark.usefixtures("deployed_times")
+@pytest.mark.parametrize(
+    ("gap", "timeout", "end"),
+    [(4.5, 50.0, 54.0), (5.5, 51.2, 951.5), (5.5, 46.2, 951.5)],
+)
+def test_gaps_of_more_than_five_seconds_are_no_silos_fault_and_count_for_900_at_most(
+    clock: Clock, gap: float, timeout: float, end: float
+) -> None:
+    class Gaps(ScriptedGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            clock.now += gap
+            return []
+
+    patient = PatientGrid(Gaps({}, lost))
+    assert patient.send_and_receive([Message(RecordDict(), 7, TRAIN)], timeout=timeout) == []
+    assert clock.now == pytest.approx(end)
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

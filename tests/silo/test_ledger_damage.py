@@ -7,7 +7,7 @@ import shutil
 import signal
 import sqlite3
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,12 @@ import torch
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo import chain
 from fedpriv.silo.admission import Charge
+from fedpriv.silo.backup import back_up_ledgers
 from fedpriv.silo.chain import Commit, MarkContent, RollbackMark
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import format_price_check
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.rows import MAX_RUNS_WITH_REPLY, file_digest, wipe_journal
+from fedpriv.silo.rows import file_digest, wipe_journal
 from fedpriv.silo.silo import Silo
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.silo.charged import charged
@@ -287,14 +288,22 @@ def test_a_run_that_is_over_keeps_digests_and_its_last_reply_alone(tmp_path: Pat
         refused(again, "round 7 was answered already, for another query", scenario(), 7, zeros() + 1.0, "a")
 
 
+def test_a_ledger_has_the_version_that_other_releases_know_and_its_backup_100_more(rest: Path) -> None:
+    (rest / "backup").mkdir()
+    (copy,) = back_up_ledgers(rest / "silo-0.toml", rest / "backup")
+    for path, version in ((rest / LEDGER, 3), (copy, 103)):
+        with closing(sqlite3.connect(path)) as database:
+            assert database.execute("PRAGMA user_version").fetchone() == (version,)
+
+
 def test_last_replies_are_kept_of_the_runs_that_ended_last(tmp_path: Path) -> None:
     guard, cell = guard_for(tmp_path, *random_records(), budget=100.0), scenario(federation__rounds=1)
-    runs = [str(number) for number in range(MAX_RUNS_WITH_REPLY + 2)]
+    runs = [str(number) for number in range(10)]
     for run in runs:
         guard.answer(run, cell, 1, zeros())
     answers = [guard._ledger.find_answer(run, 1) for run in runs]
     has_reply = [answer is not None and answer.reply is not None for answer in answers]
-    assert has_reply == [False] * 2 + [True] * MAX_RUNS_WITH_REPLY
+    assert has_reply == [False] * 2 + [True] * 8
 
 
 @pytest.mark.parametrize(

@@ -348,6 +348,8 @@ def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
         for name, field in model.model_fields.items():
             assert name in ("allow", "evaluation") or f"{name} = " in text
             assert field.description is None or field.description.split()[-1] in text
+    descriptions = text.partition("# [evaluation]")[0].splitlines()
+    assert max(len(line) for line in descriptions if line.startswith("# ") and " = " not in line) == 100
     for place, line in ((path, "exists"), (tmp_path / "nowhere" / "new.toml", "cannot be written")):
         with pytest.raises(InputError, match=line):
             write_template(place)

@@ -1,6 +1,7 @@
 """A guard from outside: its log lines and figures, which tell nothing of the records, and who can ask for them."""
 
 import http.client
+import json
 import logging
 import math
 import re
@@ -22,11 +23,13 @@ from fedpriv.core import logs
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.protocol.messages import SERVER_CHECKPOINTS
 from fedpriv.silo import daemon
+from fedpriv.silo.admission import Charge
 from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.metrics import ServiceMetric, format_metrics, serve_metrics
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.seen import BudgetAmount, GuardEvents, log_opened_run
 from tests.silo.guarded import CLIP, ZERO, cell_json, write_policy
 
 FORGED = "5f0c round=9 event=opened\n2026-11-23T00:00:00Z INFO event=opened run=forged\x1b[2K"
@@ -150,6 +153,31 @@ def test_what_is_seen_of_a_guard_does_not_depend_on_a_record(
 
 def event_of(record: logging.LogRecord) -> str:
     return str(getattr(record, "event", ""))
+
+
+def test_a_hundred_refusals_are_told_one_by_one_and_then_each_thousandth(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is refused without end fills no disk, and its words are cut."""
+    events = GuardEvents()
+    for _ in range(2050):
+        events.record_refusal("n" * 41, "r" * 301)
+    counts = [*range(1, 101), 1000, 2000]
+    name, reason = "n" * 40 + " …", "r" * 300 + " …"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"refusal {count}, run {name}: {reason}" for count in counts
+    ]
+
+
+def test_what_is_told_of_an_opened_run_is_its_charge_and_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fedpriv.guard")
+    for slack in (0.0, 1e-8):
+        log_opened_run("r" * 41, Charge(json.dumps({"name": "n" * 60}), 1.23456789, slack), BudgetAmount(0.5, 0.0))
+    name = "'" + "n" * 59 + " …"
+    lines = [
+        f"opened for scenario {name}: charged mu = 1.23457{slack}, left for one more run 0.5"
+        for slack in ("", " and slack 1e-08")
+    ]
+    assert [record.getMessage() for record in caplog.records] == lines
+    assert {getattr(record, "run", None) for record in caplog.records} == {"r" * 40 + " …"}
 
 
 def test_figures_change_when_a_tick_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
