@@ -172,6 +172,20 @@ def test_an_observer_sees_every_round_and_evaluation_and_the_outcome_has_the_sec
     assert outcome.metrics.keys() == {"test_loss", "test_accuracy"}
 
 
+@pytest.mark.parametrize(("clip", "clipped"), [(1e-6, 48), (1e6, 0)])
+def test_a_server_adds_up_the_records_and_the_clipped_ones_of_all_rounds(
+    small_cell: MakeCell, clip: float, clipped: int
+) -> None:
+    """Three silos with two records in each of eight rounds."""
+    sgd = {"name": "dp-sgd", "trust": "untrusted", "clip": clip, "step": 0.1}
+    cell = small_cell(algorithm=sgd, federation__batch=2, privacy={"relation": "zero-out", "mu": 1.0})
+    objective = load_task(cell).objective
+    before = simulated_strategy(make_plan(cell, objective), objective.initial(), cell)
+    assert (before.rounds_done, before.counts) == (0, RecordCounts(0, 0))
+    after = run_with(honest, cell)
+    assert (after.rounds_done, after.counts) == (8, RecordCounts(48, clipped))
+
+
 def test_two_nodes_that_claim_to_be_one_silo_are_refused(small_cell: MakeCell) -> None:
     class TwinGrid(InProcessGrid):
         def __init__(self, *arguments: Any) -> None:
