@@ -285,7 +285,8 @@ def test_a_guard_process_serves_from_its_start_on(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(daemon.RequestQueue, "answer_next_request", answer)
     monkeypatch.setattr(daemon.RequestQueue, "accept_connections", accept_until_over)
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    threads, hangup = torch.get_num_threads(), signal.getsignal(signal.SIGHUP)
+    threads, hangup = torch.get_num_threads(), signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    torch.set_num_threads(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(10.0)

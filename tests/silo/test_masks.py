@@ -1,6 +1,7 @@
 """Masks: they cancel in the sum of all silos and hide everything else; keys are given once, and signed."""
 
 import hashlib
+import hmac
 import json
 import math
 from itertools import combinations
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +24,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal, seed_key
 from fedpriv.plan.calibration import EncodedMessage, Grid, make_grid
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.masks import Masker, load_identity
+from fedpriv.silo.masks import Identity, Masker, load_identity
 from tests.silo.charged import charged
 from tests.silo.guarded import ZERO, cell_json, find_run, guard_at, guard_of, refused, write_silo
 
@@ -65,6 +68,38 @@ def test_masks_of_rounds_and_runs_have_nothing_in_common() -> None:
     assert p_value(first - second) > 1e-6
     assert p_value(first - elsewhere) > 1e-6
     assert np.array_equal(first, masks(maskers(3), 1, 20_000)[0])
+
+
+def parts(*values: bytes) -> bytes:
+    return b"".join(len(value).to_bytes(8, "big") + value for value in values)
+
+
+def test_a_mask_is_what_silos_of_another_release_compute() -> None:
+    """X25519, HKDF of SHA-256, AES in counter mode; the silo of the smaller number adds, the other subtracts."""
+    silos = [Masker(bytes([number + 1] * 32), number, b"scenario") for number in range(2)]
+    keys = [silo.public_key for silo in silos]
+    private, peer = (
+        X25519PrivateKey.from_private_bytes(bytes([1] * 32)),
+        X25519PublicKey.from_public_bytes(keys[1]),
+    )
+    extracted = hmac.digest(bytes(32), private.exchange(peer), "sha256")
+    info = b"fedpriv pairwise mask" + b"".join(sorted(keys)) + b"scenario"
+    shared = hmac.digest(extracted, info + b"\x01", "sha256")
+    key = hashlib.sha256(parts(b"fedpriv", shared, b"mask of a round", b"7", b"chain".hex().encode())).digest()
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(24))
+    added, subtracted = (silo.mask(b"".join(keys), 2, 7, 3, b"chain") for silo in silos)
+    assert added.tobytes() == np.frombuffer(stream, "<u8").astype(np.uint64).tobytes()
+    assert not (added + subtracted).any()
+
+
+def test_a_card_is_what_silos_of_another_release_verify() -> None:
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    card = Identity(1, key, ()).sign_key("run", b"scenario", bytes(32))
+    assert card[:32] == bytes(32)
+    key.public_key().verify(
+        card[32:], parts(b"fedpriv masks", b"run", b"scenario", b"\0\0\0\0\0\0\0\1", bytes(32))
+    )
+    assert Identity(1, None, ()).sign_key("run", b"scenario", bytes(range(32))) == bytes(range(32)) + bytes(64)
 
 
 def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
