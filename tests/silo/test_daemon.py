@@ -265,15 +265,19 @@ def test_a_guard_process_serves_from_its_start_on(tmp_path: Path, monkeypatch: p
             client.connect(str(tmp_path / "0.sock"))
             replies.append(healthy(client))
         with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(5.0)
             client.connect(str(tmp_path / "metrics.sock"))
             client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             replies.append(b"".join(iter(partial(client.recv, 4096), b"")))
 
     def answer(requests: daemon.RequestQueue) -> None:
-        if len(replies) > 1:
+        until = time.monotonic() + 5.0
+        while requests._requests.empty() and len(replies) == 1 and time.monotonic() < until:
+            time.sleep(0.001)
+        if requests._requests.empty():
             raise ClosedError
         serve(requests)
-        clients.join(10.0)
+        clients.join(5.0)
 
     def open_limited(policy: Policy, time_limit: Any) -> Guards:
         limits.append((time_limit.func, *time_limit.args))
