@@ -150,6 +150,27 @@ def test_a_run_at_a_bound_is_admitted_and_none_beyond(
         admit(beyond)
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "reason"),
+    [
+        ("model", "name", "is none of fedpriv's, and allow.models does not name it"),
+        ("algorithm", "name", "is none of fedpriv's, and allow.algorithms does not name it"),
+        ("algorithm", "mechanism", "is none of fedpriv's, and those alone add noise in a guard"),
+        ("federation", "sampling", "is none of fedpriv's, and no row of allow.extensions"),
+    ],
+    ids=["model", "algorithm", "mechanism", "sampling"],
+)
+def test_a_name_that_is_none_of_fedprivs_is_refused_before_the_scenario_is_resolved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str, key: str, reason: str
+) -> None:
+    """Another name would make the guard look for the extension that adds it."""
+    monkeypatch.setattr(admission, "resolve_cell", lambda *_: pytest.fail("the scenario was resolved"))
+    tree = small_tree()
+    tree.setdefault(section, {})[key] = "theirs" * 20
+    name = ("theirs" * 20)[:100]
+    refused(guard_at(tmp_path), f"cannot be used: .*{section}.{key} = '{name}' {reason}", json.dumps(tree))
+
+
 def test_a_silo_that_the_run_does_not_have_takes_no_part(tmp_path: Path) -> None:
     refused(guard_at(tmp_path, 3), "the scenario has 3 silos, and a run with silo 3 has 4 to 100000")
 
