@@ -95,8 +95,12 @@ def test_a_socket_is_shared_with_one_group_and_nobody_else(
     given: list[tuple[Path, object]] = []
     monkeypatch.setattr(daemon.shutil, "chown", lambda path, group: given.append((path, group)))
     path = write_silo(tmp_path)
-    with daemon._listen(read_policy(path)):
+    with daemon._listen(read_policy(path)), ExitStack() as clients:
         assert stat.S_IMODE((tmp_path / "0.sock").stat().st_mode) == 0o600
+        for _ in range(32):  # wait to be accepted
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            client.connect(str(tmp_path / "0.sock"))
     path.write_text(f'group = "{group}"\n' + path.read_text())
     with daemon._listen(read_policy(path)):
         assert stat.S_IMODE((tmp_path / "0.sock").stat().st_mode) == 0o660
@@ -213,20 +217,40 @@ def test_a_client_has_20_seconds_for_a_header_and_a_length_and_some_for_its_quer
     header = json.dumps({"run": "r", "cell": "{}", "t": 1, "keys": "", "dtype": "float64"}).encode()
 
     class Client:
-        pieces: ClassVar = [len(header).to_bytes(4, "big"), header, (2**21).to_bytes(4, "big"), bytes(2**20)]
+        pieces: ClassVar = [
+            len(header).to_bytes(4, "big"),
+            header,
+            (2**21).to_bytes(4, "big"),
+            *2 * [bytes(2**20)],
+        ]
         patience: ClassVar[list[float]] = []
+        sent: ClassVar[list[bytes]] = []
 
         def settimeout(self, seconds: float) -> None:
             self.patience.append(seconds)
 
         def recv(self, _: int) -> bytes:
-            return self.pieces.pop(0) if len(self.pieces) > 1 else self.pieces[0]
+            return self.pieces.pop(0)
+
+        def sendall(self, content: bytes) -> None:
+            self.sent.append(content)
+
+        def shutdown(self, _: int) -> None:
+            self.patience.append(0.0)
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr("fedpriv.protocol.frames.time", SimpleNamespace(monotonic=lambda: 0.0))
-    at_once = SimpleNamespace(put=lambda request: request.reply.set_result(Reply({})))
+    at_once = SimpleNamespace(put=lambda request: request.reply.set_result(Reply({"dtype": "uint8"}, b"key")))
     monkeypatch.setattr(desk, "_requests", at_once)
-    assert desk._read_and_answer(cast(Any, Client())) == Reply({})
-    assert Client.patience == [20.0, 20.0, 20.0, 2.25, 2.25]
+    Client.pieces += [b"a third frame", b""]
+    desk._handle_connection(cast(Any, Client()))
+    # The reply has to be read in 20 s, and after its end what comes is read for 20 s.
+    assert Client.patience == [20.0, 20.0, 20.0, 2.25, 2.25, 20.0, 0.0, 20.0, 20.0]
+    assert b"".join(Client.sent) == b'\0\0\0\x12{"dtype": "uint8"}\0\0\0\x03key'
+    assert desk._connections._value == 33, "the place of the connection is free again"
 
 
 def test_a_guard_process_serves_from_its_start_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from fedpriv.silo.demo import format_toml, prepare_silos
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import Policy, read_policy
-from fedpriv.silo.shard import load_shard
+from fedpriv.silo.shard import load_shard, read_key
 from tests.conftest import small_tree
 from tests.engines.test_units import persons_tree
 from tests.silo.guarded import UNACCOUNTABLE
@@ -50,6 +50,7 @@ def test_shards_are_the_simulations_and_share_no_record(tmp_path: Path) -> None:
     seen: set[bytes] = set()
     for silo, folder in enumerate(folders):
         shard = load_shard(folder / "shard.npz", 10)
+        assert len(read_key(folder / "shard.npz.key")) == 32, "the key of its fingerprint lies beside it"
         records = SimulatedFederation.from_cell(small.points[0].cell).silo(silo).records
         assert np.array_equal(shard.labels, records.labels.numpy())
         images = {image.tobytes() for image in shard.images}

@@ -18,6 +18,7 @@ from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.shard import read_key
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv
 from tests.silo.guarded import refused, write_table_policy
 
@@ -70,6 +71,7 @@ def test_prepared_hospitals_hold_the_simulations_records_as_rows_of_their_own(tm
         features = cell.model.row.features(shard.images, torch.float64, cell.model.settings)
         torch.testing.assert_close(features, simulated.records.features, rtol=0.0, atol=0.0)
         assert shard.labels.tolist() == simulated.records.labels.tolist()
+        assert len(read_key(folder / "shard.csv.key")) == 32
         assert shard.test is not None
         assert len(shard.test.labels) == len(shard.labels) == [36, 24][silo]
         assert counted_mask(shard.labels).sum() == [24, 16][silo]
