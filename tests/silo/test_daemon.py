@@ -1,6 +1,7 @@
 """The guard as a process: its socket, its restarts, and whoever talks to it."""
 
 import grp
+import io
 import json
 import os
 import queue
@@ -207,6 +208,29 @@ def test_the_queries_that_are_read_at_a_time_take_64_mib_or_are_four(
             answered += len(batch)
         for thread in threads:
             thread.join(10.0)
+
+
+@pytest.mark.parametrize(("silos", "peers", "longest"), [(None, 0, 263_040), (None, 3, 263_616), (5, 3, 264_000)])
+def test_a_header_has_room_for_a_scenario_keys_of_all_silos_and_checkpoints_and_a_query_for_all_numbers(
+    tmp_path: Path, silos: int | None, peers: int, longest: int
+) -> None:
+    """In bytes: 4 a character of the scenario, and 2 a byte of 96 for each silo and of 8 checkpoints of 56."""
+    desk = desk_of(tmp_path, SimpleNamespace(peer_count=peers), silos=silos, dimension=10, tick=0.0)
+    begin_ledgers(read_policy(tmp_path / "silo-0.toml"))
+    refusal = Reply({"refused": "the request is malformed or too long", "final": True})
+
+    def answer(header: bytes, query: bytes = b"") -> Reply:
+        frames = b"".join(len(frame).to_bytes(4, "big") + frame for frame in (header, query))
+        sent = SimpleNamespace(recv=io.BytesIO(frames).read, settimeout=lambda _: None)
+        return desk._read_and_answer(cast(Any, sent))
+
+    health = b'{"health": true, "more": "%s"}'
+    for size, expected in ((longest, Reply({"healthy": True})), (longest + 1, refusal)):
+        assert answer(health % (b"x" * (size - len(health) + 2))) == expected
+    at_once = SimpleNamespace(put=lambda request: request.reply.set_result(Reply({})))
+    desk._requests = cast(Any, at_once)
+    for size, expected in ((80, Reply({})), (81, refusal)):
+        assert answer(b"{}", bytes(size)) == expected
 
 
 def test_a_client_has_20_seconds_for_a_header_and_a_length_and_some_for_its_query(
