@@ -227,10 +227,18 @@ def test_a_header_has_room_for_a_scenario_keys_of_all_silos_and_checkpoints_and_
     health = b'{"health": true, "more": "%s"}'
     for size, expected in ((longest, Reply({"healthy": True})), (longest + 1, refusal)):
         assert answer(health % (b"x" * (size - len(health) + 2))) == expected
-    at_once = SimpleNamespace(put=lambda request: request.reply.set_result(Reply({})))
-    desk._requests = cast(Any, at_once)
+    desk.why_unreachable = lambda: "its socket is gone"
+    assert answer(b'{"health": true}') == Reply({"healthy": False, "why": "its socket is gone"})
+    requests: list[daemon.PendingRequest] = []
+
+    def put(request: daemon.PendingRequest) -> None:
+        requests.append(request)
+        request.reply.set_result(Reply({}))
+
+    desk._requests = cast(Any, SimpleNamespace(put=put))
     for size, expected in ((80, Reply({})), (81, refusal)):
-        assert answer(b"{}", bytes(size)) == expected
+        assert answer(b'{"t": 1}', bytes(size)) == expected
+    assert [(request.header, request.query) for request in requests] == [({"t": 1}, bytes(80))]
 
 
 def test_a_client_has_20_seconds_for_a_header_and_a_length_and_some_for_its_query(
