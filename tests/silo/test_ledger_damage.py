@@ -1,6 +1,7 @@
 """Ledgers whose bytes changed on the disk, and guards that are killed with -9 at any write of theirs."""
 
 import hashlib
+import hmac
 import os
 import random
 import shutil
@@ -286,6 +287,47 @@ def test_a_run_that_is_over_keeps_digests_and_its_last_reply_alone(tmp_path: Pat
         over = "round 7 was answered, and this run is over: only a digest of its reply is kept"
         refuse(again, over, "a", 7, RunError)
         refused(again, "round 7 was answered already, for another query", scenario(), 7, zeros() + 1.0, "a")
+
+
+def test_a_chain_is_what_later_releases_compute_again() -> None:
+    """From SHA-256 over parts with their lengths before them, and HMAC where a key is wiped with the run."""
+
+    def digest(*parts: bytes) -> bytes:
+        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+
+    def keyed(key: bytes, text: bytes) -> bytes:
+        return hmac.digest(key, text, "sha256")
+
+    key, other = bytes(range(32)), bytes(32)
+    opened = (0, digest(b"opened", b"run", b"cell", b"0.5", b"1e-08", b"seal"))
+    asked = (1, digest(b"asked", b"run", b"3", b"query"))
+    answered = (2, digest(b"answered", b"run", b"3", b"reply", b"state"))
+    over = (3, digest(b"over", b"run"))
+    entries = [
+        chain.opening_entry("run", "cell", 0.5, 1e-8, b"seal"),
+        chain.query_entry("run", 3, b"query"),
+        chain.reply_entry("run", 3, b"reply", b"state"),
+        chain.ending_entry("run"),
+    ]
+    assert entries == [opened, asked, answered, over]
+    assert chain.first_head("name", b"records") == digest(b"fedpriv ledger", b"name", b"records")
+    told = [bytes([kind]) + text for kind, text in (opened, asked, answered, over)]
+    assert chain.next_head(b"head", 12, reversed(entries)) == digest(b"commit", b"head", b"12", *told)
+    second = digest(b"key, in a chain of another origin", key)
+    assert (chain.make_seal(key), chain.reseal(b"seal", key, other)) == (digest(b"key", key), second)
+    assert [chain.is_seal_of(seal, key) for seal in (digest(b"key", key), second, bytes(32))] == [
+        True,
+        True,
+        False,
+    ]
+    assert chain.reseal(b"seal", None, other) == keyed(other, b"sealseal")
+    assert chain.converted_name("name") == digest(b"converted", b"name").hex()[:32]
+    assert (chain.derive_blind(key, 3), chain.digest_reply(key, b"reply")) == (
+        keyed(key, b"reply 3"),
+        keyed(key, b"reply"),
+    )
+    assert chain.digest_state(key, b"packed") == keyed(keyed(key, b"state"), b"packed")
+    assert chain.digest_state(key, None) == b""
 
 
 def test_a_ledger_has_the_version_that_other_releases_know_and_its_backup_100_more(rest: Path) -> None:
