@@ -64,6 +64,17 @@ def test_a_reporter_on_a_full_disk_says_so_in_one_line(tmp_path: Path, full_disk
     assert list(tmp_path.iterdir()) == []
 
 
+def test_reports_of_an_earlier_attempt_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    reports = {"progress", "history.jsonl", "waiting.json", "failure.json", "outcome.json"}
+    (tmp_path / "run").mkdir()
+    for name in (*reports, "model.npy", "journal"):
+        (tmp_path / "run" / name).write_text("of before")
+    FolderReporter(tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"model.npy", "journal"}
+    FolderReporter(tmp_path / "a" / "new" / "run")
+    assert (tmp_path / "a" / "new" / "run").is_dir()
+
+
 def test_progress_is_written_once_in_a_while_with_all_rounds_until_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

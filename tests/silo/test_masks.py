@@ -106,7 +106,7 @@ def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
     own, *_ = silos = maskers(3)
     good = [masker.public_key for masker in silos]
     again = [(int.from_bytes(key, "little") | 1 << 255).to_bytes(32, "little") for key in good]
-    for keys, reason in (
+    bad: list[tuple[list[bytes], str]] = [
         ([], "expected 3 different public keys"),
         (good[:1], "expected 3 different public keys"),
         ([*good, bytes(32)], "expected 3 different public keys"),
@@ -116,10 +116,12 @@ def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
         ([good[0], again[0], good[2]], "no usable X25519"),  # its own: a mask agreed on with itself
         ([good[0], good[1], (2**255 - 19 + 9).to_bytes(32, "little")], "no usable X25519"),
         ([good[0], good[1], bytes(32)], "no usable X25519"),  # low order: the shared secret would be 0
-    ):
-        with pytest.raises(RunError, match=f"silo 0: .*{reason}"):
-            own.mask(b"".join(keys), 3, 1, 8)
-    assert np.any(own.mask(b"".join(good), 3, 1, 8))
+    ]
+    for t in (1, 2):  # also after a round with the silos' own keys
+        for keys, reason in bad:
+            with pytest.raises(RunError, match=f"silo 0: .*{reason}"):
+                own.mask(b"".join(keys), 3, t, 8)
+        assert np.any(own.mask(b"".join(good), 3, t, 8))
 
 
 def test_each_run_and_silo_has_a_key_of_its_own() -> None:
@@ -362,6 +364,18 @@ def test_peers_with_a_line_that_is_no_key_or_a_silo_that_stands_for_two_are_refu
         (tmp_path / "peers").write_bytes(b"".join(lines))
         with pytest.raises(InputError, match=reason):
             load_identity(0, None, tmp_path / "peers")
+
+
+def test_an_identity_has_the_key_of_its_silo_and_those_of_all(tmp_path: Path) -> None:
+    paths = write_identities(tmp_path)
+    for silo, path in enumerate(paths):
+        identity = load_identity(silo, path, tmp_path / "peers")
+        assert identity.number == silo
+        card = identity.sign_key("run", bytes(32), bytes(32))
+        assert identity.signing_key is not None
+        assert identity.signing_key.public_key() == identity.peers[silo]
+        assert len(identity.peers) == 3
+        assert load_identity(silo, path, None).sign_key("run", bytes(32), bytes(32)) == card
 
 
 def test_a_key_that_is_not_on_file_for_its_silo_is_named_at_once(tmp_path: Path) -> None:

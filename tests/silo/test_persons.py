@@ -126,6 +126,7 @@ def test_records_of_a_silo_have_no_clients(tmp_path: Path) -> None:
     """A client is a silo of a simulation's pool, and no group of rows in a silo's file."""
     shard = read_policy(silo(tmp_path)).load_shard()
     assert [shard.unit_count(make_unit(name)) for name in ("record", "user")] == [20, 7]
+    assert dataclasses.replace(shard, persons=None).person_count == 0
     with pytest.raises(InputError, match="unit = 'client': a silo's guard answers for records, or for persons"):
         shard.unit_count(make_unit("client"))
 
