@@ -17,7 +17,7 @@ from fedpriv.noise.trust import make_unit
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, price_charges
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.shard import Shard
+from fedpriv.silo.shard import Shard, ShardViews
 from tests.engines.test_units import persons_tree
 from tests.silo.charged import charged
 from tests.silo.guarded import (
@@ -120,6 +120,14 @@ def test_other_units_are_refused(
     guard = guard_of(silo(tmp_path, persons, **allow))
     refused(guard, line, scenario(tmp_path, **privacy))
     assert charged(guard) == []
+
+
+def test_a_query_is_checked_on_one_person_whose_record_is_of_zeros(tmp_path: Path) -> None:
+    shard, cell = read_policy(silo(tmp_path)).load_shard(), resolve_cell(json.loads(scenario(tmp_path)), "test")
+    blank = ShardViews(shard).blank_record(cell)
+    assert blank.labels.tolist() == [[0, -1, -1]]
+    assert blank.features.shape == (1, 3, 785)
+    assert not blank.features[..., :784].any()
 
 
 def test_records_of_a_silo_have_no_clients(tmp_path: Path) -> None:
