@@ -289,6 +289,18 @@ def test_a_run_that_is_over_keeps_digests_and_its_last_reply_alone(tmp_path: Pat
         refused(again, "round 7 was answered already, for another query", scenario(), 7, zeros() + 1.0, "a")
 
 
+def test_a_key_is_gone_from_all_files_as_soon_as_its_run_is_over(underway: Path) -> None:
+    """SQLite's journal has the pages from before: a guard that is killed then leaves it to nobody."""
+    ledger = SiloLedger(underway / LEDGER)
+    before = ledger.find_run("c")
+    assert before is not None
+    assert before.key is not None
+    assert before.key in (underway / LEDGER).read_bytes()
+    with ledger.lock(), ledger.transaction():
+        ledger.end_run("c")
+    assert not [path for path in underway.glob(f"{LEDGER}*") if before.key in path.read_bytes()]
+
+
 def test_a_chain_is_what_later_releases_compute_again() -> None:
     """From SHA-256 over parts with their lengths before them, and HMAC where a key is wiped with the run."""
 
