@@ -440,7 +440,7 @@ def test_evaluations_have_no_slack_of_training(tmp_path: Path) -> None:
     [
         ('"512 MiB"', 2**29),
         ('"1 GiB"', 2**30),
-        ('"2 TiB"', 2**41),
+        ('"2TiB"', 2**41),
         ('"524288 KiB"', 2**29),
         ('"536870912 B"', 2**29),
         ("536870912", 2**29),
