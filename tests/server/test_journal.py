@@ -141,6 +141,26 @@ def test_what_a_round_is_gone_on_from_is_on_the_disk_in_its_order(
     assert events == [key, first, "write", "sync", second, "write", "sync", set()]
 
 
+def test_key_and_sums_are_zeros_on_the_disk_before_they_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a run of one round, too: zeros that stay in memory leave the old blocks to a thief of the disk."""
+    synced: list[tuple[str, bytes]] = []
+    with ServerJournal(tmp_path, EntrySizes(torch.float64, (2,), has_secret_state=True)) as journal:
+        journal.load_noise_key()
+        journal.record(1, JournalEntry(torch.zeros(2, dtype=torch.float64)), {}, None, b"sums")
+        names = {path.stat().st_ino: path.name for path in tmp_path.iterdir()}
+
+        def sync(file: int) -> None:
+            if (name := names.get(os.fstat(file).st_ino)) is not None:
+                synced.append((name, os.pread(file, 100, 0)))
+
+        monkeypatch.setattr(os, "fsync", sync)
+        journal.wipe_key()
+    assert sorted(synced) == [("noise.key", bytes(32)), ("sums-1.bin", bytes(20))]
+    assert [path.name for path in tmp_path.iterdir()] == ["released.bin"]
+
+
 def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_over(tmp_path: Path) -> None:
     journal = journal_in(tmp_path / "j")
     key = journal.load_noise_key()
