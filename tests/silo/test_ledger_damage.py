@@ -365,13 +365,15 @@ def test_last_replies_are_kept_of_the_runs_that_ended_last(tmp_path: Path) -> No
     [
         ("runs", "key", "run_id = 'a'"),
         ("runs", "state", "run_id = 'a'"),
+        ("runs", "key", "run_id = 'c'"),
+        ("runs", "state", "run_id = 'c'"),
         ("answers", "blind", "run_id = 'a' AND t = 1"),
         ("answers", "reply", "run_id = 'a' AND t = 1"),
         *[("answers", name, "run_id = 'c' AND t = 5") for name in ("replied", "after", "head", "blind", "reply")],
     ],
     ids=lambda value: value.replace(" ", ""),
 )
-def test_a_secret_that_is_put_where_none_is_left_is_noticed(
+def test_a_secret_that_is_put_where_none_is_left_or_another_was_is_noticed(
     underway: Path, table: str, column: str, row: str
 ) -> None:
     """A run that is over has no key, no state and no blind, and a query without a reply has nothing of one."""
