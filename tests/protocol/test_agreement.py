@@ -8,7 +8,16 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from fedpriv.clients import app as silo
-from fedpriv.protocol.messages import ADMISSION_QUERY, PROTOCOL_VERSION, PUBLIC_KEY_QUERY, TRAIN, read_refusal
+from fedpriv.protocol.messages import (
+    ADMISSION_QUERY,
+    PROTOCOL_VERSION,
+    PUBLIC_KEY_QUERY,
+    TRAIN,
+    clock_offset,
+    format_clock_offset,
+    is_clock_tolerated,
+    read_refusal,
+)
 
 NEWER = {"protocol": PROTOCOL_VERSION + 1, "fedpriv": "0.9\x1b[2J"}
 
@@ -42,6 +51,14 @@ def test_another_protocol_is_refused_before_the_guard_is_asked(
         assert refusal is not None
         assert refusal.is_final
         assert re.search(words, refusal.reason), refusal.reason
+
+
+def test_a_clock_may_be_behind_by_305_seconds_or_ahead_by_5() -> None:
+    """Measured on Flower: beyond them a SuperLink refuses a SuperNode without a reason."""
+    offsets = {-305.0: False, -304.999: True, 0.0: True, 4.999: True, 5.0: False}
+    assert {offset: is_clock_tolerated(offset) for offset in offsets} == offsets
+    assert [clock_offset(remote, 10.0, 12.0) for remote in (7.0, 10.0, 11.0, 12.0, 15.0)] == [-3.0, 0, 0, 0, 3.0]
+    assert [format_clock_offset(offset) for offset in (2.6, -2.6)] == ["3 s ahead of", "3 s behind"]
 
 
 def test_the_same_protocol_is_no_matter_of_words() -> None:

@@ -15,8 +15,10 @@ from fedpriv.protocol.messages import (
     query_content,
     read_bytes_field,
     read_int_field,
+    read_shared_tensor,
     read_tensor,
     to_array_record,
+    vector_content,
 )  # fmt: skip
 from fedpriv.rounds.round import is_finite
 
@@ -49,6 +51,24 @@ def test_finiteness(bad: float) -> None:
     assert not is_finite(vector)
     vector[18] = -bad
     assert not is_finite(vector)
+
+
+@pytest.mark.parametrize("values", [np.arange(3.0), np.asfortranarray(np.ones((2, 3), np.float32))])
+def test_a_query_is_one_tensor_for_all_silos_of_a_process(values: NDArray[Any]) -> None:
+    first, same = (RecordDict({"query": ArrayRecord({"v": Array(values)})}) for _ in range(2))
+    other = RecordDict({"query": ArrayRecord({"v": Array(values + 1)})})
+    shared = read_shared_tensor(first, "query")
+    assert np.array_equal(shared.numpy(), values)
+    assert shared.numpy().dtype == values.dtype
+    assert read_shared_tensor(same, "query") is shared
+    assert np.array_equal(read_shared_tensor(other, "query").numpy(), values + 1)
+
+
+@pytest.mark.parametrize(("length", "is_long"), [(2**22 - 128, False), (2**22 - 127, True)])
+def test_a_vector_of_more_than_4_mib_is_an_array_that_flower_sends_in_pieces(length: int, is_long: bool) -> None:
+    content = vector_content("query", encode_array(np.zeros(length, np.uint8)), {"t": 1})
+    assert sorted(content) == (["config", "query"] if is_long else ["config"])
+    assert len(read_tensor(content, "query")) == length
 
 
 def test_missing_or_mistyped_content_is_named() -> None:

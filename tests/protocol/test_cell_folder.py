@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,7 +18,7 @@ from fedpriv.core.files import write_bytes, write_json, write_vector
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.cell_folder import FolderReader, FolderReporter, make_run_config, scenario_from_run_config
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.app import make_server_app
+from fedpriv.server.app import make_server_app, output_folder
 
 DONE = CellOutcome({"test_loss": 1.0}, None, 1.0, (), 1, np.zeros(3, np.float32))
 
@@ -61,6 +62,54 @@ def test_a_reporter_on_a_full_disk_says_so_in_one_line(tmp_path: Path, full_disk
         with pytest.raises(RunError, match=r"cannot be written there: .*No space left on device"):
             report(*arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_reports_of_an_earlier_attempt_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    reports = {"progress", "history.jsonl", "waiting.json", "failure.json", "outcome.json"}
+    (tmp_path / "run").mkdir()
+    for name in (*reports, "model.npy", "journal"):
+        (tmp_path / "run" / name).write_text("of before")
+    FolderReporter(tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"model.npy", "journal"}
+    FolderReporter(tmp_path / "a" / "new" / "run")
+    assert (tmp_path / "a" / "new" / "run").is_dir()
+
+
+def test_progress_is_written_once_in_a_while_with_all_rounds_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, seen = [100.0], list[str]()
+    monkeypatch.setattr("fedpriv.protocol.cell_folder.time", SimpleNamespace(monotonic=lambda: now[0]))
+    reporter = FolderReporter(tmp_path)
+    for seconds, rounds in ((0.0, 3), (0.01, 2), (0.5, 4)):
+        now[0] += seconds
+        reporter.advanced(rounds)
+        seen.append((tmp_path / "progress").read_text())
+    assert seen == ["3", "3", "9"]
+
+
+def test_evaluations_come_one_by_one_in_the_order_of_their_rounds(tmp_path: Path) -> None:
+    reporter, reader = FolderReporter(tmp_path), FolderReader(tmp_path)
+    for t, loss in ((2, 0.5), (4, 0.25)):
+        reporter.evaluated(0, t, {"test_loss": loss})
+        assert list(reader.read_new_evaluations()) == [{"round": t, "test_loss": loss}]
+
+
+def test_a_deployment_has_its_journal_in_its_folder_and_its_checkpoints_beside_all_runs(
+    small_cell: Callable[..., Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints of silos' ledgers are for later runs, too."""
+    runs, calls = tmp_path / "runs", list[tuple[Any, ...]]()
+    monkeypatch.setattr("fedpriv.server.app.deploy_cell", lambda *arguments: calls.append(arguments))
+    folder, grid, cell = runs / "mine" / "deployment" / "digest", InProcessGrid(None, 3, {}), small_cell()
+    config = {**make_run_config(cell, folder), "run-token": "token"}
+    app = make_server_app(lambda run_config: FolderReporter(output_folder(run_config)))
+    app(grid, grid.server_context(config))
+    ((given_grid, given_cell, reporter, journal, checkpoints),) = calls
+    assert (given_grid, given_cell, journal, checkpoints) == (grid, cell, folder / "journal", runs / ".commits")
+    reporter.evaluated(0, 1, {})
+    assert (folder / "history.jsonl").exists()
+    assert output_folder({"out": ""}) == Path("runs/flower")
 
 
 def test_a_folder_that_cannot_be_made_says_so_in_one_line(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fedpriv.protocol.cell_folder import make_run_config
 from fedpriv.protocol.messages import (
     REPLY_CHECKPOINT,
     SERVER_CHECKPOINTS,
+    Checkpoint,
     add_bytes,
     query_content,
     read_int_field,
@@ -99,6 +100,27 @@ def test_guarantee_a_silo_that_was_put_back_between_two_runs_is_noticed_in_the_n
         deploy("three")
 
 
+def test_a_server_remembers_the_last_checkpoint_of_each_of_a_silos_last_ledgers(tmp_path: Path) -> None:
+    """One message carries all of them, which are eight at most."""
+    content, store = query_content(to_array_record(torch.zeros(2)), 1, ConfigRecord()), CheckpointStore(tmp_path)
+
+    def remember(ledger: int, number: int) -> list[tuple[int, int]]:
+        told = Checkpoint(f"{ledger:032x}", number, bytes(32)).wire_bytes
+        store.record_checkpoint(1, add_bytes(content, REPLY_CHECKPOINT, told))
+        sent = read_optional_bytes(CheckpointStore(tmp_path).add_checkpoints(1, content), SERVER_CHECKPOINTS)
+        assert sent == read_optional_bytes(store.add_checkpoints(1, content), SERVER_CHECKPOINTS)
+        assert store.add_checkpoints(0, content) is content
+        return [(int(known.ledger_name, 16), known.number) for known in unpack_checkpoints(sent)]
+
+    assert remember(1, 5) == [(1, 5)]
+    assert remember(2, 9) == [(1, 5), (2, 9)]
+    assert remember(1, 6) == [(2, 9), (1, 6)]
+    for ledger in range(3, 9):
+        remember(ledger, 1)
+    assert remember(1, 7) == [(2, 9), *((ledger, 1) for ledger in range(3, 9)), (1, 7)]
+    assert remember(99, 1) == [*((ledger, 1) for ledger in range(3, 9)), (1, 7), (99, 1)]
+
+
 def test_nonsense_of_a_silo_is_not_remembered_and_a_damaged_file_is_none(tmp_path: Path) -> None:
     content, commits = query_content(to_array_record(torch.zeros(2)), 1, ConfigRecord()), CheckpointStore(tmp_path)
     for told in (b"", b"x" * 55, b"x" * 57, b"x" * 10_000):
@@ -112,5 +134,6 @@ def test_nonsense_of_a_silo_is_not_remembered_and_a_damaged_file_is_none(tmp_pat
     sent = CheckpointStore(tmp_path).add_checkpoints(0, content)
     assert read_optional_bytes(sent, SERVER_CHECKPOINTS) == bytes(56)
     assert read_optional_bytes(content, SERVER_CHECKPOINTS) == b""
-    (tmp_path / "silo-0").write_bytes(bytes(57))
-    assert CheckpointStore(tmp_path).add_checkpoints(0, content) is content
+    for size in (57, 9 * 56):
+        (tmp_path / "silo-0").write_bytes(bytes(size))
+        assert CheckpointStore(tmp_path).add_checkpoints(0, content) is content

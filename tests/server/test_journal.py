@@ -1,7 +1,9 @@
 """The server's journal: what a killed server goes on from."""
 
 import errno
+import hashlib
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -75,6 +77,88 @@ def test_an_entry_cut_short_never_happened_and_rounds_come_in_order(tmp_path: Pa
         assert vector is not None
         assert torch.equal(vector.flatten(), factor * first)
     assert (once_more.read_entry(3), once_more.missed_rounds()) == (None, {0: [2]})
+
+
+def test_the_files_of_a_journal_have_the_form_that_a_later_release_reads(tmp_path: Path) -> None:
+    """An entry: values, the 32 bytes of the query chain, and 16 of SHA-256 over round and entry."""
+    chain, bodies = bytes(range(32)), list[bytes]()
+    with ServerJournal(tmp_path, EntrySizes(torch.float64, (2, 1), has_secret_state=True)) as journal:
+        for t, values in ((1, [1.0, 2.0]), (2, [3.0])):
+            entry = JournalEntry(torch.tensor(values, dtype=torch.float64), chain)
+            journal.record(t, entry, {}, None, b"sums")
+            body = struct.pack(f"{len(values)}d", *values) + chain
+            bodies.append(body + hashlib.sha256(t.to_bytes(8, "big") + body).digest()[:16])
+    assert (tmp_path / "released.bin").read_bytes() == b"".join(bodies)
+    sums = hashlib.sha256(b"\0\0\0\0\0\0\0\2" + b"sums").digest()[:16] + b"sums"
+    assert (tmp_path / "sums-2.bin").read_bytes() == sums
+
+
+def test_sums_that_the_disk_has_damaged_are_not_gone_on_from(tmp_path: Path) -> None:
+    """A trusted server's sums without noise: a flipped bit would go into every later release."""
+    sizes = EntrySizes(torch.float64, (2, 2), has_secret_state=True)
+    with ServerJournal(tmp_path, sizes) as journal:
+        assert journal.load_secret_state() == b""
+        journal.record(1, JournalEntry(torch.zeros(2, dtype=torch.float64)), {}, None, b"sums")
+        assert journal.load_secret_state() == b"sums"
+        path = tmp_path / "sums-1.bin"
+        path.write_bytes(content := path.read_bytes()[:-1] + b"z")
+        with pytest.raises(RunError, match=r"sums-1\.bin: damaged, so the run cannot go on: start a new run"):
+            journal.load_secret_state()
+        path.write_bytes(bytes(16) + content[16:])
+        with pytest.raises(RunError, match=r"sums-1\.bin: damaged"):
+            journal.load_secret_state()
+
+
+def test_what_a_round_is_gone_on_from_is_on_the_disk_in_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key before its first round, sums before their entry, and the entry before its round is over."""
+    events: list[object] = []
+    write, sync = os.pwrite, os.fsync
+
+    def written(file: int, body: bytes, place: int) -> int:
+        events.append("write")
+        return write(file, body, place)
+
+    def synced(file: int) -> None:
+        sync(file)
+        if file == journal._file:
+            events.append("sync")
+
+    def names(folder: Path) -> None:
+        events.append({path.name for path in folder.iterdir()} - {"released.bin"})
+
+    with ServerJournal(tmp_path, EntrySizes(torch.float64, (2,) * 3, has_secret_state=True)) as journal:
+        monkeypatch.setattr("fedpriv.server.journal.sync_folder", names)
+        monkeypatch.setattr(os, "pwrite", written)
+        monkeypatch.setattr(os, "fsync", synced)
+        journal.load_noise_key()
+        for t in (1, 2):
+            journal.record(t, JournalEntry(torch.zeros(2, dtype=torch.float64)), {}, None, b"sums")
+        journal.wipe_key()
+    key = {"noise.key"}
+    first, second = key | {"sums-1.bin"}, key | {"sums-1.bin", "sums-2.bin"}
+    assert events == [key, first, "write", "sync", second, "write", "sync", set()]
+
+
+def test_key_and_sums_are_zeros_on_the_disk_before_they_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a run of one round, too: zeros that stay in memory leave the old blocks to a thief of the disk."""
+    synced: list[tuple[str, bytes]] = []
+    with ServerJournal(tmp_path, EntrySizes(torch.float64, (2,), has_secret_state=True)) as journal:
+        journal.load_noise_key()
+        journal.record(1, JournalEntry(torch.zeros(2, dtype=torch.float64)), {}, None, b"sums")
+        names = {path.stat().st_ino: path.name for path in tmp_path.iterdir()}
+
+        def sync(file: int) -> None:
+            if (name := names.get(os.fstat(file).st_ino)) is not None:
+                synced.append((name, os.pread(file, 100, 0)))
+
+        monkeypatch.setattr(os, "fsync", sync)
+        journal.wipe_key()
+    assert sorted(synced) == [("noise.key", bytes(32)), ("sums-1.bin", bytes(20))]
+    assert [path.name for path in tmp_path.iterdir()] == ["released.bin"]
 
 
 def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_over(tmp_path: Path) -> None:

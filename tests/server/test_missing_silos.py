@@ -36,6 +36,7 @@ class Losing(InProcessGrid):
     """Silo 1 is away in some rounds: it is never asked, or, with `late`, its answer is lost."""
 
     late = False
+    away: tuple[int, ...] = AWAY
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         sent = list(messages)
@@ -48,7 +49,7 @@ class Losing(InProcessGrid):
 
     def _away(self, message: Message) -> bool:
         silo = self._contexts[message.metadata.dst_node_id].node_config["partition-id"]
-        return silo == 1 and "config" in message.content and message.content["config"]["t"] in AWAY
+        return silo == 1 and "config" in message.content and message.content["config"]["t"] in self.away
 
 
 def cell_of(trust: str, name: str, **changes: Any) -> Cell:
@@ -91,6 +92,20 @@ def test_it_computes_what_the_simulation_of_these_absences_does(
     assert strategy.missed_rounds == {1: list(AWAY)} == simulated.cell_outcome.missed
     assert np.array_equal(strategy.model.numpy(), simulated.cell_outcome.model)
     assert make_release_streams(strategy.plan, 8) == make_release_streams(plan_with(cell_of(trust, name)), 8)
+
+
+def test_a_silo_that_is_away_from_the_first_round_on_is_as_in_a_simulation(tmp_path: Path) -> None:
+    """Its message before round 1 is zeros."""
+
+    class Late(Losing):
+        away = (1, 2)
+
+    cell = cell_of("untrusted", "tree", deployment={"missing": "continue"})
+    federation = {"silos": 3, "rounds": 8, "away": {"1": [1, 2]}}
+    (simulated,), _ = run("inprocess", cell_of("untrusted", "tree", federation=federation))
+    strategy = serve(cell, tmp_path, Late(app, 3, make_run_config(cell, Path())))
+    assert strategy.missed_rounds == {1: [1, 2]}
+    assert np.array_equal(strategy.model.numpy(), simulated.cell_outcome.model)
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])

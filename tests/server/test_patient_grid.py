@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from flwr.app import ArrayRecord, Error, Message, RecordDict
@@ -100,6 +101,16 @@ def refusing(*, final: bool) -> Answer:
     return lambda message, _: [Message(refusal_content(Refusal("no", final)), reply_to=message)]
 
 
+DEPLOYED = {name: value for name, value in vars(fedpriv.server.grid).items() if name.endswith("_SECONDS")}
+"""Times of a real server, which most of these tests shorten."""
+
+
+@pytest.fixture
+def deployed_times(impatience: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in DEPLOYED.items():
+        monkeypatch.setattr(fedpriv.server.grid, name, value)
+
+
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_POLL_SECONDS", "_NODE_POLL_SECONDS", "_RETRY_SECONDS"):
@@ -135,6 +146,39 @@ def test_what_cannot_pass_is_not_asked_again(fault: Answer) -> None:
     (reply,) = ask(grid, [7])
     assert reply.has_error() or read_refusal(reply.content) == Refusal("no", is_final=True)
     assert grid.asked == [7]
+
+
+def test_a_node_that_the_superlink_does_not_know_is_asked_again_after_a_while(
+    clock: "Clock", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unknown(ScriptedGrid):
+        pushed = 0
+
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            self.pushed += 1
+            return super().push_messages(messages) if self.pushed > 3 else [""] * len(list(messages))
+
+    monkeypatch.setattr(fedpriv.server.grid, "_RETRY_SECONDS", 2.0)
+    grid = Unknown({7: 0}, release)
+    monkeypatch.setattr(PatientGrid, "_poll_nodes", lambda _: None)
+    assert len(PatientGrid(grid).send_and_receive([Message(RecordDict(), 7, TRAIN)], timeout=50.0)) == 1
+    assert grid.pushed == 4
+    assert 6.0 <= clock.now < 7.0
+
+
+def test_what_the_grid_of_flower_does_itself_is_left_to_it() -> None:
+    run, message = Run.create_empty(3), Message(RecordDict(), 7, TRAIN)
+    grid = Mock(run=run)
+    patient = PatientGrid(grid)
+    patient.set_run(run)
+    grid.set_run.assert_called_once_with(run)
+    assert patient.run is run
+    assert patient.get_node_ids() is grid.get_node_ids.return_value
+    assert patient.get_nodes() is grid.get_nodes.return_value
+    assert patient.push_messages([message]) is grid.push_messages.return_value
+    grid.push_messages.assert_called_once_with([message])
+    assert patient.pull_messages(["m1"]) is grid.pull_messages.return_value
+    grid.pull_messages.assert_called_once_with(["m1"])
 
 
 def test_two_replies_to_one_question_count_once() -> None:
@@ -229,6 +273,7 @@ class Clock:
     time = monotonic
 
     def sleep(self, seconds: float) -> None:
+        assert seconds > 0.0, "a server that never pauses takes a core"
         self.slept.append(seconds)
         self.now += seconds
 
@@ -238,6 +283,57 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(fedpriv.server.grid, "time", clock)
     return clock
+
+
+class TimedGrid(ScriptedGrid):
+    """Notes when a message is sent, and counts the looks for new nodes."""
+
+    def __init__(self, clock: Clock, answer: Answer) -> None:
+        super().__init__({7: 0}, answer)
+        self.clock, self.times, self.looks = clock, list[float](), 0
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        self.times += [self.clock.now] * sum(message.metadata.message_type == TRAIN for message in messages)
+        return super().push_messages(messages)
+
+    def get_node_ids(self) -> list[int]:
+        self.looks += 1
+        return super().get_node_ids()
+
+
+@pytest.mark.usefixtures("deployed_times")
+@pytest.mark.parametrize(
+    ("answer", "times"),
+    [
+        (lost, [0.0, 30.0, 90.0, 210.0]),
+        (refusing(final=False), [2.0 * number for number in range(150)]),
+        (failing(ErrorCode.NODE_UNAVAILABLE), [2.0 * number for number in range(150)]),
+    ],
+    ids=["silent", "refusing", "failing"],
+)
+def test_a_silo_is_asked_again_after_two_seconds_or_if_it_is_silent_after_thirty_and_twice_as_long(
+    clock: Clock, answer: Answer, times: list[float]
+) -> None:
+    grid = TimedGrid(clock, answer)
+    PatientGrid(grid).send_and_receive([Message(RecordDict(), 7, TRAIN)], timeout=300.0)
+    # Each pause between two looks is a tenth of a second, which adds up.
+    assert grid.times[:4] == pytest.approx(times[:4], abs=0.5)
+    assert len(grid.times) == pytest.approx(len(times), rel=0.06)
+    assert set(clock.slept) == {0.1}
+    assert grid.looks == pytest.approx(300, rel=0.1), "one look for new nodes a second"
+    assert clock.now == pytest.approx(300.0, abs=0.2)
+
+
+@pytest.mark.usefixtures("deployed_times")
+def test_a_wait_is_told_after_five_seconds(clock: Clock) -> None:
+    waits: list[tuple[list[int], float]] = []
+    patient = PatientGrid(TimedGrid(clock, lost), on_wait=lambda silos, now: waits.append((list(silos), now)))
+    for seconds in (4.8, 5.3):
+        with pytest.raises(RunError, match=f"silo 1 was not connected after {seconds:.0f} s"):
+            patient.roster(2, seconds)
+        assert len(waits) == (seconds > 5.0)
+    assert waits[0] == ([1], pytest.approx(4.8, abs=0.2)), "with the start of the wait"
 
 
 @pytest.mark.parametrize("held", [0.0, 1.0])
@@ -307,6 +403,24 @@ def test_seconds_in_which_the_server_was_stopped_are_no_silos_fault(clock: Clock
     start = clock.now
     assert ask(Slow({7: 0}, lost), [7], timeout=15.0) == []
     assert clock.now - start < 1000.0
+
+
+@pytest.mark.usefixtures("deployed_times")
+@pytest.mark.parametrize(
+    ("gap", "timeout", "end"),
+    [(4.5, 50.0, 54.0), (5.5, 51.2, 951.5), (5.5, 46.2, 951.5)],
+)
+def test_gaps_of_more_than_five_seconds_are_no_silos_fault_and_count_for_900_at_most(
+    clock: Clock, gap: float, timeout: float, end: float
+) -> None:
+    class Gaps(ScriptedGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            clock.now += gap
+            return []
+
+    patient = PatientGrid(Gaps({}, lost))
+    assert patient.send_and_receive([Message(RecordDict(), 7, TRAIN)], timeout=timeout) == []
+    assert clock.now == pytest.approx(end)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """What a silo that misbehaves does to a run: it fails, with the silo's number and the round."""
 
 import io
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,19 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.clients.app import app as honest
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.protocol.cell_folder import make_run_config
-from fedpriv.protocol.messages import RecordCounts, release_content
+from fedpriv.protocol.messages import PUBLIC_KEY_QUERY, RecordCounts, release_content
 from fedpriv.rounds import floats as rounds
 from fedpriv.rounds.floats import FloatSteps
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.app import simulated_strategy
-from fedpriv.server.strategy import ReleaseStrategy
+from fedpriv.server.app import run_cell, simulated_strategy
+from fedpriv.server.strategy import ReleaseStrategy, ServerAggregator
 
 MakeCell = Callable[..., Cell]
 Answer = Callable[[Message, Context], Message]
@@ -120,6 +123,67 @@ def test_the_order_of_replies_does_not_matter(small_cell: MakeCell) -> None:
     cell = small_cell(run__dtype="float32", federation__silos=7)
     forward, backward = run_with(honest, cell), run_with(honest, cell, ReversingGrid)
     assert torch.equal(forward.model, backward.model)
+
+
+@pytest.mark.parametrize("fault", ["lost", "short"])
+def test_without_every_silos_key_no_masked_round_begins(small_cell: MakeCell, fault: str) -> None:
+    class Faulty(InProcessGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+            replies = list(super().send_and_receive(messages, timeout=timeout))
+            if messages and next(iter(messages)).metadata.message_type == PUBLIC_KEY_QUERY:
+                replies[1].content["key"]["public"] = bytes(95)
+                return [replies[1], replies[0]] if fault == "lost" else replies
+            return replies
+
+    line = "public keys: no reply from silo 2" if fault == "lost" else "silo 1, public keys: 95 bytes, expected 32"
+    with pytest.raises(RunError, match=line):
+        run_with(honest, small_cell(algorithm__trust="secure-aggregation"), Faulty)
+
+
+def test_a_server_has_no_noise_in_floating_point_outside_a_simulation(small_cell: MakeCell) -> None:
+    """Guarantee of `ServerAggregator`: floating point protects nobody."""
+    for trust, is_refused in (("trusted", True), ("untrusted", False)):
+        cell = small_cell(algorithm__trust=trust)
+        plan = make_plan(cell, load_task(cell).objective)
+        error = pytest.raises(ValueError, match="floating point in simulations only")
+        with error if is_refused else nullcontext():
+            ServerAggregator(plan, plan.objective.initial(), bytes(32))
+
+
+def test_an_observer_sees_every_round_and_evaluation_and_the_outcome_has_the_seconds_of_the_run(
+    small_cell: MakeCell,
+) -> None:
+    class Recorder(RunObserver):
+        rounds, evaluations = 0, list[int]()
+
+        def advanced(self, rounds: int) -> None:
+            assert rounds > 0
+            self.rounds += rounds
+
+        def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+            assert self.rounds <= t
+            self.evaluations.append(t)
+
+    cell, observer, start = small_cell(), Recorder(), time.perf_counter()
+    outcome = run_cell(InProcessGrid(honest, 3, make_run_config(cell, Path())), cell, observer)
+    assert 0.0 < outcome.wall_seconds <= time.perf_counter() - start
+    assert (observer.rounds, observer.evaluations) == (8, [2, 4, 6, 8])
+    assert (len(outcome.model), outcome.fraction_clipped) == (7850, 0.0)
+    assert outcome.metrics.keys() == {"test_loss", "test_accuracy"}
+
+
+@pytest.mark.parametrize(("clip", "clipped"), [(1e-6, 48), (1e6, 0)])
+def test_a_server_adds_up_the_records_and_the_clipped_ones_of_all_rounds(
+    small_cell: MakeCell, clip: float, clipped: int
+) -> None:
+    """Three silos with two records in each of eight rounds."""
+    sgd = {"name": "dp-sgd", "trust": "untrusted", "clip": clip, "step": 0.1}
+    cell = small_cell(algorithm=sgd, federation__batch=2, privacy={"relation": "zero-out", "mu": 1.0})
+    objective = load_task(cell).objective
+    before = simulated_strategy(make_plan(cell, objective), objective.initial(), cell)
+    assert (before.rounds_done, before.counts) == (0, RecordCounts(0, 0))
+    after = run_with(honest, cell)
+    assert (after.rounds_done, after.counts) == (8, RecordCounts(48, clipped))
 
 
 def test_two_nodes_that_claim_to_be_one_silo_are_refused(small_cell: MakeCell) -> None:

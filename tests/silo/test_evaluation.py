@@ -17,11 +17,13 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.plan.evaluation import EvaluationPlan, make_evaluation_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.demo import evaluation_allowance
 from fedpriv.silo.guards import begin_ledgers, end_run, format_status, open_guards
 from fedpriv.silo.ledger import LedgerError, SiloLedger
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo
+from tests.conftest import small_tree
 from tests.silo.charged import charged
 from tests.silo.evaluated import ASKED, MODEL, SCENARIO, evaluator, guards_of, ledger_of, write_tested
 from tests.silo.guarded import CELL, ZERO, cell_json, change_shard, find_run, refused, write_silo
@@ -268,3 +270,13 @@ def test_silo_init_begins_both_ledgers(tmp_path: Path) -> None:
 def test_persons_are_not_evaluated_on_one_by_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'allow\.unit = "user": test records are protected one by one'):
         guards_of(write_tested(tmp_path, unit="user"))
+
+
+def test_a_policy_is_made_for_evaluations_with_noise_alone() -> None:
+    """Its budget is for runs whose evaluations compose: four cost √4 = 2 times as much as one."""
+    allowed = evaluation_allowance(resolve_cell(small_tree(evaluation=ASKED), "test"), 4)
+    assert allowed == {"budget": 2.0, "evaluations": 4}
+    assert evaluation_allowance(resolve_cell(small_tree(), "test")) == {}
+    without = small_tree(evaluation={"records": 30}, privacy={"mode": "none", "relation": "replace-one"})
+    with pytest.raises(InputError, match=r"evaluation\.mu: this key is missing"):
+        evaluation_allowance(resolve_cell(without, "test"))

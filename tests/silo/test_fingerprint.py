@@ -7,9 +7,9 @@ import shutil
 import sqlite3
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -393,6 +393,34 @@ def test_guards_that_convert_one_ledger_at_once_both_answer(old: Path) -> None:
     assert torch.equal(ask(first, old, 3), ask(second, old, 3))
     assert torch.isfinite(ask(second, old, 4)).all()
     assert torch.isfinite(ask(first, old, 5)).all()
+
+
+def test_rows_that_changed_under_a_guard_are_not_converted(old: Path) -> None:
+    """Gains: a run at half of its price, under a seal that the conversion itself would make."""
+    ledger, policy = SiloLedger(old / "ledger.sqlite"), read_policy(old / POLICY)
+    with closing(sqlite3.connect(old / "ledger.sqlite")) as database, database:
+        database.execute("UPDATE runs SET mu = mu / 2")
+    with pytest.raises(InputError, match="its file is not what was written"):
+        Guard(policy, ledger, policy.load_shard())
+    assert not ledger.is_keyed()
+
+
+def test_a_guard_that_waits_while_another_converts_the_ledger_goes_on_with_it(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, policy = SiloLedger(old / "ledger.sqlite"), read_policy(old / POLICY)
+    lock = ledger.lock
+
+    @contextmanager
+    def late_lock() -> Iterator[None]:
+        Guard(policy, SiloLedger(old / "ledger.sqlite"), policy.load_shard())
+        with lock():
+            yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "lock", late_lock)
+        waiting = Guard(policy, ledger, policy.load_shard())
+    assert torch.isfinite(ask(waiting, old, 3)).all()
 
 
 def test_a_process_that_opened_the_ledger_before_its_conversion_ends_a_run_after_it(old: Path) -> None:

@@ -97,10 +97,13 @@ def test_a_last_round_that_fails_ends_the_run_and_wipes_its_key_and_state(
     before = find_run(guard)
     assert before.key
     assert before.state
+    assert guard.budget_status.open_run_count == 1
     with monkeypatch.context() as patch:
         patch.setattr(Silo, "answer", Mock(side_effect=MemoryError))
         refused(guard, "its guard failed, and its own log says why", t=8)
     assert (find_run(guard).key, find_run(guard).state) == (None, None)
+    assert not guard._loaded_silos, "and no silo with the key is left in memory"
+    assert guard.budget_status.open_run_count == 0
     refused(guard, "this run is over", t=8)
     assert before.key not in b"".join(path.read_bytes() for path in tmp_path.glob("ledger-0.sqlite*"))
 

@@ -1,12 +1,14 @@
 """Ledgers whose bytes changed on the disk, and guards that are killed with -9 at any write of theirs."""
 
 import hashlib
+import hmac
 import os
 import random
 import shutil
 import signal
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,12 @@ import torch
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo import chain
 from fedpriv.silo.admission import Charge
+from fedpriv.silo.backup import back_up_ledgers
 from fedpriv.silo.chain import Commit, MarkContent, RollbackMark
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import format_price_check
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.rows import MAX_RUNS_WITH_REPLY, file_digest
+from fedpriv.silo.rows import file_digest, wipe_journal
 from fedpriv.silo.silo import Silo
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.silo.charged import charged
@@ -286,14 +289,161 @@ def test_a_run_that_is_over_keeps_digests_and_its_last_reply_alone(tmp_path: Pat
         refused(again, "round 7 was answered already, for another query", scenario(), 7, zeros() + 1.0, "a")
 
 
+def test_a_key_is_gone_from_all_files_as_soon_as_its_run_is_over(underway: Path) -> None:
+    """SQLite's journal has the pages from before: a guard that is killed then leaves it to nobody."""
+    ledger = SiloLedger(underway / LEDGER)
+    before = ledger.find_run("c")
+    assert before is not None
+    assert before.key is not None
+    assert before.key in (underway / LEDGER).read_bytes()
+    with ledger.lock(), ledger.transaction():
+        ledger.end_run("c")
+    assert not [path for path in underway.glob(f"{LEDGER}*") if before.key in path.read_bytes()]
+
+
+def test_a_chain_is_what_later_releases_compute_again() -> None:
+    """From SHA-256 over parts with their lengths before them, and HMAC where a key is wiped with the run."""
+
+    def digest(*parts: bytes) -> bytes:
+        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+
+    def keyed(key: bytes, text: bytes) -> bytes:
+        return hmac.digest(key, text, "sha256")
+
+    key, other = bytes(range(32)), bytes(32)
+    opened = (0, digest(b"opened", b"run", b"cell", b"0.5", b"1e-08", b"seal"))
+    asked = (1, digest(b"asked", b"run", b"3", b"query"))
+    answered = (2, digest(b"answered", b"run", b"3", b"reply", b"state"))
+    over = (3, digest(b"over", b"run"))
+    entries = [
+        chain.opening_entry("run", "cell", 0.5, 1e-8, b"seal"),
+        chain.query_entry("run", 3, b"query"),
+        chain.reply_entry("run", 3, b"reply", b"state"),
+        chain.ending_entry("run"),
+    ]
+    assert entries == [opened, asked, answered, over]
+    assert chain.first_head("name", b"records") == digest(b"fedpriv ledger", b"name", b"records")
+    told = [bytes([kind]) + text for kind, text in (opened, asked, answered, over)]
+    assert chain.next_head(b"head", 12, reversed(entries)) == digest(b"commit", b"head", b"12", *told)
+    second = digest(b"key, in a chain of another origin", key)
+    assert (chain.make_seal(key), chain.reseal(b"seal", key, other)) == (digest(b"key", key), second)
+    assert [chain.is_seal_of(seal, key) for seal in (digest(b"key", key), second, bytes(32))] == [
+        True,
+        True,
+        False,
+    ]
+    assert chain.reseal(b"seal", None, other) == keyed(other, b"sealseal")
+    assert chain.converted_name("name") == digest(b"converted", b"name").hex()[:32]
+    assert (chain.derive_blind(key, 3), chain.digest_reply(key, b"reply")) == (
+        keyed(key, b"reply 3"),
+        keyed(key, b"reply"),
+    )
+    assert chain.digest_state(key, b"packed") == keyed(keyed(key, b"state"), b"packed")
+    assert chain.digest_state(key, None) == b""
+
+
+def test_a_ledger_has_the_version_that_other_releases_know_and_its_backup_100_more(rest: Path) -> None:
+    (rest / "backup").mkdir()
+    (copy,) = back_up_ledgers(rest / "silo-0.toml", rest / "backup")
+    for path, version in ((rest / LEDGER, 3), (copy, 103)):
+        with closing(sqlite3.connect(path)) as database:
+            assert database.execute("PRAGMA user_version").fetchone() == (version,)
+
+
 def test_last_replies_are_kept_of_the_runs_that_ended_last(tmp_path: Path) -> None:
     guard, cell = guard_for(tmp_path, *random_records(), budget=100.0), scenario(federation__rounds=1)
-    runs = [str(number) for number in range(MAX_RUNS_WITH_REPLY + 2)]
+    runs = [str(number) for number in range(10)]
     for run in runs:
         guard.answer(run, cell, 1, zeros())
     answers = [guard._ledger.find_answer(run, 1) for run in runs]
     has_reply = [answer is not None and answer.reply is not None for answer in answers]
-    assert has_reply == [False] * 2 + [True] * MAX_RUNS_WITH_REPLY
+    assert has_reply == [False] * 2 + [True] * 8
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "row"),
+    [
+        ("runs", "key", "run_id = 'a'"),
+        ("runs", "state", "run_id = 'a'"),
+        ("runs", "key", "run_id = 'c'"),
+        ("runs", "state", "run_id = 'c'"),
+        ("answers", "blind", "run_id = 'a' AND t = 1"),
+        ("answers", "reply", "run_id = 'a' AND t = 1"),
+        *[("answers", name, "run_id = 'c' AND t = 5") for name in ("replied", "after", "head", "blind", "reply")],
+    ],
+    ids=lambda value: value.replace(" ", ""),
+)
+def test_a_secret_that_is_put_where_none_is_left_or_another_was_is_noticed(
+    underway: Path, table: str, column: str, row: str
+) -> None:
+    """A run that is over has no key, no state and no blind, and a query without a reply has nothing of one."""
+    ledger = SiloLedger(underway / LEDGER)
+    with ledger.lock(), ledger.transaction():
+        ledger.record_query("c", 5, bytes(32))
+    ledger.close()
+    SiloLedger(underway / LEDGER).close()
+    with sqlite3.connect(underway / LEDGER) as database:
+        changed = database.execute(f"UPDATE {table} SET {column} = ? WHERE {row}", (bytes(range(32)),))
+        assert changed.rowcount == 1
+    database.close()
+    with pytest.raises(InputError, match="cannot be used as a ledger: its file is not what was written"):
+        SiloLedger(underway / LEDGER)
+
+
+def test_guarantee_a_round_has_one_reply_to_a_stored_query(underway: Path) -> None:
+    """A second reply under the same noise would release a difference of two exact sums."""
+    ledger = SiloLedger(underway / LEDGER)
+    for t in (4, 5):
+        with (
+            pytest.raises(RunError, match=f"round {t} has a reply already, or no stored query"),
+            ledger.lock(),
+            ledger.transaction(),
+        ):
+            ledger.record_reply("c", t, b"another", b"state")
+
+
+@pytest.mark.parametrize("header", [bytes(8), bytes.fromhex("d9d505f920a163d7")], ids=["done", "hot"])
+def test_a_journal_is_wiped_unless_sqlite_needs_it(tmp_path: Path, header: bytes) -> None:
+    """A journal of SQLite's magic number holds the pages before a commit that was cut short."""
+    journal, is_hot = tmp_path / "l.sqlite-journal", any(header)
+    assert wipe_journal(tmp_path / "l.sqlite")
+    journal.write_bytes(content := header + bytes(range(256)))
+    assert wipe_journal(tmp_path / "l.sqlite") is not is_hot
+    assert journal.read_bytes() == (content if is_hot else bytes(264))
+
+
+@pytest.mark.parametrize(
+    ("writes", "line"),
+    [
+        (0, r"its file is not what was written \(disk I/O error\)"),
+        (1, None),
+        (19, None),
+        (20, "all the time; try again"),
+    ],
+    ids=["nobody", "once", "often", "always"],
+)
+def test_a_ledger_is_checked_again_only_where_another_process_wrote_meanwhile(
+    rest: Path, monkeypatch: pytest.MonkeyPatch, writes: int, line: str | None
+) -> None:
+    """What was read while another process wrote can be of two commits."""
+    mark, check, pauses = RollbackMark(rest / MARK), SiloLedger.check_all_rows, list[float]()
+    content, left = mark.read(), iter(range(writes))
+
+    def check_beside_another(ledger: SiloLedger) -> None:
+        if (number := next(left, None)) is not None:
+            mark.write(content._replace(file_digest=content.file_digest if number % 2 else ""))
+        if number is not None:
+            raise InputError("damaged")
+        if not writes:
+            raise sqlite3.OperationalError("disk I/O error")
+        check(ledger)
+
+    monkeypatch.setattr(SiloLedger, "check_all_rows", check_beside_another)
+    monkeypatch.setattr("fedpriv.silo.ledger.time.sleep", pauses.append)
+    with pytest.raises(InputError, match=line) if line else nullcontext():
+        SiloLedger(rest / LEDGER)
+    assert len(pauses) == writes
+    assert all(0.0 < pause < 1.0 for pause in pauses)
 
 
 def test_a_ledger_of_another_version_is_refused_in_one_line(rest: Path) -> None:

@@ -1,6 +1,7 @@
 """Masks: they cancel in the sum of all silos and hide everything else; keys are given once, and signed."""
 
 import hashlib
+import hmac
 import json
 import math
 from itertools import combinations
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +24,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal, seed_key
 from fedpriv.plan.calibration import EncodedMessage, Grid, make_grid
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.masks import Masker, load_identity
+from fedpriv.silo.masks import Identity, Masker, load_identity
 from tests.silo.charged import charged
 from tests.silo.guarded import ZERO, cell_json, find_run, guard_at, guard_of, refused, write_silo
 
@@ -67,11 +70,43 @@ def test_masks_of_rounds_and_runs_have_nothing_in_common() -> None:
     assert np.array_equal(first, masks(maskers(3), 1, 20_000)[0])
 
 
+def parts(*values: bytes) -> bytes:
+    return b"".join(len(value).to_bytes(8, "big") + value for value in values)
+
+
+def test_a_mask_is_what_silos_of_another_release_compute() -> None:
+    """X25519, HKDF of SHA-256, AES in counter mode; the silo of the smaller number adds, the other subtracts."""
+    silos = [Masker(bytes([number + 1] * 32), number, b"scenario") for number in range(2)]
+    keys = [silo.public_key for silo in silos]
+    private, peer = (
+        X25519PrivateKey.from_private_bytes(bytes([1] * 32)),
+        X25519PublicKey.from_public_bytes(keys[1]),
+    )
+    extracted = hmac.digest(bytes(32), private.exchange(peer), "sha256")
+    info = b"fedpriv pairwise mask" + b"".join(sorted(keys)) + b"scenario"
+    shared = hmac.digest(extracted, info + b"\x01", "sha256")
+    key = hashlib.sha256(parts(b"fedpriv", shared, b"mask of a round", b"7", b"chain".hex().encode())).digest()
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(24))
+    added, subtracted = (silo.mask(b"".join(keys), 2, 7, 3, b"chain") for silo in silos)
+    assert added.tobytes() == np.frombuffer(stream, "<u8").astype(np.uint64).tobytes()
+    assert not (added + subtracted).any()
+
+
+def test_a_card_is_what_silos_of_another_release_verify() -> None:
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    card = Identity(1, key, ()).sign_key("run", b"scenario", bytes(32))
+    assert card[:32] == bytes(32)
+    key.public_key().verify(
+        card[32:], parts(b"fedpriv masks", b"run", b"scenario", b"\0\0\0\0\0\0\0\1", bytes(32))
+    )
+    assert Identity(1, None, ()).sign_key("run", b"scenario", bytes(range(32))) == bytes(range(32)) + bytes(64)
+
+
 def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
     own, *_ = silos = maskers(3)
     good = [masker.public_key for masker in silos]
     again = [(int.from_bytes(key, "little") | 1 << 255).to_bytes(32, "little") for key in good]
-    for keys, reason in (
+    bad: list[tuple[list[bytes], str]] = [
         ([], "expected 3 different public keys"),
         (good[:1], "expected 3 different public keys"),
         ([*good, bytes(32)], "expected 3 different public keys"),
@@ -81,10 +116,12 @@ def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
         ([good[0], again[0], good[2]], "no usable X25519"),  # its own: a mask agreed on with itself
         ([good[0], good[1], (2**255 - 19 + 9).to_bytes(32, "little")], "no usable X25519"),
         ([good[0], good[1], bytes(32)], "no usable X25519"),  # low order: the shared secret would be 0
-    ):
-        with pytest.raises(RunError, match=f"silo 0: .*{reason}"):
-            own.mask(b"".join(keys), 3, 1, 8)
-    assert np.any(own.mask(b"".join(good), 3, 1, 8))
+    ]
+    for t in (1, 2):  # also after a round with the silos' own keys
+        for keys, reason in bad:
+            with pytest.raises(RunError, match=f"silo 0: .*{reason}"):
+                own.mask(b"".join(keys), 3, t, 8)
+        assert np.any(own.mask(b"".join(good), 3, t, 8))
 
 
 def test_each_run_and_silo_has_a_key_of_its_own() -> None:
@@ -207,6 +244,10 @@ def test_no_key_and_no_sum_leaves_for_a_run_without_masks(tmp_path: Path) -> Non
     guard = guard_at(tmp_path, trust=MASKED)
     with pytest.raises(RunError, match="this run has no masks"):
         guard.public_key("run", cell_json())
+    for t in range(1, 9):
+        guard.answer("over", cell_json(privacy__rho=0.1), t, ZERO)
+    with pytest.raises(RunError, match="a public key: this run is over"):
+        guard.public_key("over", cell_json(privacy__rho=0.1))
     refused(guard, "this silo release its sums without noise", cell_json(algorithm__trust="trusted"))
 
 
@@ -280,9 +321,21 @@ def test_a_key_that_the_server_puts_in_is_refused(tmp_path: Path) -> None:
 
 def test_silos_that_are_not_on_file_are_refused(tmp_path: Path) -> None:
     guard = guards(tmp_path)[0]
+    known = load_identity(0, None, tmp_path / "peers")
+    with pytest.raises(RunError, match="silo 0 knows 3 silos, and the scenario has 4"):
+        known.verify_keys("run", bytes(32), bytes(4 * 96), 4)
     with pytest.raises(RunError, match="knows 3 silos, and the scenario has 4"):
         guard.public_key("run", cell_json(algorithm__trust="secure-aggregation", federation__silos=4))
     assert charged(guard) == []
+
+
+def test_a_policy_that_counts_on_other_silos_than_it_knows_is_refused(tmp_path: Path) -> None:
+    write_identities(tmp_path)
+    for count in (2, 4):
+        path = write_silo(tmp_path, trust="secure-aggregation", silos=count)
+        path.write_text('peers = "peers"\n' + path.read_text())
+        with pytest.raises(InputError, match=f"allow.silos = {count}, and .*peers has 3 silos"):
+            guard_of(path)
 
 
 @pytest.mark.parametrize("name", ["identity", "peers"])
@@ -311,6 +364,18 @@ def test_peers_with_a_line_that_is_no_key_or_a_silo_that_stands_for_two_are_refu
         (tmp_path / "peers").write_bytes(b"".join(lines))
         with pytest.raises(InputError, match=reason):
             load_identity(0, None, tmp_path / "peers")
+
+
+def test_an_identity_has_the_key_of_its_silo_and_those_of_all(tmp_path: Path) -> None:
+    paths = write_identities(tmp_path)
+    for silo, path in enumerate(paths):
+        identity = load_identity(silo, path, tmp_path / "peers")
+        assert identity.number == silo
+        card = identity.sign_key("run", bytes(32), bytes(32))
+        assert identity.signing_key is not None
+        assert identity.signing_key.public_key() == identity.peers[silo]
+        assert len(identity.peers) == 3
+        assert load_identity(silo, path, None).sign_key("run", bytes(32), bytes(32)) == card
 
 
 def test_a_key_that_is_not_on_file_for_its_silo_is_named_at_once(tmp_path: Path) -> None:

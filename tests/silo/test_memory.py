@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -24,9 +25,13 @@ from fedpriv.addons.services.service import script_path
 from fedpriv.core import limits
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import MIB, control_group_limit, format_mebibytes, report_low_memory
-from fedpriv.silo import admission
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo import admission, memory
 from fedpriv.silo.daemon import limit_time
 from fedpriv.silo.guard import open_guard
+from fedpriv.silo.memory import MemoryPool, limit_memory, round_memory, state_memory
 from fedpriv.silo.policy import read_policy
 from tests.attacks.guards import Socket, guard_for, random_records, scenario, zeros
 from tests.silo.guarded import guard_of, refused, write_silo
@@ -131,6 +136,87 @@ def test_a_run_takes_no_more_than_was_counted_for_it(tmp_path: Path, name: str) 
     )  # fmt: skip
     peak, counted = json.loads(done.stdout)
     assert peak <= counted
+
+
+def plan_of(cell: str) -> Plan:
+    resolved = resolve_cell(json.loads(cell), "test")
+    return make_plan(resolved, load_task(resolved).objective, for_release=True)
+
+
+PARTS = {
+    "name": "momentum-tree-aligned", "clip": 1.0, "alpha": 0.3, "step": 0.1, "gamma": 0.3, "difference_clip": 0.5,
+    "residual_clip": 0.5,
+}  # fmt: skip
+EPOCHS = {"silos": 3, "rounds": 8, "epochs": 2, "batch": 4}
+
+
+BALL = {**GOLDSTEIN, "oracle": "first-order", "directions": 800}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "federation", "rows", "in_batch", "states", "values"),
+    [
+        (SGD, FEDERATION, 30, 10, 1 + 1, 2**20),
+        (SGD, FEDERATION, 5, 5, 1 + 1, 2**20),
+        (PARTS, EPOCHS, 30, 4, 1 + (2 + 4) + 2 * 10, 2**20),
+        (BALL, {"silos": 3, "rounds": 8, "batch": 4}, 30, 4, 1 + 2 + 2 * 2, 2 * 7850 + 2 * 2**20),
+    ],
+    ids=["batch", "fewer-records", "state-of-27-vectors", "two-points"],
+)
+def test_the_memory_of_a_round_is_that_of_its_arrays(
+    algorithm: dict[str, Any], federation: dict[str, Any], rows: int, in_batch: int, states: int, values: int
+) -> None:
+    """The numbers of `MEASURED`: an administrator chooses `allow.memory` by them."""
+    plan = plan_of(scenario(algorithm=algorithm, federation=federation))
+    state = 8 * 7850 * states
+    assert state_memory(plan, 0) == state
+    assert round_memory(plan, 0, rows, 784) == (
+        128 * MIB + 3 * 8 * rows * 784 + 8 * (6 * in_batch * 784 + 5 * values + 16 * 7850) + 5 * state
+    )
+
+
+def test_two_vectors_of_a_round_take_twice_the_memory_of_one() -> None:
+    """Aligned differences have one sum for each part of an increment, and their server stores both."""
+    parts = plan_of(scenario("trusted", algorithm=PARTS, federation=EPOCHS))
+    arrays = 3 * 8 * 30 * 784 + 8 * (6 * 4 * 784 + 5 * 2**20 + 16 * 2 * 7850)
+    assert round_memory(parts, 0, 30, 784) >= 128 * MIB + arrays + 5 * state_memory(parts, 0)
+
+
+def test_runs_keep_their_cached_values_while_all_fit_and_are_at_most_five() -> None:
+    pool, dropped = MemoryPool(100), list[str]()
+
+    def drops(name: str, size: int) -> list[str]:
+        dropped.clear()
+        pool.reserve(name, size, partial(dropped.append, name))
+        return sorted(dropped)
+
+    assert (drops("a", 60), drops("b", 40), drops("a", 60)) == ([], [], [])
+    assert drops("c", 1) == ["a", "b"]
+    assert drops("d", 99) == []
+    assert drops("e", 100) == ["c", "d"]
+    assert [drops(name, 1) for name in "fghij"] == [["e"], [], [], [], ["f", "g", "h", "i"]]
+
+
+@pytest.mark.parametrize(("hard", "expected"), [(-1, 484), (500, 484), (400, 400), (0, 0)])
+def test_a_guard_limits_itself_to_its_size_its_allowance_and_waiting_requests(
+    monkeypatch: pytest.MonkeyPatch, hard: int, expected: int
+) -> None:
+    """In MiB: 100 of data now, 256 allowed and 128 for requests, under a container's limit above all of them."""
+    hard_bytes, calls = max(-1, hard * MIB), list[tuple[int, tuple[int, int]]]()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (hard_bytes, hard_bytes))
+    monkeypatch.setattr(resource, "setrlimit", lambda name, limits: calls.append((name, limits)))
+    monkeypatch.setattr(memory, "memory_usage", dict[str, int])
+    limit_memory(256 * MIB)
+    assert calls == [], "the system does not say what a process takes"
+    monkeypatch.setattr(memory, "memory_usage", lambda: {"data": 100 * MIB, "memory": 150 * MIB})
+    monkeypatch.setattr(memory, "memory_limits", lambda: {"memory": 534 * MIB})
+    limit_memory(256 * MIB)
+    assert calls == [(resource.RLIMIT_DATA, (expected * MIB, hard_bytes))]
+    monkeypatch.setattr(memory, "memory_limits", lambda: {"memory": 534 * MIB - 1})
+    line = r"the guard itself and its records take 278 MiB of memory, and this process may take 534 MiB for all"
+    with pytest.raises(InputError, match=line):
+        limit_memory(256 * MIB)
+    assert len(calls) == 1
 
 
 UNIT = "system.slice/fedpriv-guard.service"
@@ -295,6 +381,13 @@ def test_what_other_threads_compute_does_not_count() -> None:
     with limit_time(0.2, 600.0):
         flood.start()
         flood.join()
+
+
+def test_a_signal_that_arrives_after_the_block_stops_nothing() -> None:
+    with limit_time(0.0, 0.0):
+        late = signal.getsignal(signal.SIGALRM)
+    assert callable(late)
+    late(signal.SIGALRM, None)
 
 
 def test_an_error_that_was_swallowed_comes_again() -> None:

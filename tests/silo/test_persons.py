@@ -13,8 +13,11 @@ from fedpriv.accounting.budget import ApproximateGDP
 from fedpriv.core.errors import InputError
 from fedpriv.data.partition import secret_permutation
 from fedpriv.loss.objective import Records
+from fedpriv.noise.trust import make_unit
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, price_charges
+from fedpriv.silo.policy import read_policy
+from fedpriv.silo.shard import Shard, ShardViews
 from tests.engines.test_units import persons_tree
 from tests.silo.charged import charged
 from tests.silo.guarded import (
@@ -117,6 +120,35 @@ def test_other_units_are_refused(
     guard = guard_of(silo(tmp_path, persons, **allow))
     refused(guard, line, scenario(tmp_path, **privacy))
     assert charged(guard) == []
+
+
+def test_a_query_is_checked_on_one_person_whose_record_is_of_zeros(tmp_path: Path) -> None:
+    shard, cell = read_policy(silo(tmp_path)).load_shard(), resolve_cell(json.loads(scenario(tmp_path)), "test")
+    blank = ShardViews(shard).blank_record(cell)
+    assert blank.labels.tolist() == [[0, -1, -1]]
+    assert blank.features.shape == (1, 3, 785)
+    assert not blank.features[..., :784].any()
+
+
+def test_records_of_a_silo_have_no_clients(tmp_path: Path) -> None:
+    """A client is a silo of a simulation's pool, and no group of rows in a silo's file."""
+    shard = read_policy(silo(tmp_path)).load_shard()
+    assert [shard.unit_count(make_unit(name)) for name in ("record", "user")] == [20, 7]
+    assert dataclasses.replace(shard, persons=None).person_count == 0
+    with pytest.raises(InputError, match="unit = 'client': a silo's guard answers for records, or for persons"):
+        shard.unit_count(make_unit("client"))
+
+
+def test_a_server_fills_up_persons_to_16_records_or_to_2_to_the_26_values() -> None:
+    labels = np.zeros(500, np.int64)
+    wide, narrow = (
+        Shard(np.zeros((500, width), np.uint8), labels, persons=np.arange(500) % count)
+        for width, count in ((10_000, 500), (784, 7))
+    )
+    for shard, largest in ((wide, 16), (narrow, 2**26 // (7 * 784))):
+        assert shard.unit_count(make_unit("user", largest)) == shard.person_count
+        with pytest.raises(InputError, match=f"{shard.person_count} persons filled up to so many records"):
+            shard.unit_count(make_unit("user", largest + 1))
 
 
 def test_whose_records_are_is_part_of_what_the_ledger_was_begun_for(tmp_path: Path) -> None:

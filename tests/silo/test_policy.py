@@ -1,5 +1,6 @@
 """What a silo's policy allows: every other scenario is refused in one line, before anything is released."""
 
+import json
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.own import load_npz
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo import admission
-from fedpriv.silo.admission import Charge
+from fedpriv.silo.admission import Admission, AdmittedRun, Charge
+from fedpriv.silo.demo import run_allowance
 from fedpriv.silo.fingerprint import create_ledger
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.policy import Policy, RunLimits, read_policy, write_template
+from fedpriv.silo.policy import EvaluationLimits, Policy, RunLimits, read_policy, write_template
 from fedpriv.silo.shard import load_shard
+from tests.conftest import small_tree
 from tests.silo.charged import charged
-from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_at, guard_of, refused, write_silo
+from tests.silo.guarded import (
+    CLIP,
+    UNACCOUNTABLE,
+    ZERO,
+    cell_json,
+    guard_at,
+    guard_of,
+    refused,
+    write_silo,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,12 +47,152 @@ from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_at, guard_o
         ({"federation__batch": 3}, "needs 24 records"),
         ({"privacy__relation": "zero-out"}, "relation is zero-out, allowed is replace-one"),
         ({"federation__silos": 10_000_000}, "10000000 silos"),
+        ({"federation__silos": 100_001}, "has 100001 silos, and a run with silo 0 has 1 to 100000"),
+        ({"federation__silos": 100_000, "federation__rounds": 11}, "11 rounds, allowed are 10"),
+        ({"federation__rounds": 10, "federation__batch": 2, "algorithm__clip": 1e6}, r"clips at 1e\+06"),
     ],
 )
 def test_a_scenario_that_exceeds_the_policy_is_refused(
     tmp_path: Path, overrides: dict[str, Any], reason: str
 ) -> None:
     refused(guard_at(tmp_path), reason, cell_json(**overrides))
+
+
+@pytest.mark.parametrize(
+    ("run", "cell", "reason"),
+    [
+        ("run", "x" * 65_537, "the scenario has 65537 characters, allowed are 65536"),
+        ("run", "x" * 65_536, "the scenario that was sent cannot be used"),
+        ("", "{}", "the run's name has 0 characters, allowed are 1 to 128"),
+        ("n" * 129, "{}", "the run's name has 129 characters, allowed are 1 to 128"),
+        ("n" * 128, "{}", "the scenario that was sent cannot be used"),
+    ],
+)
+def test_texts_that_are_too_long_are_refused_unread(tmp_path: Path, run: str, cell: str, reason: str) -> None:
+    refused(guard_at(tmp_path), reason, cell, run=run)
+
+
+@pytest.mark.parametrize(("rounds", "largest"), [(10, 4096), (5000, 5000)])
+def test_a_whole_number_of_an_algorithm_is_at_most_4096_or_the_rounds(
+    tmp_path: Path, rounds: int, largest: int
+) -> None:
+    """A server chooses such a number, and a guard's memory and time grow with it."""
+    guard = guard_at(tmp_path, rounds=rounds)
+    for number, reason in (
+        (largest, "cannot be used: .*unknown key"),
+        (largest + 1, f"algorithm.size = {largest + 1}: more than any run that is allowed needs"),
+    ):
+        tree = small_tree(algorithm__size=number)
+        refused(guard, reason, json.dumps(tree))
+
+
+@pytest.mark.parametrize(
+    ("bands", "reason"),
+    [
+        (15, r"the scenario clips at 1, allowed is 0\.5"),
+        (16, "the run keeps 537 MiB from round to round, and a ledger 512 MiB"),
+    ],
+    ids=["505-MiB", "537-MiB"],
+)
+def test_a_state_beyond_what_a_ledger_can_store_is_refused(tmp_path: Path, bands: int, reason: str) -> None:
+    """Two million parameters, for each of which the noise keeps two numbers a band."""
+    noise = {"name": "dp-ftrl", "mechanism": "banded", "bands": bands, "clip": 1.0, "step": 0.1}
+    text = cell_json(
+        algorithm={**noise, "trust": "untrusted"},
+        model={"name": "mlp", "hidden": 2600},
+        federation={"silos": 3, "rounds": 20, "batch": 1},
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    policy = read_policy(write_silo(tmp_path, clip=0.5, rounds=20, memory="64 GiB", dimension=2**22))
+    with pytest.raises(RunError, match=reason):
+        Admission(policy, policy.load_shard()).admit(text)
+
+
+def test_parts_that_nothing_clips_are_refused_without_noise_too_and_no_policy_is_made_for_them(
+    tmp_path: Path,
+) -> None:
+    """Floating point keeps to no smoothness of a loss, by which alone such parts are bounded."""
+    smooth = {"name": "momentum-tree-aligned", "trust": "untrusted", "alpha": 0.2, "step": 0.0001}
+    changes = {"algorithm": smooth, "privacy": {"mode": "none", "relation": "replace-one"}}
+    reason = "floating point keeps to no such thing: use an algorithm that clips every part"
+    refused(guard_at(tmp_path, noise_free=True), reason, cell_json(**changes))
+    cell = resolve_cell(small_tree(**changes), "test")
+    with pytest.raises(InputError, match=f"a deployment's silos refuse this scenario: .*{reason}"):
+        run_allowance(cell, load_task(cell))
+
+
+@pytest.mark.parametrize(
+    ("key", "bound", "beyond", "reason"),
+    [
+        ("rounds", 8, 7, "the scenario has 8 rounds, allowed are 7"),
+        ("dimension", 7850, 7849, "the scenario's model has 7850 parameters, allowed are 7849"),
+        ("clip", CLIP, CLIP * (1 - 1e-6), "the scenario clips at 118.1, allowed is 118.123"),
+        ("least_clip", CLIP, CLIP * (1 + 1e-6), "the scenario clips at 118.1, allowed is 118.123 or more"),
+        ("memory", None, -1, "the run takes 171 MiB of memory, allow.memory is 171 MiB"),
+    ],
+    ids=["rounds", "dimension", "clip", "least_clip", "memory"],
+)
+def test_a_run_at_a_bound_is_admitted_and_none_beyond(
+    tmp_path: Path, key: str, bound: float | None, beyond: float, reason: str
+) -> None:
+    text = cell_json()
+
+    def admit(value: float | None) -> AdmittedRun:
+        allow: dict[str, Any] = {"clip": 2 * CLIP, **({} if value is None else {key: value})}
+        policy = read_policy(write_silo(tmp_path, **allow))
+        return Admission(policy, policy.load_shard()).admit(text)
+
+    admitted = admit(bound)
+    if key == "memory":
+        admit(bound := admitted.memory_bytes)
+        beyond = bound - 1
+    with pytest.raises(RunError, match=reason):
+        admit(beyond)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "reason"),
+    [
+        ("model", "name", "is none of fedpriv's, and allow.models does not name it"),
+        ("algorithm", "name", "is none of fedpriv's, and allow.algorithms does not name it"),
+        ("algorithm", "mechanism", "is none of fedpriv's, and those alone add noise in a guard"),
+        ("federation", "sampling", "is none of fedpriv's, and no row of allow.extensions"),
+    ],
+    ids=["model", "algorithm", "mechanism", "sampling"],
+)
+def test_a_name_that_is_none_of_fedprivs_is_refused_before_the_scenario_is_resolved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str, key: str, reason: str
+) -> None:
+    """Another name would make the guard look for the extension that adds it."""
+    monkeypatch.setattr(admission, "resolve_cell", lambda *_: pytest.fail("the scenario was resolved"))
+    tree = small_tree()
+    tree.setdefault(section, {})[key] = "theirs" * 20
+    name = ("theirs" * 20)[:100]
+    refused(guard_at(tmp_path), f"cannot be used: .*{section}.{key} = '{name}' {reason}", json.dumps(tree))
+
+
+def test_a_silo_that_the_run_does_not_have_takes_no_part(tmp_path: Path) -> None:
+    refused(guard_at(tmp_path, 3), "the scenario has 3 silos, and a run with silo 3 has 4 to 100000")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"privacy": {"relation": "replace-one", "mu": 1e6}}, r"the run costs mu = 1e\+06|costs mu = 1000000"),
+        ({"privacy": {"relation": "replace-one", "mu": 1000001.0}}, "privacy.mu = 1e.06: protects nothing"),
+        ({"unknown": {"size": 2**53}}, "cannot be used: .*unknown"),
+        (
+            {"unknown": {"size": [1, {"size": 2**53 + 2}]}},
+            "unknown.size.size = .*: no number of a scenario is that",
+        ),
+        ({"unknown": {"size": -(2.0**53) - 2}}, "unknown.size = .*: no number of a scenario is that large"),
+    ],
+    ids=["mu", "mu-beyond", "size", "nested-size", "negative-size"],
+)
+def test_a_number_of_a_scenario_is_at_most_two_to_the_53_and_of_its_privacy_a_million(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    refused(guard_at(tmp_path), reason, json.dumps({**json.loads(cell_json()), **change}))
 
 
 def test_a_run_that_reads_too_few_records_is_refused(tmp_path: Path) -> None:
@@ -136,8 +291,71 @@ def test_the_smallest_clip_of_any_round_and_part_has_a_bound_too(
 def test_a_policy_written_before_a_key_was_there_still_loads(tmp_path: Path) -> None:
     """What it does not say is at its default: none of these keys widens what it allowed."""
     allow = read_policy(write_silo(tmp_path)).allow
-    assert (allow.least_clip, allow.query, allow.tick) == (2.0**-40, 2.0**40, 0.05)
     assert allow.model_fields_set == {"relation", "clip", "rounds", "budget"}
+    limits = {"least_clip": 2.0**-40, "query": 2.0**40, "dimension": 2**20, "memory": 2**29, "tick": 0.05}
+    counts = {"least_records": 1, "open_runs": 8, "runs": 1000}
+    nothing = {"slack": 0.0, "silos": None, "expires": None, "noise_free": False}
+    lists = dict.fromkeys(("models", "algorithms", "extensions", "statistics"), ())
+    defaults = {
+        **limits,
+        **counts,
+        **nothing,
+        **lists,
+        "slack_per_run": 1e-8,
+        "trust": "untrusted",
+        "unit": "record",
+    }
+    assert allow.model_dump(exclude=allow.model_fields_set) == defaults
+    evaluation = EvaluationLimits(budget=1.0)
+    assert (evaluation.evaluations, evaluation.runs) == (100, 1000)
+
+
+@pytest.mark.parametrize(
+    ("key", "within", "beyond"),
+    [
+        ("clip", 2.0**40, 2.0**40 * (1 + 1e-15)),
+        ("least_clip", 2.0**-40, 2.0**-40 * (1 - 1e-15)),
+        ("rounds", 1, 0),
+        ("least_records", 1, 0),
+        ("slack", 0.0, -1e-300),
+        ("slack", 1.0 - 1e-15, 1.0),
+        ("slack_per_run", 1.0 - 1e-15, 1.0),
+        ("silos", 2, 1),
+        ("query", 1e-300, 0.0),
+        ("dimension", 1, 0),
+        ("memory", 2**26, 2**26 - 1),
+        ("open_runs", 1, 0),
+        ("runs", 1, 0),
+        ("tick", 0.0, -1e-300),
+        ("tick", 60.0, 60.001),
+    ],
+)
+def test_a_number_of_a_policy_is_within_its_bounds(key: str, within: float, beyond: float) -> None:
+    allow = {"relation": "replace-one", "clip": 1.0, "rounds": 10, "budget": 4.0}
+    assert getattr(RunLimits.model_validate({**allow, key: within}), key) == within
+    with pytest.raises(ValidationError, match=rf"RunLimits\n{key}\n"):
+        RunLimits.model_validate({**allow, key: beyond})
+
+
+def test_a_silo_without_a_number_or_classes_has_no_policy(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    text = path.read_text()
+    for old, new, line in (
+        ("silo = 0", "silo = -1", "silo"),
+        ("classes = 10", "classes = -1", "classes"),
+        ("classes = 10", "classes = 1", "classes = 1: expected 0, for real numbers, or at least 2"),
+        ("classes = 10", "", "classes: give how many there are"),
+    ):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(InputError, match=rf"silo-0\.toml: {line}"):
+            read_policy(path)
+    for classes in (0, 2):
+        path.write_text(text.replace("classes = 10", f"classes = {classes}"))
+        assert read_policy(path).class_count == classes
+    for key in ("evaluations", "runs"):
+        with pytest.raises(ValidationError, match=key):
+            EvaluationLimits.model_validate({"budget": 1.0, key: 0})
+        assert getattr(EvaluationLimits.model_validate({"budget": 1.0, key: 1}), key) == 1
 
 
 def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
@@ -151,6 +369,8 @@ def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
         for name, field in model.model_fields.items():
             assert name in ("allow", "evaluation") or f"{name} = " in text
             assert field.description is None or field.description.split()[-1] in text
+    descriptions = text.partition("# [evaluation]")[0].splitlines()
+    assert max(len(line) for line in descriptions if line.startswith("# ") and " = " not in line) == 100
     for place, line in ((path, "exists"), (tmp_path / "nowhere" / "new.toml", "cannot be written")):
         with pytest.raises(InputError, match=line):
             write_template(place)
@@ -211,14 +431,26 @@ def test_evaluations_have_no_slack_of_training(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "[evaluation]\nbudget = 1.0\n")
     tests = read_policy(path).test_policy
     assert tests is not None
-    assert (tests.allow.budget, tests.allow.slack) == (1.0, 0.0)
+    assert (tests.allow.budget, tests.allow.slack, tests.allow.runs) == (1.0, 0.0, 1000)
+    assert (tests.allow.clip, tests.allow.least_clip) == (2.0**40, 2.0**-40)
 
 
-@pytest.mark.parametrize("given", ['"512 MiB"', '"1 GiB"', "536870912", '"64MiB"'])
-def test_memory_is_bytes_or_said_with_a_unit(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ('"512 MiB"', 2**29),
+        ('"1 GiB"', 2**30),
+        ('"2TiB"', 2**41),
+        ('"524288 KiB"', 2**29),
+        ('"536870912 B"', 2**29),
+        ("536870912", 2**29),
+        ('"64MiB"', 2**26),
+    ],
+)
+def test_memory_is_bytes_or_said_with_a_unit(tmp_path: Path, given: str, expected: int) -> None:
     path = write_silo(tmp_path)
     path.write_text(path.read_text() + f"memory = {given}\n")
-    assert read_policy(path).allow.memory in (2**29, 2**30, 2**26)
+    assert read_policy(path).allow.memory == expected
 
 
 def test_a_ledger_that_is_one_commit_older_is_refused(tmp_path: Path) -> None:

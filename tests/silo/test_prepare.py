@@ -1,6 +1,7 @@
 """A demonstration's silos: the simulation's shards, a folder for each, and policies no wider than needed."""
 
 import json
+import math
 import shutil
 import tomllib
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedpriv.silo.demo import format_toml, prepare_silos
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import Policy, read_policy
-from fedpriv.silo.shard import load_shard
+from fedpriv.silo.shard import load_shard, read_key
 from tests.conftest import small_tree
 from tests.engines.test_units import persons_tree
 from tests.silo.guarded import UNACCOUNTABLE
@@ -49,6 +50,7 @@ def test_shards_are_the_simulations_and_share_no_record(tmp_path: Path) -> None:
     seen: set[bytes] = set()
     for silo, folder in enumerate(folders):
         shard = load_shard(folder / "shard.npz", 10)
+        assert len(read_key(folder / "shard.npz.key")) == 32, "the key of its fingerprint lies beside it"
         records = SimulatedFederation.from_cell(small.points[0].cell).silo(silo).records
         assert np.array_equal(shard.labels, records.labels.numpy())
         images = {image.tobytes() for image in shard.images}
@@ -66,6 +68,19 @@ def test_a_policy_allows_the_runs_it_was_made_for_and_no_more(tmp_path: Path) ->
         assert torch.isfinite(guard.answer(run, *first_question(small))).all()
     with pytest.raises(RunError, match="the budget is"):
         guard.answer("third", *first_question(small))
+
+
+def test_a_policy_for_a_sweep_is_as_wide_as_its_widest_run_and_has_the_budget_of_all(tmp_path: Path) -> None:
+    """Budgets compose in squares: runs of mu = 3, 4, 3, 4 twice cost 10, and 8 runs' evaluations at mu = 1 √8."""
+    sweep = {"algorithm.diameter": [0.1, 0.2], "privacy.rho": [3.0, 4.0]}
+    swept = scenario(sweep=sweep, evaluation={"records": 30, "mu": 1.0})
+    policy = read_policy(prepare_silos(swept, tmp_path, run_count=2)[0] / "policy.toml")
+    assert policy.allow.budget == pytest.approx(10.0, rel=1e-12)
+    assert policy.allow.clip == pytest.approx(math.sqrt(2 * 785) + 2 * 78.5, rel=1e-6)
+    assert (policy.allow.rounds, policy.allow.dimension, policy.allow.slack) == (8, 7850, 0.0)
+    assert policy.evaluation is not None
+    assert policy.evaluation.budget == pytest.approx(math.sqrt(8.0), rel=1e-12)
+    assert policy.evaluation.evaluations == 4
 
 
 def test_every_character_of_a_name_survives_a_policy_file() -> None:

@@ -1,11 +1,13 @@
 """A guard from outside: its log lines and figures, which tell nothing of the records, and who can ask for them."""
 
 import http.client
+import json
 import logging
 import math
 import re
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,13 +20,16 @@ import pytest
 
 from fedpriv.addons.services.service import free_port
 from fedpriv.core import logs
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.protocol.messages import SERVER_CHECKPOINTS
 from fedpriv.silo import daemon
+from fedpriv.silo.admission import Charge
 from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.metrics import ServiceMetric, format_metrics, serve_metrics
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.seen import BudgetAmount, GuardEvents, log_opened_run
 from tests.silo.guarded import CLIP, ZERO, cell_json, write_policy
 
 FORGED = "5f0c round=9 event=opened\n2026-11-23T00:00:00Z INFO event=opened run=forged\x1b[2K"
@@ -87,6 +92,48 @@ def test_a_guard_counts_what_it_does_and_says_what_is_left(tmp_path: Path) -> No
     assert after["last_answer_seconds"] == int(after["last_answer_seconds"])
 
 
+def test_an_error_is_told_to_the_log_alone_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its text may be of a record."""
+    desk = desk_of(tmp_path)
+    monkeypatch.setattr(desk._guards.training, "answer", Mock(side_effect=ValueError("record 7 is 255")))
+    told = {"refused": "silo 0: its guard failed, and its own log says why", "final": True}
+    assert [ask(desk, "5f0c", t) for t in (1, 2)] == [told, told]
+    assert "record 7 is 255" in caplog.text
+    assert (values(desk)["failed_total"], values(desk)["refused_total"]) == (2, 0)
+
+
+def test_a_malformed_request_is_refused_for_good(tmp_path: Path) -> None:
+    desk, query = desk_of(tmp_path), bytearray(ZERO.numpy().tobytes())
+    asked = {"run": "r", "cell": cell_json(), "t": 1, "keys": "", "dtype": "float64"}
+    refusal = Reply({"refused": "the request is malformed", "final": True})
+    for header in (
+        *[{name: value} for name in ("run", "cell", "keys", SERVER_CHECKPOINTS) for value in (1, None)],
+        *[{name: value} for name in ("keys", SERVER_CHECKPOINTS) for value in ("0", "no")],
+        *[{"t": value} for value in (True, 1.0, "1", None)],
+        *[{"dtype": value} for value in ("int64", None)],
+    ):
+        assert desk._answer(asked | header, query) == refusal, header
+    for content in (b"", bytes(9)):
+        assert desk._answer(asked, bytearray(content)) == refusal
+    assert values(desk)["runs"] == 0
+
+
+def test_another_version_of_the_protocol_is_named_in_one_short_line(tmp_path: Path) -> None:
+    desk, version = desk_of(tmp_path), "0.1.2\n" + "3" * 40
+    with pytest.raises(RunError, match="install the same version for both") as refusal:
+        desk._answer({"protocol": "4" * 40, "fedpriv": version}, bytearray())
+    shown = "0.1.2\\n" + "3" * 14 + " …"
+    assert f"its SuperNode {shown} (protocol '{'4' * 19}): install" in str(refusal.value)
+
+
+def test_a_guard_tells_the_shapes_of_a_query_and_opens_nothing(tmp_path: Path) -> None:
+    desk = desk_of(tmp_path)
+    assert desk._answer({"shapes_of": cell_json()}, bytearray()) == Reply({"shapes": [(7850,)]})
+    assert values(desk)["runs"] == 0
+
+
 def test_what_is_seen_of_a_guard_does_not_depend_on_a_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,6 +153,31 @@ def test_what_is_seen_of_a_guard_does_not_depend_on_a_record(
 
 def event_of(record: logging.LogRecord) -> str:
     return str(getattr(record, "event", ""))
+
+
+def test_a_hundred_refusals_are_told_one_by_one_and_then_each_thousandth(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is refused without end fills no disk, and its words are cut."""
+    events = GuardEvents()
+    for _ in range(2050):
+        events.record_refusal("n" * 41, "r" * 301)
+    counts = [*range(1, 101), 1000, 2000]
+    name, reason = "n" * 40 + " …", "r" * 300 + " …"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"refusal {count}, run {name}: {reason}" for count in counts
+    ]
+
+
+def test_what_is_told_of_an_opened_run_is_its_charge_and_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fedpriv.guard")
+    for slack in (0.0, 1e-8):
+        log_opened_run("r" * 41, Charge(json.dumps({"name": "n" * 60}), 1.23456789, slack), BudgetAmount(0.5, 0.0))
+    name = "'" + "n" * 59 + " …"
+    lines = [
+        f"opened for scenario {name}: charged mu = 1.23457{slack}, left for one more run 0.5"
+        for slack in ("", " and slack 1e-08")
+    ]
+    assert [record.getMessage() for record in caplog.records] == lines
+    assert {getattr(record, "run", None) for record in caplog.records} == {"r" * 40 + " …"}
 
 
 def test_figures_change_when_a_tick_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +253,10 @@ def asked(connect: Callable[[], socket.socket], path: str = "/metrics") -> tuple
     connection.sock = connect()
     connection.request("GET", path)
     reply = connection.getresponse()
-    return reply.status, reply.read().decode()
+    text = reply.read()
+    assert reply.getheader("Content-Length") == str(len(text))
+    assert reply.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
+    return reply.status, text.decode()
 
 
 def test_figures_are_told_to_this_machine_only() -> None:
@@ -199,6 +274,7 @@ def test_figures_are_told_to_this_machine_only() -> None:
             pass
     with pytest.raises(ConnectionError):
         connect()
+    assert not [thread for thread in threading.enumerate() if "serve_forever" in thread.name]
 
 
 def test_a_socket_is_its_users_own(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import pickle
+import struct
 from collections.abc import Iterable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,14 +17,15 @@ from scipy import stats
 from fedpriv.clients.simulated import ContextStore, SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal
-from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.objective import Batch, Increment, Query, Records
 from fedpriv.noise.integers.gaussian import extend_missed_query_chain, extend_query_chain
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task, partition_records
+from fedpriv.rounds.round import RoundState
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import Silo
+from fedpriv.silo.silo import BoundedObjective, Silo, pack_state, unpack_state
 from tests.conftest import small_tree
 from tests.disordered import at_address, disordered
 from tests.silo.guarded import replay
@@ -132,6 +135,44 @@ def test_a_silo_refuses_what_the_protocol_does_not_have(t: int, query: torch.Ten
     _, state = silo.answer(silo.initial_state(), 1, ZERO)
     with pytest.raises(RunError, match=line):
         silo.answer(state, t, query)
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        ([0.9, 1.2], [0.9, 1.2]),
+        ([3.0, -4.0], [0.9 * (1 + 1e-6), -1.2 * (1 + 1e-6)]),
+        ([torch.nan, 1.0], [0.0, 0.0]),
+        ([torch.inf, 1.0], [0.0, 0.0]),
+        ([1e200, 1e200], [0.0, 0.0]),
+    ],
+)
+def test_guarantee_a_total_is_at_most_as_long_as_its_records_can_be_together(
+    total: list[float], expected: list[float]
+) -> None:
+    """Weights 1/2 and -1/4 at clip 2: norm 1.5, but for rounding, whatever code has computed the total."""
+    computed = Increment(torch.tensor(total, dtype=torch.float64), torch.tensor(3))
+    base: Any = SimpleNamespace(increment=lambda *_: computed)
+    batch: Any = SimpleNamespace(weights=torch.tensor([0.5, -0.25]))
+    bounded, clipped_count = BoundedObjective(base).increment(cast(Any, None), batch, 2.0)
+    assert bounded.tolist() == pytest.approx(expected, rel=1e-14)
+    assert clipped_count == 3
+
+
+def test_a_state_is_stored_in_the_form_that_a_later_release_reads() -> None:
+    """Little-endian: round, three counts and the chain's length; chain, types; vectors; all padded to 8 bytes."""
+    vectors = [torch.tensor([1.5, -2.0, 3.0], dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    sums, silo = torch.tensor([4, -5, 6]), cast(Any, SimpleNamespace())
+    silo.plan = SimpleNamespace(objective=SimpleNamespace(dimension=3))
+    state = RoundState(7, (vectors[0],), (vectors[1], sums), (sums + 1,), b"chain")
+    packed = struct.pack("<QIIIQ", 7, 1, 2, 1, 5) + b"chain" + bytes([0, 1, 2, 2]) + bytes(3)
+    packed += struct.pack("<3f4x3d3q3q", 1.5, -2.0, 3.0, 1.5, -2.0, 3.0, 4, -5, 6, 5, -4, 7)
+    assert pack_state(state) == packed
+    loaded = unpack_state(packed, silo)
+    assert (loaded.last_round, loaded.query_chain) == (7, b"chain")
+    for kind, kinds in (("past_vectors", 1), ("accumulator", 2), ("mechanism_state", 1)):
+        assert len(getattr(loaded, kind)) == kinds
+        assert all(map(torch.equal, getattr(loaded, kind), getattr(state, kind)))
 
 
 def test_a_silo_stops_after_the_last_round() -> None:

@@ -24,10 +24,11 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import Guards
+from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo
 from tests.data.tables import SCHEMA, rows, write_csv
 from tests.silo.charged import charged
-from tests.silo.guarded import guard_of, refused, write_table_policy
+from tests.silo.guarded import guard_of, refused, write_silo, write_table_policy
 
 FILLED = {
     **SCHEMA,
@@ -114,6 +115,12 @@ def test_a_plan_is_answered_once_whoever_asks_how_often(tmp_path: Path) -> None:
     assert charged(guard) == [pytest.approx(0.5, rel=1e-9)]
     ask(guard, scenario(plan(tmp_path, tables=TABLES[:1])), "one")
     assert len(charged(guard)) == 2
+
+
+def test_records_without_a_table_have_no_cells(tmp_path: Path) -> None:
+    shard, cell = read_policy(write_silo(tmp_path)).load_shard(), plan(tmp_path).cell
+    with pytest.raises(InputError, match=r"model\.name = 'statistics': is of a table, and these records are none"):
+        shard.model_inputs(cell)
 
 
 def test_a_server_that_adds_the_noise_pays_for_every_time(tmp_path: Path) -> None:

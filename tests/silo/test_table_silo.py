@@ -1,5 +1,6 @@
 """A hospital's own CSV behind its guard: float records, real targets, read as its policy says only."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.shard import read_key
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv
 from tests.silo.guarded import refused, write_table_policy
 
@@ -69,10 +71,24 @@ def test_prepared_hospitals_hold_the_simulations_records_as_rows_of_their_own(tm
         features = cell.model.row.features(shard.images, torch.float64, cell.model.settings)
         torch.testing.assert_close(features, simulated.records.features, rtol=0.0, atol=0.0)
         assert shard.labels.tolist() == simulated.records.labels.tolist()
+        assert len(read_key(folder / "shard.csv.key")) == 32
         assert shard.test is not None
         assert len(shard.test.labels) == len(shard.labels) == [36, 24][silo]
         assert counted_mask(shard.labels).sum() == [24, 16][silo]
         assert (counted_mask(shard.labels) ^ counted_mask(shard.test.labels)).all()
+
+
+def test_silos_that_are_no_sites_hold_the_rows_of_their_batches_alone(tmp_path: Path) -> None:
+    """No further row of the test part belongs to one of them."""
+    tree = table_cell(tmp_path)
+    del tree["federation"]["batches"]
+    columns = {key: value for key, value in tree["data"]["table"].items() if key not in ("site", "sites")}
+    tree["data"] |= {"table": columns, "partition": "iid"}
+    patients: list[str] = []
+    for folder in prepare_silos(parse_scenario(tree, "test"), tmp_path / "silos", run_count=1):
+        with (folder / "shard.csv").open() as file:
+            patients += [record["patient"] for record in csv.DictReader(file)]
+    assert len(patients) == len(set(patients)) == 4
 
 
 def test_a_hospitals_guard_answers_a_run_on_its_csv(tmp_path: Path) -> None:
@@ -131,6 +147,14 @@ def test_policies_that_contradict_their_table_or_do_not_publish_it_are_refused(
     assert not (tmp_path / "l.sqlite").exists()
 
 
+def test_a_table_whose_records_all_go_to_the_tests_is_refused(tmp_path: Path) -> None:
+    own = [{**record, "fold": "test"} for record in rows() if record["hospital"] == "north"]
+    schema = {**SCHEMA, "split": "fold"}
+    path = write_table_policy(tmp_path, write_csv(tmp_path / "own.csv", own), ALLOW, schema)
+    with pytest.raises(InputError, match=r"own\.csv: has no training records; look at table\.split"):
+        read_policy(path).load_shard()
+
+
 def test_float_features_of_a_regression_lie_in_an_npz_file_too(tmp_path: Path) -> None:
     draw = np.random.default_rng(3)
     guard = guard_at(
@@ -150,6 +174,10 @@ def test_float_features_of_a_regression_lie_in_an_npz_file_too(tmp_path: Path) -
         ({"features": np.ones((3, 2)), "images": np.ones((3, 2)), "labels": np.ones(3)}, "either `images` or"),
         ({"features": np.full((3, 2), np.inf), "labels": np.ones(3)}, "a value is not finite"),
         ({"features": np.ones((3, 2), np.complex64), "labels": np.ones(3)}, "records are bytes .* or floats"),
+        *[
+            ({"features": np.ones((3, 2)), "labels": np.ones(3), "counts": counts}, "`counts` needs true or false")
+            for counts in (np.ones(2, np.bool_), np.ones(3))
+        ],
     ],
 )
 def test_shards_that_cannot_be_used_are_one_line(tmp_path: Path, arrays: dict[str, Any], line: str) -> None:

@@ -176,6 +176,20 @@ def test_every_link_on_the_way_is_looked_at(tmp_path: Path, group: bool) -> None
     check_writers([tmp_path / "first" / "loop"])  # whoever reads it says so
 
 
+def test_the_folder_behind_forty_links_is_looked_at(tmp_path: Path) -> None:
+    """Linux follows so many, and no more."""
+    for name in ("links", "real"):
+        (tmp_path / name).mkdir(mode=0o700)
+    (tmp_path / "real" / "policy").touch(mode=0o600)
+    (tmp_path / "links" / "39").symlink_to("../real/policy")
+    for number in range(39):
+        (tmp_path / "links" / str(number)).symlink_to(str(number + 1))
+    check_writers([tmp_path / "links" / "0"])
+    (tmp_path / "real").chmod(0o770)
+    with pytest.raises(InputError, match=f"^{tmp_path / 'real'}: mode 0770"):
+        check_writers([tmp_path / "links" / "0"])
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 def test_records_that_others_may_read_are_refused(tmp_path: Path, mode: int) -> None:
     path, shard = write_silo(tmp_path), tmp_path / "shard-0.npz"
