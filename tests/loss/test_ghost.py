@@ -1,6 +1,7 @@
 """Closed forms of any module's increments, against automatic differentiation record by record."""
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -248,6 +249,25 @@ def test_places_that_cancel_stay_below_the_clip_with_their_rounding(
         factor = compute_clipping(terms.norm_bounds(), torch.ones(1, dtype=dtype), 1e-3).factor
         assert float(terms.weighted_sum(factor)[0].double().norm()) <= 1e-3
         assert float(terms.per_record(factor)[0].double().norm()) <= 1e-3
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+def test_places_that_cancel_to_zero_leave_the_rounding_of_their_sum(
+    dtype: torch.dtype, monkeypatch: Patch
+) -> None:
+    """Count T + 2 roundings of a sum that is formed, or 3 + 3 + T² + 8 of its square in float64.
+
+    Here ‖δ‖ = 5 and ‖a‖ = 13 at both of T = 2 places.
+    """
+    slopes = torch.tensor([[[3.0, 4.0, 0.0], [-3.0, -4.0, 0.0]]], dtype=dtype)
+    terms = PositionTerms(slopes, torch.tensor([[[5.0, 0.0, 12.0]] * 2], dtype=dtype))
+    for share, rounding in ((0.0, 4.0 * torch.finfo(dtype).eps), (100.0, math.sqrt(18.0 * 2.0**-52))):
+        prefer(monkeypatch, share)
+        bounds = terms.norm_bounds()
+        assert float(bounds.norm) == pytest.approx(130.0 * rounding, rel=1e-5)
+        assert float(bounds.rounding_scale) == pytest.approx(130.0, rel=1e-5)
+        assert bounds.rounding_count == 6.0
+        assert float(bounds.operand_norm) == pytest.approx(130.0 + 10.0 + 26.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", [GhostObjective, ModuleObjective])

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedpriv.loss import goldstein
 from fedpriv.loss.estimators import VarianceReducedGradient
 from fedpriv.loss.goldstein import (
     DirectionWindow,
+    GoldsteinView,
     RandomSmoothing,
     SeededDirections,
     compute_mean_gradients,
@@ -371,3 +373,12 @@ def test_the_measure_of_an_objective_is_that_of_its_mean_loss() -> None:
     (expected,) = torch.autograd.grad(loss, point)
     result = compute_mean_gradients(objective, point.detach().unsqueeze(0), records)
     torch.testing.assert_close(result.squeeze(0), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_an_evaluation_measures_each_model_at_256_points(monkeypatch: Patch) -> None:
+    counts = measure_calls(monkeypatch, goldstein, "compute_mean_gradients", lambda _, loss, at, records: len(at))
+    points = torch.stack(near(0.3, 2.0))
+    metrics = GoldsteinView(BASE, 0.5).evaluate(points, record(1.0)).metrics
+    assert sum(counts) == 2 * 256
+    expected = [measure_objective(BASE, point, record(1.0), 0.5, 256, seed=0) for point in points]
+    assert metrics["goldstein"].tolist() == pytest.approx(expected)
