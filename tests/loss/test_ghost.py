@@ -16,6 +16,7 @@ from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.loss import functions, ghost
 from fedpriv.loss.clipping import compute_clipping
 from fedpriv.loss.functions import (
+    ConvolutionFunction,
     EmbeddingTerms,
     LinearFunction,
     ParameterUse,
@@ -32,7 +33,17 @@ from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Increment, Query, Records
 from tests.loss import test_hostile_queries as hostile
 from tests.loss import zoo
-from tests.loss.builders import F32, F64, UNCLIPPED, Net, Patch, all_but, autograd_increments, sum_increments
+from tests.loss.builders import (
+    F32,
+    F64,
+    UNCLIPPED,
+    Net,
+    Patch,
+    all_but,
+    autograd_increments,
+    measure_calls,
+    sum_increments,
+)
 
 FEATURES, CLASSES, RECORDS = 12, 3, 5
 
@@ -92,6 +103,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "words": lambda: Net(
         lambda net, x: net.out(net.norm(net.table(words(x))).flatten(1)),
         table=nn.Embedding(5, 3, padding_idx=1), norm=nn.LayerNorm((6, 3)), out=nn.Linear(18, 3)),
+    "shifted": lambda: Net(
+        lambda net, x: net.out(net.table(words(x + net.shift)).flatten(1)), shift=nn.Parameter(torch.randn(12)),
+        table=nn.Embedding(5, 3), out=nn.Linear(18, 3)),
     "tied": lambda: Net(
         lambda net, x: net.out((net.table(words(x)) @ net.table.weight.T).mean(1)),
         table=nn.Embedding(5, 3), out=nn.Linear(5, 3)),
@@ -268,6 +282,40 @@ def test_places_that_cancel_to_zero_leave_the_rounding_of_their_sum(
         assert float(bounds.rounding_scale) == pytest.approx(130.0, rel=1e-5)
         assert bounds.rounding_count == 6.0
         assert float(bounds.operand_norm) == pytest.approx(130.0 + 10.0 + 26.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(1, [1] * 7), (3 * 54 + 53, [3, 3, 1]), (2**18, [7])])
+def test_norms_of_formed_gradients_hold_few_values_at_a_time(
+    limit: int, sizes: list[int], monkeypatch: Patch
+) -> None:
+    prefer(monkeypatch, 0.0)
+    generator = torch.Generator().manual_seed(0)
+    slopes, values = (torch.randn(7, 2, size, generator=generator, dtype=F64) for size in (6, 9))
+    exact = (slopes.mT @ values).flatten(1).norm(dim=1)
+    monkeypatch.setattr(functions, "_CHUNK_VALUES", limit)
+    counts = measure_calls(monkeypatch, functions, "long_upper_norm", lambda _, vectors: vectors.numel())
+    torch.testing.assert_close(PositionTerms(slopes, values).norm_bounds().norm, exact)
+    assert counts == [54 * size for size in sizes]
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(1, [1] * 10), (3 * 72 + 71, [3, 3, 3, 1]), (2**18, [10])])
+def test_gradients_of_a_convolution_hold_few_values_at_a_time(
+    limit: int, sizes: list[int], monkeypatch: Patch
+) -> None:
+    """Patches of one picture: 2 groups of 2 · 3 · 2 values at 3 places.  A record has two pictures."""
+    function, generator = ConvolutionFunction(2, (1, 1), (0, 0), (1, 1), 2), torch.Generator().manual_seed(0)
+    pictures, slopes = (
+        torch.randn(5, 2, *shape, generator=generator, dtype=F64) for shape in ((4, 3, 4), (6, 1, 3))
+    )
+    monkeypatch.setattr(functions, "_CHUNK_VALUES", limit)
+    counts = measure_calls(monkeypatch, functions, "extract_patches", lambda patches, *_: patches.numel())
+    result = function.weight_gradient(pictures, slopes, (6, 2, 3, 2))
+    assert counts == [72 * size for size in sizes]
+    for row, images, row_slopes in zip(result, pictures, slopes, strict=True):
+        weight = torch.zeros(6, 2, 3, 2, dtype=F64, requires_grad=True)
+        (functional.conv2d(images, weight, groups=2) * row_slopes).sum().backward()
+        assert weight.grad is not None
+        torch.testing.assert_close(row, weight.grad.flatten())
 
 
 @pytest.mark.parametrize("kind", [GhostObjective, ModuleObjective])

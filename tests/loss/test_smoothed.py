@@ -302,6 +302,7 @@ def test_guarantee_few_directions_at_a_time_are_clipped_together(
         ([(3, 4)], 5.0),
         ([(1, 2, 2), (2, -1, 0), (0, 1, -2), (1, 1, 1)], 1.069044967650),
         ([(0, 0), (1, 1)], 0.0),
+        ([(0, 0), (0, 0)], 0.0),
     ],
 )
 def test_golden_norms(rows: list[tuple[float, ...]], norm: float) -> None:
@@ -382,3 +383,15 @@ def test_an_evaluation_measures_each_model_at_256_points(monkeypatch: Patch) -> 
     assert sum(counts) == 2 * 256
     expected = [measure_objective(BASE, point, record(1.0), 0.5, 256, seed=0) for point in points]
     assert metrics["goldstein"].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(1, [1] * 10), (4 * 15 + 14, [4, 4, 2]), (2**22, [10])])
+def test_few_models_are_measured_at_a_time(limit: int, sizes: list[int], monkeypatch: Patch) -> None:
+    """Each model takes the features of three records."""
+    records = Records(torch.eye(3, DIMENSION, dtype=F64), torch.zeros(3, dtype=F64))
+    point = torch.arange(1.0, DIMENSION + 1.0, dtype=F64)
+    whole = measure_objective(BASE, point, records, 3.0, 10, seed=1)
+    monkeypatch.setattr(goldstein, "_BLOCK_VALUES", limit)
+    counts = measure_calls(monkeypatch, goldstein, "compute_mean_gradients", lambda _, loss, at, records: len(at))
+    assert measure_objective(BASE, point, records, 3.0, 10, seed=1) == pytest.approx(whole)
+    assert counts == sizes

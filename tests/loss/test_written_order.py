@@ -164,14 +164,21 @@ def test_a_norm_is_enlarged_by_what_rounding_and_underflow_may_have_taken(
     count: int, dtype: torch.dtype, roundings: float, unit: float, lost: float
 ) -> None:
     """Add n · 0.51 + 4 roundings of a norm of 1, to the next float64, and √n of what one square may lose."""
-    vectors = torch.zeros(2, count, dtype=dtype)
-    vectors[1, -1] = 1.0
-    for bounds in (upper_norm(vectors), upper_norm(vectors.mT, 0)):
+    vectors = torch.zeros(1, 2, count, dtype=dtype)
+    vectors[0, 1, -1] = 1.0
+    for (bounds,) in (upper_norm(vectors), upper_norm(vectors.mT, -2)):
         assert bounds.tolist() == pytest.approx(
             [math.sqrt(count) * lost, 1.0 + roundings * unit], rel=2.0**-53, abs=0.0
         )
-    assert joint_upper_norm(vectors[1]) == bounds[1]
-    assert joint_upper_norm(vectors[0]) == bounds[0]
+    assert [joint_upper_norm(vector) for vector in vectors[0]] == bounds.tolist()
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_a_norm_of_many_values_of_float32_has_no_rounding_of_float32(axis: int) -> None:
+    vectors = torch.full((1025, 2) if axis == 0 else (2, 1025), 0.1, dtype=NARROW)
+    exact = float(Fraction(float(vectors[0, 0]))) * math.sqrt(1025.0)
+    assert upper_norm(vectors, axis).tolist() == pytest.approx([exact] * 2, rel=1e-12, abs=0.0)
+    assert joint_upper_norm(vectors) == pytest.approx(math.sqrt(2.0) * exact, rel=1e-12, abs=0.0)
 
 
 def test_parts_are_bounded_by_their_norms_and_all_their_roundings() -> None:
@@ -209,6 +216,17 @@ def test_a_factor_is_the_clip_by_the_norm_with_its_rounding(
     zeros = ~result.representable.unsqueeze(1).expand(7, 2)
     assert torch.equal(result.zero_unrepresentable(part) == 0.0, zeros)
     assert torch.equal(result.zero_unrepresentable(part.mT, 0) == 0.0, zeros.mT)
+
+
+def test_factors_of_replicates_have_their_axes() -> None:
+    sizes = torch.arange(12.0, dtype=WIDE).view(3, 2, 2)
+    for clip, count in ((11.001, [[0, 0]] * 3), (4.5, [[0, 0], [1, 2], [2, 2]])):
+        result = compute_clipping(vector_bounds(sizes), torch.ones(2, dtype=WIDE), clip)
+        assert result.factor.shape == (3, 2, 2)
+        assert result.clipped_count.tolist() == count
+    result = compute_clipping(vector_bounds(1.0 / (11.0 - sizes)), torch.ones(2, dtype=WIDE), 1.0)
+    counts = result.zero_unrepresentable(torch.ones(3, 2, 2, 5)).sum(-1)
+    assert counts.flatten().tolist() == [5.0] * 11 + [0.0]
 
 
 # A glance
@@ -259,18 +277,18 @@ def test_it_knows_a_clip_that_is_just_long_enough(clip: float) -> None:
 @pytest.mark.parametrize(("dtype", "limit"), [(NARROW, 2.0**50), (WIDE, 2.0**400)])
 def test_a_glance_counts_roundings_twice_and_all_numbers(dtype: torch.dtype, limit: float) -> None:
     """Below are a norm of 1, for 0.51 + 4 roundings of its own and 8 ε, and numbers up to the limit."""
-    one, weights = torch.ones(2, 1, 1), torch.tensor([0.5], dtype=dtype)
+    one, weights = torch.ones(1, 1), torch.tensor([0.5], dtype=dtype)
     rounding = 4.51 * 2.0**-24 + 8.0 * torch.finfo(dtype).eps
     for share in (0.98, 1.02):
-        assert (clipping_if_certain(one[0], lambda: 1.0, weights, 1.0 + share * rounding) is None) == (share < 1.0)
+        assert (clipping_if_certain(one, lambda: 1.0, weights, 1.0 + share * rounding) is None) == (share < 1.0)
     # The numbers are the gradient of norm 1, the input and their product.
-    assert clipping_if_certain(one[0], lambda: 0.499 * limit, weights, limit) is not None
-    assert clipping_if_certain(one[0], lambda: 0.501 * limit, weights, limit) is None
-    assert clipping_if_certain(limit * one[0].to(dtype), lambda: 1.0 / limit, weights, 9.0) is None
-    result = clipping_if_certain(one, lambda: 1.0, weights, 2.0)
+    assert clipping_if_certain(one, lambda: 0.499 * limit, weights, limit) is not None
+    assert clipping_if_certain(one, lambda: 0.501 * limit, weights, limit) is None
+    assert clipping_if_certain(limit * one.to(dtype), lambda: 1.0 / limit, weights, 9.0) is None
+    result = clipping_if_certain(torch.ones(3, 2, 4, 1), lambda: 1.0, weights, 9.0)
     assert result is not None
-    assert torch.equal(result.factor, weights.expand(2, 1))
-    assert torch.equal(result.clipped_count, torch.zeros(2, dtype=torch.int64))
+    assert torch.equal(result.factor, weights.expand(3, 2, 1))
+    assert torch.equal(result.clipped_count, torch.zeros(3, 2, dtype=torch.int64))
 
 
 def test_it_does_not_look_where_each_replicate_has_a_clip_of_its_own_or_records_are_many() -> None:
