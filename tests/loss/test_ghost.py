@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedpriv.core.errors import InputError
 from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.loss import functions, ghost
 from fedpriv.loss.clipping import compute_clipping
@@ -60,6 +62,20 @@ def attention(net: Any, values: Tensor) -> Any:
     return net.out((seen + mixed).mean(-2))
 
 
+def masked(net: Any, values: Tensor) -> Any:
+    """Attention with a scale, with a mask, and with the keys of one head for all heads."""
+    seen, mask = net.wide(values.unflatten(-1, (2, 3, 2))), torch.eye(3, dtype=values.dtype)
+    seen = functional.scaled_dot_product_attention(seen, seen, seen, scale=0.3)
+    seen = functional.scaled_dot_product_attention(seen, seen, seen, attn_mask=mask)
+    key = seen[..., :1, :, :]
+    return net.out(functional.scaled_dot_product_attention(seen, key, key).mean((-3, -2)))
+
+
+def dropped(net: Any, values: Tensor) -> Any:
+    seen = net.wide(values.unflatten(-1, (1, 6, 2)))
+    return net.out(functional.scaled_dot_product_attention(seen, seen, seen, dropout_p=0.5).mean((-3, -2)))
+
+
 def recurrent(net: Any, values: Tensor) -> Any:
     steps = values.unflatten(-1, (4, 3))
     state = steps.new_zeros(len(values), 4), steps.new_zeros(len(values), 4)
@@ -97,6 +113,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         attention, wide=nn.Linear(2, 4), norm=nn.LayerNorm(4), query=nn.Linear(4, 4),
         key=nn.Linear(4, 4, bias=False), value=nn.Linear(4, 4), out=nn.Linear(4, 3),
         places=nn.Parameter(torch.randn(6, 4))),
+    "masked": lambda: Net(masked, wide=nn.Linear(2, 4), out=nn.Linear(4, 3)),
     "torch's transformer": lambda: Net(
         lambda net, x: net.out(net.mixed(net.wide(x.unflatten(-1, (6, 2)))).mean(1)), wide=nn.Linear(2, 4),
         mixed=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), out=nn.Linear(4, 3)),
@@ -178,6 +195,34 @@ def closed(
 @pytest.mark.parametrize("name", ["a dropout of nothing", "torch's transformer"])
 def test_dropout_that_drops_nothing_is_let_in(name: str) -> None:
     check_outputs(objective(name).module, FEATURES, CLASSES, "test")
+
+
+def test_dropout_of_attention_is_refused() -> None:
+    measured = GhostObjective(Net(dropped, wide=nn.Linear(2, 4), out=nn.Linear(4, 3)), CrossEntropy(), 0, F64)
+    (at,), records = sample(measured.dimension, 1)
+    with pytest.raises(InputError, match="draws random numbers"):
+        sum_increments(measured, at, records)
+
+
+class Shapes(TorchDispatchMode):
+    """Shapes of the first argument of functions with this word in their name."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.word, self.shapes = word, set[tuple[int, ...]]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.word in str(function):
+            self.shapes.add(tuple(args[0].shape))
+        return function(*args, **(kwargs or {}))
+
+
+def test_attention_is_one_call_for_all_records() -> None:
+    measured = objective("attention")
+    (at,), records = sample(measured.dimension, 1)
+    with Shapes("attention") as calls:
+        sum_increments(measured, at, records)
+    assert (RECORDS, 2, 6, 2) in calls.shapes
 
 
 def prefer(monkeypatch: Patch, share: float | None) -> None:

@@ -303,6 +303,7 @@ def test_guarantee_few_directions_at_a_time_are_clipped_together(
         ([(1, 2, 2), (2, -1, 0), (0, 1, -2), (1, 1, 1)], 1.069044967650),
         ([(0, 0), (1, 1)], 0.0),
         ([(0, 0), (0, 0)], 0.0),
+        ([(2, -2), (1, -1)], 1.414213562373),
     ],
 )
 def test_golden_norms(rows: list[tuple[float, ...]], norm: float) -> None:

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.loss.estimators import RecursiveGradient, SplitGradient
+from fedpriv.loss.estimators import (
+    Estimator,
+    LocalGradient,
+    PlainGradient,
+    RaisedClips,
+    RecursiveGradient,
+    SplitGradient,
+    VarianceReducedGradient,
+)
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
@@ -139,6 +147,21 @@ def test_parts_are_summed_in_the_sums_own_type() -> None:
         )
         assert state.total.dtype == torch.float64
     assert [vector.dtype for vector in state.past_vectors] == [torch.float32] * 2 + [torch.float64] * 3
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        PlainGradient(1.0, coefficient=0.5),
+        LocalGradient(1.0, step=0.1, every=2),
+        VarianceReducedGradient(1.0, 0.5, period=2),
+        SplitGradient(1.0, 0.5, 0.2, 0.1, rounds_per_epoch=3, coefficient=0.5),
+        RaisedClips(PlainGradient(1.0), (2.0, 3.0)),
+    ],
+)
+def test_a_release_is_a_gradient_in_its_own_unit_but_for_recursive_ones(estimator: Estimator) -> None:
+    assert [estimator.round(t).scale for t in (1, 2)] == [1.0, 1.0]
+    assert [RecursiveGradient(1.0).round(t).scale for t in (1, 2)] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("empty", [1, 2, 3, 5])
