@@ -138,13 +138,19 @@ def test_the_loss_of_several_records_is_the_mean_over_the_copies_of_each() -> No
     torch.testing.assert_close(loss.output_gradient(outputs, labels), gradient)
 
 
-def test_few_records_at_a_time_and_several_replicates_add_up_to_the_same(monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (5, [5, 2])])
+def test_few_records_at_a_time_and_several_replicates_add_up_to_the_same(
+    size: int, sizes: list[int], monkeypatch: Patch
+) -> None:
     objective, records, weights = augmented().for_batch(SLOTS), pictures(), ones(COUNT)
     points = torch.stack([objective.initial(), 2.0 * objective.initial()])
     whole = [sum_increments(objective, point, records, 0.5) for point in points]
-    monkeypatch.setattr("fedpriv.loss.features._CHUNK_VALUES", 2 * 3 * SIDE * SIDE)
+    values = 2 * 3 * SIDE * SIDE  # of a record's copies, in both replicates
+    monkeypatch.setattr("fedpriv.loss.features._CHUNK_VALUES", size * values + values - 1)
+    counts = measure_calls(monkeypatch, AugmentedView, "_make_copies", lambda _, view, batch, coins: len(coins))
     both = Records(records.features.expand(2, -1, -1), records.labels.expand(2, -1))
     few = sum_increments(objective, points, both, 0.5, weights)
+    assert counts == sizes
     assert torch.allclose(few.total, torch.stack([one.total for one in whole]))
     assert few.clipped_count.tolist() == [int(one.clipped_count) for one in whole]
 

@@ -44,6 +44,7 @@ from tests.loss.builders import (
     all_but,
     autograd_increments,
     measure_calls,
+    pick_one,
     sum_increments,
 )
 
@@ -455,6 +456,29 @@ def test_chunks_and_modes_change_nothing(name: str, monkeypatch: Patch) -> None:
         parts = closed(measured, inside, Records(*(column.clone() for column in records)), 0.7, weights)
     torch.testing.assert_close(parts.total, whole.total, rtol=1e-12, atol=1e-12)
     assert parts.clipped_count == whole.clipped_count
+
+
+def test_a_chunk_of_records_has_64_mebibytes_of_float32(monkeypatch: Patch) -> None:
+    net = nn.Sequential(nn.Unflatten(1, (1, 64, 64)), nn.Conv2d(1, 2, 3), nn.Flatten(2), nn.AdaptiveAvgPool1d(1))
+    measured = GhostObjective(net.append(nn.Flatten()), CrossEntropy(), 0, F32)
+    features = torch.zeros(1, 64 * 64)
+    plan = measured._find_plan(measured.initial(), Records(features, torch.zeros(1, dtype=torch.int64)))
+    assert plan is not None
+    count = 2**24 // plan.single_point_values + 1
+    sizes = measure_calls(
+        monkeypatch, GhostObjective, "_sum_increments", lambda _, view, query, chunk, *__: len(chunk.weights)
+    )
+    records = Records(features.expand(count, -1), torch.zeros(count, dtype=torch.int64))
+    sum_increments(measured, measured.initial(), records, weights=torch.ones(count))
+    assert sizes == [math.ceil(count / 2), count // 2]
+
+
+def test_a_single_record_has_the_general_increment_and_needs_no_plan() -> None:
+    measured = objective("attention")
+    (at,), records = sample(measured.dimension, 1)
+    one, general = pick_one(records, 2), ModuleObjective(measured.module, CrossEntropy(), 0, F64)
+    assert torch.equal(sum_increments(measured, at, one).total, sum_increments(general, at, one).total)
+    assert not measured.plans
 
 
 def test_rows_of_an_embedding_are_added_up_before_their_norm() -> None:
