@@ -183,14 +183,15 @@ def test_any_model_can_be_smoothed_and_replicates_are_alone(order: str) -> None:
     points = [torch.from_numpy(generator.standard_normal((2, 6))) for _ in range(2)]
     features = torch.from_numpy(generator.standard_normal((2, 4, 3)))
     records = Records(features, torch.from_numpy(generator.integers(0, 2, (2, 4))))
-    weights, clip = ones(4) / 4, torch.tensor([[0.2], [0.5]], dtype=F64)
+    weights = torch.tensor([[1.0, 0.5, 0.25, 0.0], [0.5, 1.0, 0.0, 0.75]], dtype=F64)
+    clip = torch.tensor([[0.2], [0.5]], dtype=F64)
     slots, coefficients = first_rows(1, ((0, 1), (1, 3))), [1.0, -1.0]
     together = smoothed(order, 2, base=base, seeds=(1, 2), anchor=2).for_batch(slots)
     result = sum_increments(together, Query(points, coefficients), records, clip, weights)
     for place, seed in enumerate((1, 2)):
         single, query = smoothed(order, 2, base=base, seeds=(seed,)).for_batch(slots), [p[place] for p in points]
         own = pick(records, place)
-        alone = sum_increments(single, Query(query, coefficients), own, float(clip[place]), weights)
+        alone = sum_increments(single, Query(query, coefficients), own, float(clip[place]), weights[place])
         torch.testing.assert_close(result.total[place], alone.total, rtol=1e-10, atol=1e-12)
         assert result.clipped_count[place] == alone.clipped_count
 

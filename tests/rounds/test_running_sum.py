@@ -150,18 +150,22 @@ def test_parts_are_summed_in_the_sums_own_type() -> None:
 
 
 @pytest.mark.parametrize(
-    "estimator",
+    ("estimator", "memory", "scales"),
     [
-        PlainGradient(1.0, coefficient=0.5),
-        LocalGradient(1.0, step=0.1, every=2),
-        VarianceReducedGradient(1.0, 0.5, period=2),
-        SplitGradient(1.0, 0.5, 0.2, 0.1, rounds_per_epoch=3, coefficient=0.5),
-        RaisedClips(PlainGradient(1.0), (2.0, 3.0)),
+        (PlainGradient(1.0, coefficient=0.5), 1, (1.0, 1.0)),
+        (LocalGradient(1.0, step=0.1, every=2), 1, (1.0, 1.0)),
+        (VarianceReducedGradient(1.0, 0.5, period=2), 2, (1.0, 1.0)),
+        (SplitGradient(1.0, 0.5, 0.2, 0.1, rounds_per_epoch=3, coefficient=0.5), 1, (1.0, 1.0)),
+        (RaisedClips(PlainGradient(1.0), (2.0, 3.0)), 1, (1.0, 1.0)),
+        (RecursiveGradient(1.0), 2, (1.0, 2.0)),
     ],
 )
-def test_a_release_is_a_gradient_in_its_own_unit_but_for_recursive_ones(estimator: Estimator) -> None:
-    assert [estimator.round(t).scale for t in (1, 2)] == [1.0, 1.0]
-    assert [RecursiveGradient(1.0).round(t).scale for t in (1, 2)] == [1.0, 2.0]
+def test_silos_remember_the_queries_of_an_increment_and_release_gradients_in_this_scale(
+    estimator: Estimator, memory: int, scales: tuple[float, float]
+) -> None:
+    first, second = (estimator.round(t) for t in (1, 2))
+    assert estimator.memory == memory == max(len(first.coefficients), len(second.coefficients))
+    assert (first.scale, second.scale) == scales
 
 
 @pytest.mark.parametrize("empty", [1, 2, 3, 5])
