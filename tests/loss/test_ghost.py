@@ -465,7 +465,8 @@ def test_a_chunk_of_records_has_64_mebibytes_of_float32(monkeypatch: Patch) -> N
     plan = measured._find_plan(measured.initial(), Records(features, torch.zeros(1, dtype=torch.int64)))
     # 3 · (4,096 inputs + 7,688 outputs), half of it without the inputs, and patches, gradients and the features.
     other = 7688 // 2 * 9 + 18 + 4096
-    assert plan == (frozenset(), 3 * (4096 + 7688) + other, 3 * (4096 + 7688) // 2 + other)
+    assert plan.values_per_record == 3 * (4096 + 7688) + other
+    assert plan.single_point_values == 3 * (4096 + 7688) // 2 + other
     count = 2**24 // plan.single_point_values + 1
     sizes = measure_calls(
         monkeypatch, GhostObjective, "_sum_increments", lambda _, view, query, chunk, *__: len(chunk.weights)

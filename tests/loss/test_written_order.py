@@ -185,7 +185,8 @@ def test_parts_are_bounded_by_their_norms_and_all_their_roundings() -> None:
     one, two = rank_one_bounds(torch.tensor([3.0]), torch.tensor([2.0])), vector_bounds(torch.tensor([8.0]))
     assert one == NormBounds(torch.tensor([6.0]), torch.tensor([6.0]), 4.0, torch.tensor([11.0]))
     assert two == NormBounds(torch.tensor([8.0]), torch.tensor([8.0]), 4.0, torch.tensor([8.0]))
-    assert combine_bounds([one, two]) == (10.0, 4.0 * 6.0 + 4.0 * 8.0, 1.0, 19.0)
+    both = torch.tensor([10.0]), torch.tensor([4.0 * 6.0 + 4.0 * 8.0]), 1.0, torch.tensor([19.0])
+    assert combine_bounds([one, two]) == NormBounds(*both)
 
 
 @pytest.mark.parametrize(("dtype", "limit", "tolerance"), [(NARROW, 2.0**50, 1e-4), (WIDE, 2.0**400, 1e-9)])
@@ -197,11 +198,8 @@ def test_a_factor_is_the_clip_by_the_norm_with_its_rounding(
     norms = [2.0, 3.0, clip * (1.0 + 1.1 * tolerance), clip * (1.0 + 0.9 * tolerance), 1.0, 1.0, 9.0]
     numbers = [limit, 1.0, 1.0, 1.0, math.nextafter(limit, math.inf), math.nan, 1.0]
     roundings = [0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    bounds = NormBounds(
-        *(torch.tensor(row, dtype=WIDE) for row in (norms, roundings)),
-        1.0 / eps,
-        torch.tensor(numbers, dtype=WIDE),
-    )
+    norm, rounding, operands = (torch.tensor(row, dtype=WIDE) for row in (norms, roundings, numbers))
+    bounds = NormBounds(norm, rounding, 1.0 / eps, operands)
     weights = torch.tensor([0.5] * 6 + [0.0], dtype=dtype)
     result = compute_clipping(bounds, weights, clip)
     expected = [0.5, 0.25, 0.5 / (1.0 + 1.1 * tolerance), 0.5 / (1.0 + 0.9 * tolerance), 0.0, 0.0, 0.0]
