@@ -558,7 +558,7 @@ def make_loss_choice(loss: LossArgument, *, real: bool) -> LossChoice:
         choice = LossChoice(loss, None) if isinstance(loss, str) else LossChoice(function=None, **loss)
         name = f"{choice.name}-error" if f"{choice.name}-error" in LOSSES else str(choice.name)
         choice = LossChoice(name, None, tuple(map(float, choice.class_weights)), float(choice.label_smoothing))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(
             f"loss = {loss!r}: accepted keys are name, class_weights and label_smoothing, the last two of numbers"
         ) from None

@@ -229,8 +229,12 @@ class Scenario:
     def at_single_point(self, index: int) -> "Scenario":
         """Return the scenario of one point alone, whose axes and seeds have one value each."""
         point = self.points[index]
-        axes = {key: [value] for key, value in point.swept_values.items()}
-        return dataclasses.replace(self, axes=axes, seeds=[point.cell.seed], points=[point])
+        return dataclasses.replace(
+            self,
+            axes={key: [value] for key, value in point.swept_values.items()},
+            seeds=[point.cell.seed],
+            points=[point],
+        )
 
 
 def load_scenario(path: Path, overrides: Iterable[str] = (), *, finds_tables: bool = True) -> Scenario:
@@ -330,14 +334,18 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
         {key: drop_duplicates(values) if isinstance(values, list) else values for key, values in sweep.items()},
     )
     axes = dict(override_parts.axes)
+    for key, value in override_parts.fixed_values.items():
+        assign_key(base, key, value)
     # Labels are free names of settings, shown in tables.  They have to be finite there, as swept values do.
-    labels = {key: value for key, value in override_parts.fixed_values.items() if key.startswith("label.")}
-    for key, values in (labels | axes).items():
+    labels = base["label"] if isinstance(base.get("label"), dict) else {}
+    for key, values in [*((f"label.{name}", value) for name, value in labels.items()), *axes.items()]:
         choices = values if isinstance(values, list) else [values]
         if any(isinstance(value, float) and not math.isfinite(value) for value in choices):
             raise InputError(f"{source}: {key}: swept values and labels are finite numbers, texts or lists")
-    for key, value in override_parts.fixed_values.items():
-        assign_key(base, key, value)
+    # A cell has one of the `seeds`, in place of any other value of `seed`.
+    seed_is_fixed = "seeds" in axes and "seed" in override_parts.fixed_values
+    if seed_is_fixed or "seed" in axes or any("seed" in rule.set for rule in rules):
+        raise InputError(f"{source}: seed: a sweep has `seeds`, a count or a list: give them in place of `seed`")
     # Published values and theory are shown only for the setting that they belong to.
     if published is not None and not {published.tables.rows, published.tables.columns} <= axes.keys():
         published = None  # an override removed an axis of the tables
@@ -445,13 +453,13 @@ def _parse_seeds(seeds: Any, single: Any, source: str) -> list[int]:
         source: Name of the file in messages.
 
     Raises:
-        InputError: The seeds are no whole numbers of at least 0, the list is empty, or the count is below 1.
+        InputError: The seeds are no whole numbers of at least 0, the list is empty, or the count is not 1 to 10^6.
     """
     if seeds is None:
         if type(single) is int and single >= 0:
             return [single]
         raise InputError(f"{source}: seed = {single!r}: expected a whole number of at least 0")
-    if type(seeds) is int and seeds >= 1:
+    if type(seeds) is int and 1 <= seeds <= 10**6:
         return list(range(seeds))
     if isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds):
         return list(dict.fromkeys(seeds))

@@ -165,8 +165,12 @@ class PublishedValues:
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data for results.json, which `from_data` reads."""
-        axes = {"row_values": self.row_values, "column_values": self.column_values}
-        return {**self.tables.model_dump(), **axes, "withheld": self.withheld_keys}
+        return {
+            **self.tables.model_dump(),
+            "row_values": self.row_values,
+            "column_values": self.column_values,
+            "withheld": self.withheld_keys,
+        }
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "PublishedValues":

@@ -353,8 +353,9 @@ class Cell(Section):
             return None
         if not self.privacy.shares:
             return (target,) * len(self.batch_sizes)
-        silo_mus = [self.privacy.silo_target_mu(silo) for silo in range(self.federation.silos)]
-        return tuple(mu for mu in silo_mus if mu is not None)
+        return tuple(
+            mu for silo in range(self.federation.silos) if (mu := self.privacy.silo_target_mu(silo)) is not None
+        )
 
     def derive_cell(
         self,

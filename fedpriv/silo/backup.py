@@ -147,7 +147,8 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
             journal = policy.ledger.with_name(policy.ledger.name + "-journal")
             with suppress(FileNotFoundError):  # SQLite would play the lost ledger's journal into the restored one
                 journal.replace(journal.with_name(journal.name + ".lost"))
-            # The lost ledger's mark goes first: after a kill in between, another restore charges the whole budget.
+            # The lost ledger's mark goes first.  After a kill in between, another restore charges the whole budget
+            # if this one added a commit.
             mark.write(draft_mark.read())
             draft.replace(policy.ledger)
             sync_folder(policy.ledger.parent)

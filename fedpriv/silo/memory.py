@@ -74,7 +74,7 @@ def round_memory(plan: Plan, silo: int, rows: int, features: int) -> int:
         rows: Number of the silo's records, or for larger units the number of units times `Unit.max_records`.
         features: Numbers of one record in the form of the model.
     """
-    draws = max(plan.rounds[0].stored_length, plan.objective.dimension)
+    draws = max(plan.objective.dimension, *(planned_round.stored_length for planned_round in plan.rounds))
     row_count, value_bytes = min(rows, plan.record_capacity(silo)), plan.objective.initial().element_size()
     return (
         _MODULE_BYTES

@@ -322,6 +322,13 @@ def test_marks_are_found_in_columns_of_many_different_numbers(tmp_path: Path, co
     assert find_format(path, CellFormat()) == CellFormat(";", ",")
 
 
+@pytest.mark.parametrize("text", ["\na;b;c\n1;2;3\n", "a;b;c\r1;2;3\r", '"a\nx";b;c\n1;2;3\n'])
+def test_the_separator_is_that_of_the_first_line_with_names(tmp_path: Path, text: str) -> None:
+    """An empty line before it, ends of lines by a carriage return alone, a name of two lines."""
+    (tmp_path / "t.csv").write_bytes(text.encode())
+    assert find_format(tmp_path / "t.csv", CellFormat()) == CellFormat(";")
+
+
 def test_points_that_can_only_separate_thousands_are_marks(tmp_path: Path) -> None:
     path = tmp_path / "large.csv"
     path.write_text("sum;ward\n1.234.567;a\n2.345.678;b\n3.456.789;c\n")

@@ -14,7 +14,14 @@ from torch.nn import functional
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.layout import FeatureLayout, InputLayout
-from fedpriv.loss.features import Augmentation, AugmentedView, augment_objective, check_augmentation_allowed
+from fedpriv.loss.features import (
+    Augmentation,
+    AugmentedView,
+    MeanOverCopies,
+    apply_transforms,
+    augment_objective,
+    check_augmentation_allowed,
+)
 from fedpriv.loss.inputs import LabelledView, make_layout_objective
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.linear import SoftmaxRegression
@@ -110,13 +117,40 @@ def test_an_increment_is_the_clipped_mean_gradient_of_a_records_copies(clip: flo
     assert torch.allclose(objective.gradient(point, batch), weights @ by_hand(objective, point, records, 1e30))
 
 
-def test_few_records_at_a_time_and_several_replicates_add_up_to_the_same(monkeypatch: Patch) -> None:
+def test_copies_of_several_records_and_channels_are_moved_pixel_by_pixel() -> None:
+    pixels, transforms = torch.arange(1.0, 2 * 2 * SIDE**2 + 1), [[[2, -1, 0], [0, 0, 1]], [[-2, 1, 1], [1, 2, 0]]]
+    images = pixels.view(2, 2, SIDE, SIDE)
+    copies = apply_transforms(images.flatten(1), (2, SIDE, SIDE), torch.tensor(transforms), shift=2)
+    expected = [
+        torch.stack([moved(channel, *coin) for coin in coins for channel in image]).flatten()
+        for image, coins in zip(images, transforms, strict=True)
+    ]
+    assert torch.equal(copies, torch.stack(expected))
+
+
+def test_the_loss_of_several_records_is_the_mean_over_the_copies_of_each() -> None:
+    outputs = torch.arange(2 * 4 * CLASSES, dtype=F64).sin().view(2, 4, CLASSES).requires_grad_()
+    labels, loss = torch.tensor([2, 0]), MeanOverCopies(CrossEntropy())
+    rows = zip(outputs, labels, strict=True)
+    means = torch.stack([functional.cross_entropy(row, label.expand(4)) for row, label in rows])
+    (gradient,) = torch.autograd.grad(means.sum(), outputs)
+    torch.testing.assert_close(loss.value(outputs, labels), means)
+    torch.testing.assert_close(loss.output_gradient(outputs, labels), gradient)
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (5, [5, 2])])
+def test_few_records_at_a_time_and_several_replicates_add_up_to_the_same(
+    size: int, sizes: list[int], monkeypatch: Patch
+) -> None:
     objective, records, weights = augmented().for_batch(SLOTS), pictures(), ones(COUNT)
     points = torch.stack([objective.initial(), 2.0 * objective.initial()])
     whole = [sum_increments(objective, point, records, 0.5) for point in points]
-    monkeypatch.setattr("fedpriv.loss.features._CHUNK_VALUES", 2 * 3 * SIDE * SIDE)
+    values = 2 * 3 * SIDE * SIDE  # of a record's copies, in both replicates
+    monkeypatch.setattr("fedpriv.loss.features._CHUNK_VALUES", size * values + values - 1)
+    counts = measure_calls(monkeypatch, AugmentedView, "_make_copies", lambda _, view, batch, coins: len(coins))
     both = Records(records.features.expand(2, -1, -1), records.labels.expand(2, -1))
     few = sum_increments(objective, points, both, 0.5, weights)
+    assert counts == sizes
     assert torch.allclose(few.total, torch.stack([one.total for one in whole]))
     assert few.clipped_count.tolist() == [int(one.clipped_count) for one in whole]
 

@@ -1,6 +1,7 @@
 """Closed forms of any module's increments, against automatic differentiation record by record."""
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedpriv.core.errors import InputError
 from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.loss import functions, ghost
 from fedpriv.loss.clipping import compute_clipping
 from fedpriv.loss.functions import (
+    ConvolutionFunction,
     EmbeddingTerms,
     LinearFunction,
     ParameterUse,
@@ -31,7 +35,18 @@ from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Increment, Query, Records
 from tests.loss import test_hostile_queries as hostile
 from tests.loss import zoo
-from tests.loss.builders import F32, F64, UNCLIPPED, Net, Patch, all_but, autograd_increments, sum_increments
+from tests.loss.builders import (
+    F32,
+    F64,
+    UNCLIPPED,
+    Net,
+    Patch,
+    all_but,
+    autograd_increments,
+    measure_calls,
+    pick_one,
+    sum_increments,
+)
 
 FEATURES, CLASSES, RECORDS = 12, 3, 5
 
@@ -46,6 +61,20 @@ def attention(net: Any, values: Tensor) -> Any:
     parts = [layer(seen).unflatten(-1, (2, 2)).transpose(-3, -2) for layer in (net.query, net.key, net.value)]
     mixed = functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(-3, -2).flatten(-2)
     return net.out((seen + mixed).mean(-2))
+
+
+def masked(net: Any, values: Tensor) -> Any:
+    """Attention with a scale, with a mask, and with the keys of one head for all heads."""
+    seen, mask = net.wide(values.unflatten(-1, (2, 3, 2))), torch.eye(3, dtype=values.dtype)
+    seen = functional.scaled_dot_product_attention(seen, seen, seen, scale=0.3)
+    seen = functional.scaled_dot_product_attention(seen, seen, seen, attn_mask=mask)
+    key = seen[..., :1, :, :]
+    return net.out(functional.scaled_dot_product_attention(seen, key, key).mean((-3, -2)))
+
+
+def dropped(net: Any, values: Tensor) -> Any:
+    seen = net.wide(values.unflatten(-1, (1, 6, 2)))
+    return net.out(functional.scaled_dot_product_attention(seen, seen, seen, dropout_p=0.5).mean((-3, -2)))
 
 
 def recurrent(net: Any, values: Tensor) -> Any:
@@ -85,12 +114,16 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         attention, wide=nn.Linear(2, 4), norm=nn.LayerNorm(4), query=nn.Linear(4, 4),
         key=nn.Linear(4, 4, bias=False), value=nn.Linear(4, 4), out=nn.Linear(4, 3),
         places=nn.Parameter(torch.randn(6, 4))),
+    "masked": lambda: Net(masked, wide=nn.Linear(2, 4), out=nn.Linear(4, 3)),
     "torch's transformer": lambda: Net(
         lambda net, x: net.out(net.mixed(net.wide(x.unflatten(-1, (6, 2)))).mean(1)), wide=nn.Linear(2, 4),
         mixed=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), out=nn.Linear(4, 3)),
     "words": lambda: Net(
         lambda net, x: net.out(net.norm(net.table(words(x))).flatten(1)),
         table=nn.Embedding(5, 3, padding_idx=1), norm=nn.LayerNorm((6, 3)), out=nn.Linear(18, 3)),
+    "shifted": lambda: Net(
+        lambda net, x: net.out(net.table(words(x + net.shift)).flatten(1)), shift=nn.Parameter(torch.randn(12)),
+        table=nn.Embedding(5, 3), out=nn.Linear(18, 3)),
     "tied": lambda: Net(
         lambda net, x: net.out((net.table(words(x)) @ net.table.weight.T).mean(1)),
         table=nn.Embedding(5, 3), out=nn.Linear(5, 3)),
@@ -163,6 +196,34 @@ def closed(
 @pytest.mark.parametrize("name", ["a dropout of nothing", "torch's transformer"])
 def test_dropout_that_drops_nothing_is_let_in(name: str) -> None:
     check_outputs(objective(name).module, FEATURES, CLASSES, "test")
+
+
+def test_dropout_of_attention_is_refused() -> None:
+    measured = GhostObjective(Net(dropped, wide=nn.Linear(2, 4), out=nn.Linear(4, 3)), CrossEntropy(), 0, F64)
+    (at,), records = sample(measured.dimension, 1)
+    with pytest.raises(InputError, match="draws random numbers"):
+        sum_increments(measured, at, records)
+
+
+class Shapes(TorchDispatchMode):
+    """Shapes of the first argument of functions with this word in their name."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.word, self.shapes = word, set[tuple[int, ...]]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.word in str(function):
+            self.shapes.add(tuple(args[0].shape))
+        return function(*args, **(kwargs or {}))
+
+
+def test_attention_is_one_call_for_all_records() -> None:
+    measured = objective("attention")
+    (at,), records = sample(measured.dimension, 1)
+    with Shapes("attention") as calls:
+        sum_increments(measured, at, records)
+    assert (RECORDS, 2, 6, 2) in calls.shapes
 
 
 def prefer(monkeypatch: Patch, share: float | None) -> None:
@@ -248,6 +309,59 @@ def test_places_that_cancel_stay_below_the_clip_with_their_rounding(
         factor = compute_clipping(terms.norm_bounds(), torch.ones(1, dtype=dtype), 1e-3).factor
         assert float(terms.weighted_sum(factor)[0].double().norm()) <= 1e-3
         assert float(terms.per_record(factor)[0].double().norm()) <= 1e-3
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+def test_places_that_cancel_to_zero_leave_the_rounding_of_their_sum(
+    dtype: torch.dtype, monkeypatch: Patch
+) -> None:
+    """Count T + 2 roundings of a sum that is formed, or 3 + 3 + T² + 8 of its square in float64.
+
+    Here ‖δ‖ = 5 and ‖a‖ = 13 at both of T = 2 places.
+    """
+    slopes = torch.tensor([[[3.0, 4.0, 0.0], [-3.0, -4.0, 0.0]]], dtype=dtype)
+    terms = PositionTerms(slopes, torch.tensor([[[5.0, 0.0, 12.0]] * 2], dtype=dtype))
+    for share, rounding in ((0.0, 4.0 * torch.finfo(dtype).eps), (100.0, math.sqrt(18.0 * 2.0**-52))):
+        prefer(monkeypatch, share)
+        bounds = terms.norm_bounds()
+        assert float(bounds.norm) == pytest.approx(130.0 * rounding, rel=1e-5)
+        assert float(bounds.rounding_scale) == pytest.approx(130.0, rel=1e-5)
+        assert bounds.rounding_count == 6.0
+        assert float(bounds.operand_norm) == pytest.approx(130.0 + 10.0 + 26.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(1, [1] * 7), (3 * 54 + 53, [3, 3, 1]), (2**18, [7])])
+def test_norms_of_formed_gradients_hold_few_values_at_a_time(
+    limit: int, sizes: list[int], monkeypatch: Patch
+) -> None:
+    prefer(monkeypatch, 0.0)
+    generator = torch.Generator().manual_seed(0)
+    slopes, values = (torch.randn(7, 2, size, generator=generator, dtype=F64) for size in (6, 9))
+    exact = (slopes.mT @ values).flatten(1).norm(dim=1)
+    monkeypatch.setattr(functions, "_CHUNK_VALUES", limit)
+    counts = measure_calls(monkeypatch, functions, "long_upper_norm", lambda _, vectors: vectors.numel())
+    torch.testing.assert_close(PositionTerms(slopes, values).norm_bounds().norm, exact)
+    assert counts == [54 * size for size in sizes]
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(1, [1] * 10), (3 * 72 + 71, [3, 3, 3, 1]), (2**18, [10])])
+def test_gradients_of_a_convolution_hold_few_values_at_a_time(
+    limit: int, sizes: list[int], monkeypatch: Patch
+) -> None:
+    """Patches of one picture: 2 groups of 2 · 3 · 2 values at 3 places.  A record has two pictures."""
+    function, generator = ConvolutionFunction(2, (1, 1), (0, 0), (1, 1), 2), torch.Generator().manual_seed(0)
+    pictures, slopes = (
+        torch.randn(5, 2, *shape, generator=generator, dtype=F64) for shape in ((4, 3, 4), (6, 1, 3))
+    )
+    monkeypatch.setattr(functions, "_CHUNK_VALUES", limit)
+    counts = measure_calls(monkeypatch, functions, "extract_patches", lambda patches, *_: patches.numel())
+    result = function.weight_gradient(pictures, slopes, (6, 2, 3, 2))
+    assert counts == [72 * size for size in sizes]
+    for row, images, row_slopes in zip(result, pictures, slopes, strict=True):
+        weight = torch.zeros(6, 2, 3, 2, dtype=F64, requires_grad=True)
+        (functional.conv2d(images, weight, groups=2) * row_slopes).sum().backward()
+        assert weight.grad is not None
+        torch.testing.assert_close(row, weight.grad.flatten())
 
 
 @pytest.mark.parametrize("kind", [GhostObjective, ModuleObjective])
@@ -342,6 +456,32 @@ def test_chunks_and_modes_change_nothing(name: str, monkeypatch: Patch) -> None:
         parts = closed(measured, inside, Records(*(column.clone() for column in records)), 0.7, weights)
     torch.testing.assert_close(parts.total, whole.total, rtol=1e-12, atol=1e-12)
     assert parts.clipped_count == whole.clipped_count
+
+
+def test_a_chunk_of_records_has_64_mebibytes_of_float32(monkeypatch: Patch) -> None:
+    net = nn.Sequential(nn.Unflatten(1, (1, 64, 64)), nn.Conv2d(1, 2, 3), nn.Flatten(2), nn.AdaptiveAvgPool1d(1))
+    measured = GhostObjective(net.append(nn.Flatten()), CrossEntropy(), 0, F32)
+    features = torch.zeros(1, 64 * 64)
+    plan = measured._find_plan(measured.initial(), Records(features, torch.zeros(1, dtype=torch.int64)))
+    # 3 · (4,096 inputs + 7,688 outputs), half of it without the inputs, and patches, gradients and the features.
+    other = 7688 // 2 * 9 + 18 + 4096
+    assert plan.values_per_record == 3 * (4096 + 7688) + other
+    assert plan.single_point_values == 3 * (4096 + 7688) // 2 + other
+    count = 2**24 // plan.single_point_values + 1
+    sizes = measure_calls(
+        monkeypatch, GhostObjective, "_sum_increments", lambda _, view, query, chunk, *__: len(chunk.weights)
+    )
+    records = Records(features.expand(count, -1), torch.zeros(count, dtype=torch.int64))
+    sum_increments(measured, measured.initial(), records, weights=torch.ones(count))
+    assert sizes == [math.ceil(count / 2), count // 2]
+
+
+def test_a_single_record_has_the_general_increment_and_needs_no_plan() -> None:
+    measured = objective("attention")
+    (at,), records = sample(measured.dimension, 1)
+    one, general = pick_one(records, 2), ModuleObjective(measured.module, CrossEntropy(), 0, F64)
+    assert torch.equal(sum_increments(measured, at, one).total, sum_increments(general, at, one).total)
+    assert not measured.plans
 
 
 def test_rows_of_an_embedding_are_added_up_before_their_norm() -> None:

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedpriv.loss import goldstein
 from fedpriv.loss.estimators import VarianceReducedGradient
 from fedpriv.loss.goldstein import (
     DirectionWindow,
+    GoldsteinView,
     RandomSmoothing,
     SeededDirections,
     compute_mean_gradients,
@@ -181,14 +183,15 @@ def test_any_model_can_be_smoothed_and_replicates_are_alone(order: str) -> None:
     points = [torch.from_numpy(generator.standard_normal((2, 6))) for _ in range(2)]
     features = torch.from_numpy(generator.standard_normal((2, 4, 3)))
     records = Records(features, torch.from_numpy(generator.integers(0, 2, (2, 4))))
-    weights, clip = ones(4) / 4, torch.tensor([[0.2], [0.5]], dtype=F64)
+    weights = torch.tensor([[1.0, 0.5, 0.25, 0.0], [0.5, 1.0, 0.0, 0.75]], dtype=F64)
+    clip = torch.tensor([[0.2], [0.5]], dtype=F64)
     slots, coefficients = first_rows(1, ((0, 1), (1, 3))), [1.0, -1.0]
     together = smoothed(order, 2, base=base, seeds=(1, 2), anchor=2).for_batch(slots)
     result = sum_increments(together, Query(points, coefficients), records, clip, weights)
     for place, seed in enumerate((1, 2)):
         single, query = smoothed(order, 2, base=base, seeds=(seed,)).for_batch(slots), [p[place] for p in points]
         own = pick(records, place)
-        alone = sum_increments(single, Query(query, coefficients), own, float(clip[place]), weights)
+        alone = sum_increments(single, Query(query, coefficients), own, float(clip[place]), weights[place])
         torch.testing.assert_close(result.total[place], alone.total, rtol=1e-10, atol=1e-12)
         assert result.clipped_count[place] == alone.clipped_count
 
@@ -300,6 +303,8 @@ def test_guarantee_few_directions_at_a_time_are_clipped_together(
         ([(3, 4)], 5.0),
         ([(1, 2, 2), (2, -1, 0), (0, 1, -2), (1, 1, 1)], 1.069044967650),
         ([(0, 0), (1, 1)], 0.0),
+        ([(0, 0), (0, 0)], 0.0),
+        ([(2, -2), (1, -1)], 1.414213562373),
     ],
 )
 def test_golden_norms(rows: list[tuple[float, ...]], norm: float) -> None:
@@ -371,3 +376,24 @@ def test_the_measure_of_an_objective_is_that_of_its_mean_loss() -> None:
     (expected,) = torch.autograd.grad(loss, point)
     result = compute_mean_gradients(objective, point.detach().unsqueeze(0), records)
     torch.testing.assert_close(result.squeeze(0), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_an_evaluation_measures_each_model_at_256_points(monkeypatch: Patch) -> None:
+    counts = measure_calls(monkeypatch, goldstein, "compute_mean_gradients", lambda _, loss, at, records: len(at))
+    points = torch.stack(near(0.3, 2.0))
+    metrics = GoldsteinView(BASE, 0.5).evaluate(points, record(1.0)).metrics
+    assert sum(counts) == 2 * 256
+    expected = [measure_objective(BASE, point, record(1.0), 0.5, 256, seed=0) for point in points]
+    assert metrics["goldstein"].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(1, [1] * 10), (4 * 15 + 14, [4, 4, 2]), (2**22, [10])])
+def test_few_models_are_measured_at_a_time(limit: int, sizes: list[int], monkeypatch: Patch) -> None:
+    """Each model takes the features of three records."""
+    records = Records(torch.eye(3, DIMENSION, dtype=F64), torch.zeros(3, dtype=F64))
+    point = torch.arange(1.0, DIMENSION + 1.0, dtype=F64)
+    whole = measure_objective(BASE, point, records, 3.0, 10, seed=1)
+    monkeypatch.setattr(goldstein, "_BLOCK_VALUES", limit)
+    counts = measure_calls(monkeypatch, goldstein, "compute_mean_gradients", lambda _, loss, at, records: len(at))
+    assert measure_objective(BASE, point, records, 3.0, 10, seed=1) == pytest.approx(whole)
+    assert counts == sizes

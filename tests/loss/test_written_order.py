@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from fedpriv.loss.alone import exp_nonpositive, integer_scores, softmax_residuals, sum_columns, weight_bits
 from fedpriv.loss.clipping import (
+    NormBounds,
     clipping_if_certain,
+    combine_bounds,
     compute_clipping,
     joint_upper_norm,
     rank_one_bounds,
     upper_norm,
+    vector_bounds,
 )
 from fedpriv.loss.layers import DenseTerms
 from fedpriv.loss.linear import RecordBlock, SoftmaxRegression, _max_feature_norm
@@ -142,6 +145,88 @@ def test_rounded_weights_move_a_record_by_less_than_a_millionth() -> None:
     assert np.linalg.norm(result - gradient) < 1e-6 * np.linalg.norm(gradient)
 
 
+# Bounds of norms, and factors computed from them
+
+WIDE, NARROW = torch.float64, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "roundings", "unit", "lost"),
+    [
+        (3, NARROW, 0.51 * 3 + 4.0, 2.0**-24, 2.0**-63),
+        (1024, NARROW, 0.51 * 1024 + 4.0, 2.0**-24, 2.0**-63),
+        (1025, NARROW, 263.0, 2.0**-52, 2.0**-511),
+        (4, WIDE, 3.0, 2.0**-52, 2.0**-511),
+        (6, WIDE, 4.0, 2.0**-52, 2.0**-511),
+    ],
+)
+def test_a_norm_is_enlarged_by_what_rounding_and_underflow_may_have_taken(
+    count: int, dtype: torch.dtype, roundings: float, unit: float, lost: float
+) -> None:
+    """Add n · 0.51 + 4 roundings of a norm of 1, to the next float64, and √n of what one square may lose."""
+    vectors = torch.zeros(1, 2, count, dtype=dtype)
+    vectors[0, 1, -1] = 1.0
+    for (bounds,) in (upper_norm(vectors), upper_norm(vectors.mT, -2)):
+        assert bounds.tolist() == pytest.approx(
+            [math.sqrt(count) * lost, 1.0 + roundings * unit], rel=2.0**-53, abs=0.0
+        )
+    assert [joint_upper_norm(vector) for vector in vectors[0]] == bounds.tolist()
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_a_norm_of_many_values_of_float32_has_no_rounding_of_float32(axis: int) -> None:
+    vectors = torch.full((1025, 2) if axis == 0 else (2, 1025), 0.1, dtype=NARROW)
+    exact = float(Fraction(float(vectors[0, 0]))) * math.sqrt(1025.0)
+    assert upper_norm(vectors, axis).tolist() == pytest.approx([exact] * 2, rel=1e-12, abs=0.0)
+    assert joint_upper_norm(vectors) == pytest.approx(math.sqrt(2.0) * exact, rel=1e-12, abs=0.0)
+
+
+def test_parts_are_bounded_by_their_norms_and_all_their_roundings() -> None:
+    one, two = rank_one_bounds(torch.tensor([3.0]), torch.tensor([2.0])), vector_bounds(torch.tensor([8.0]))
+    assert one == NormBounds(torch.tensor([6.0]), torch.tensor([6.0]), 4.0, torch.tensor([11.0]))
+    assert two == NormBounds(torch.tensor([8.0]), torch.tensor([8.0]), 4.0, torch.tensor([8.0]))
+    both = torch.tensor([10.0]), torch.tensor([4.0 * 6.0 + 4.0 * 8.0]), 1.0, torch.tensor([19.0])
+    assert combine_bounds([one, two]) == NormBounds(*both)
+
+
+@pytest.mark.parametrize(("dtype", "limit", "tolerance"), [(NARROW, 2.0**50, 1e-4), (WIDE, 2.0**400, 1e-9)])
+def test_a_factor_is_the_clip_by_the_norm_with_its_rounding(
+    dtype: torch.dtype, limit: float, tolerance: float
+) -> None:
+    clip, eps = 2.5, torch.finfo(dtype).eps
+    #  not clipped, clipped by its rounding, a little above and below the tolerance, too large, NaN, absent
+    norms = [2.0, 3.0, clip * (1.0 + 1.1 * tolerance), clip * (1.0 + 0.9 * tolerance), 1.0, 1.0, 9.0]
+    numbers = [limit, 1.0, 1.0, 1.0, math.nextafter(limit, math.inf), math.nan, 1.0]
+    roundings = [0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    norm, rounding, operands = (torch.tensor(row, dtype=WIDE) for row in (norms, roundings, numbers))
+    bounds = NormBounds(norm, rounding, 1.0 / eps, operands)
+    weights = torch.tensor([0.5] * 6 + [0.0], dtype=dtype)
+    result = compute_clipping(bounds, weights, clip)
+    expected = [0.5, 0.25, 0.5 / (1.0 + 1.1 * tolerance), 0.5 / (1.0 + 0.9 * tolerance), 0.0, 0.0, 0.0]
+    assert result.factor.dtype == dtype
+    assert result.factor.tolist() == pytest.approx(expected, rel=4.0 * eps)
+    assert result.representable is not None
+    assert result.is_clipped is not None
+    assert result.representable.tolist() == [True] * 4 + [False] * 2 + [True]
+    assert result.is_clipped.tolist() == [False, True, True, False, True, True, False]
+    assert int(result.clipped_count) == 4
+    part = torch.full((7, 2), math.nan)
+    zeros = ~result.representable.unsqueeze(1).expand(7, 2)
+    assert torch.equal(result.zero_unrepresentable(part) == 0.0, zeros)
+    assert torch.equal(result.zero_unrepresentable(part.mT, 0) == 0.0, zeros.mT)
+
+
+def test_factors_of_replicates_have_their_axes() -> None:
+    sizes = torch.arange(12.0, dtype=WIDE).view(3, 2, 2)
+    for clip, count in ((11.001, [[0, 0]] * 3), (4.5, [[0, 0], [1, 2], [2, 2]])):
+        result = compute_clipping(vector_bounds(sizes), torch.ones(2, dtype=WIDE), clip)
+        assert result.factor.shape == (3, 2, 2)
+        assert result.clipped_count.tolist() == count
+    result = compute_clipping(vector_bounds(1.0 / (11.0 - sizes)), torch.ones(2, dtype=WIDE), 1.0)
+    counts = result.zero_unrepresentable(torch.ones(3, 2, 2, 5)).sum(-1)
+    assert counts.flatten().tolist() == [5.0] * 11 + [0.0]
+
+
 # A glance
 
 
@@ -187,12 +272,30 @@ def test_it_knows_a_clip_that_is_just_long_enough(clip: float) -> None:
     assert (result is not None) == (clip > 1.0)
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [(NARROW, 2.0**50), (WIDE, 2.0**400)])
+def test_a_glance_counts_roundings_twice_and_all_numbers(dtype: torch.dtype, limit: float) -> None:
+    """Below are a norm of 1, for 0.51 + 4 roundings of its own and 8 ε, and numbers up to the limit."""
+    one, weights = torch.ones(1, 1), torch.tensor([0.5], dtype=dtype)
+    rounding = 4.51 * 2.0**-24 + 8.0 * torch.finfo(dtype).eps
+    for share in (0.98, 1.02):
+        assert (clipping_if_certain(one, lambda: 1.0, weights, 1.0 + share * rounding) is None) == (share < 1.0)
+    # The numbers are the gradient of norm 1, the input and their product.
+    assert clipping_if_certain(one, lambda: 0.499 * limit, weights, limit) is not None
+    assert clipping_if_certain(one, lambda: 0.501 * limit, weights, limit) is None
+    assert clipping_if_certain(limit * one.to(dtype), lambda: 1.0 / limit, weights, 9.0) is None
+    result = clipping_if_certain(torch.ones(3, 2, 4, 1), lambda: 1.0, weights, 9.0)
+    assert result is not None
+    assert torch.equal(result.factor, weights.expand(3, 2, 1))
+    assert torch.equal(result.clipped_count, torch.zeros(3, 2, dtype=torch.int64))
+
+
 def test_it_does_not_look_where_each_replicate_has_a_clip_of_its_own_or_records_are_many() -> None:
     def looked() -> float:
         raise AssertionError("nobody asks for the longest")
 
     assert clipping_if_certain(torch.zeros(2, 2, 1), looked, torch.ones(1), torch.tensor([[1.0], [2.0]])) is None
-    assert clipping_if_certain(torch.zeros(2, 600), looked, torch.ones(600), 1.0) is None
+    assert clipping_if_certain(torch.zeros(1, 1025), looked, torch.ones(1025), 1.0) is None
+    assert clipping_if_certain(torch.zeros(1, 1024), lambda: 1.0, torch.ones(1024), 1.0) is not None
     assert clipping_if_certain(torch.zeros(2, 0), looked, torch.ones(0), 1.0) is None
 
 

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.loss.estimators import Estimator, PlainGradient, RecursiveGradient, SplitGradient
+from fedpriv.loss.estimators import (
+    Estimator,
+    LocalGradient,
+    PlainGradient,
+    RaisedClips,
+    RecursiveGradient,
+    SplitGradient,
+    VarianceReducedGradient,
+)
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
@@ -165,6 +173,25 @@ def test_the_part_that_clips_most_records_is_counted(part: int) -> None:
         )
         counts.append(int(clipped))
     assert counts == [[4, 4, 4, 4], [0, 0, 4, 4], [0, 4, 0, 4]][part]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "memory", "scales"),
+    [
+        (PlainGradient(1.0, coefficient=0.5), 1, (1.0, 1.0)),
+        (LocalGradient(1.0, step=0.1, every=2), 1, (1.0, 1.0)),
+        (VarianceReducedGradient(1.0, 0.5, period=2), 2, (1.0, 1.0)),
+        (SplitGradient(1.0, 0.5, 0.2, 0.1, rounds_per_epoch=3, coefficient=0.5), 1, (1.0, 1.0)),
+        (RaisedClips(PlainGradient(1.0), (2.0, 3.0)), 1, (1.0, 1.0)),
+        (RecursiveGradient(1.0), 2, (1.0, 2.0)),
+    ],
+)
+def test_silos_remember_the_queries_of_an_increment_and_release_gradients_in_this_scale(
+    estimator: Estimator, memory: int, scales: tuple[float, float]
+) -> None:
+    first, second = (estimator.round(t) for t in (1, 2))
+    assert estimator.memory == memory == max(len(first.coefficients), len(second.coefficients))
+    assert (first.scale, second.scale) == scales
 
 
 @pytest.mark.parametrize("empty", [1, 2, 3, 5])

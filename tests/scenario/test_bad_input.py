@@ -243,7 +243,28 @@ def test_more_records_than_there_are_is_refused_with_the_product() -> None:
     )  # exactly all
 
 
-@pytest.mark.parametrize("assignment", ["label.x=nan", "seed=[nan]", "label.x=[1.0, inf]"])
+@pytest.mark.parametrize(
+    ("changes", "overrides"),
+    [
+        ({}, ["seed=[1, 2]"]),
+        ({"sweep": {"seed": [1, 2]}}, []),
+        ({"sweep": {"seeds": 2}}, ["seed=7"]),
+        ({"sweep": {"algorithm.clip": [1.0, 2.0]},
+          "where": [{"when": {"algorithm.clip": 1.0}, "set": {"seed": 9}}]}, []),
+    ],
+)  # fmt: skip
+def test_a_seed_beside_the_seeds_of_a_sweep_is_refused(changes: dict[str, Any], overrides: list[str]) -> None:
+    """Before: it was ignored, and the cells of "seed 1" and "seed 2" were the same runs."""
+    with pytest.raises(InputError, match="seed: a sweep has `seeds`, a count or a list"):
+        parse_scenario({**small_tree(), **changes}, "test", overrides)
+
+
+def test_a_number_of_seeds_that_no_memory_holds_is_refused() -> None:
+    with pytest.raises(InputError, match=r"seeds = 10+: expected how many"):
+        parse_scenario({**small_tree(), "sweep": {"seeds": 10**20}}, "test")
+
+
+@pytest.mark.parametrize("assignment", ["label.x=nan", "seed=[nan]", "label.x=[1.0, inf]", "label={x=nan}"])
 def test_numbers_that_no_result_can_hold_are_refused(assignment: str, tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(

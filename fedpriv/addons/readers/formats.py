@@ -72,10 +72,14 @@ def _find_separator(path: Path) -> str | None:
     usual = find_separator(path)  # a .tsv file is opened with commas in place of tabs, so that "," stands for both
     try:
         with open_text(path, CellFormat(usual if usual != "," else None)) as file:
-            line = file.readline()
-        header = line.decode("utf-8-sig")
-        counts = {separator: len(next(csv.reader([header], delimiter=separator), [])) for separator in SEPARATORS}
-    except (UnicodeDecodeError, csv.Error):
+            content = file.read(2**16)
+        # The header is the first line that is not empty, and lines may end with a carriage return alone.
+        lines = content.decode("utf-8-sig", "ignore").splitlines(keepends=True)
+        counts = {
+            separator: len(next(filter(None, csv.reader(lines, delimiter=separator)), []))
+            for separator in SEPARATORS
+        }
+    except csv.Error:
         return None  # reading the table says what is wrong
     best = max(counts, key=lambda separator: (counts[separator], separator == ","))
     return None if best == "," else best
